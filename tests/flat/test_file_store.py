@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.flat.store_kit import KEY, LOG, PATH, QUEUE, Tier, append, content
-from tests.flat.tiers import numbered
+from tests.flat.tiers import FaultyCatalogue, numbered
+from tieredstore.driver.metadata import Change, DeleteTopic
 from tieredstore.driver.provider import ProviderWrapper, SegmentProvider, SegmentWrapper
 from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import FileSegment
@@ -18,6 +20,7 @@ from tieredstore.flat.file_store import FlatFileStore
 from tieredstore.metadata import JsonMetadataStore
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import (
+    BackendRefusedError,
     BackendUnavailableError,
     MetadataError,
     StoreClosedError,
@@ -25,6 +28,7 @@ from tieredstore.model.errors import (
 from tieredstore.model.values import QueueKey, SegmentRecord, SegmentType
 from tieredstore.providers.memory import MemoryProvider
 from tieredstore.testing.faults import Fault, Faults
+from tieredstore.testing.samples import TOPIC
 
 
 def test_an_empty_catalogue_has_no_queues() -> None:
@@ -80,6 +84,52 @@ def test_topics_are_deleted_with_their_queues() -> None:
     assert {file.key.topic for file in store.files()} == {"two"}
     assert [row.topic for row in tier.catalogue().topics()] == ["two"]
     assert {each.path for each in tier.inner.list()} == {"broker-a/two/0", "broker-a/two/1"}
+
+
+class LandsLater(FaultyCatalogue):
+    """Its first deletion fails, and has its effect before the next change."""
+
+    late: tuple[Change, ...] = ()
+
+    def apply(self, changes: Iterable[Change]) -> None:
+        changes, late = tuple(changes), self.late
+        self.late = ()
+        if late:
+            super().apply(late)
+        elif any(isinstance(each, DeleteTopic) for each in changes):
+            self.late = changes
+            raise BackendUnavailableError("the log", "append", "nobody knows")
+        super().apply(changes)
+
+
+@pytest.mark.parametrize("is_asked_again", [True, False])
+def test_a_queue_whose_deletion_failed_and_lands_later_takes_nothing(is_asked_again: bool) -> None:
+    tier = Tier()
+    append(tier.file(), numbered(0, 3))
+    store = FlatFileStore(
+        tier.config,
+        provider=tier.backend(Faults()),
+        metadata=LandsLater(tier.tables, Faults()),
+        runtime=tier.runtime,
+    )
+    store.load()
+    with pytest.raises(BackendUnavailableError, match="nobody knows"):
+        store.delete_topics([TOPIC])
+    file = store.get(KEY)
+    assert file is not None
+    assert list(content(file)) == [0, 1, 2]  # until it is known it can be read
+    with pytest.raises(BackendRefusedError, match="nobody knows"):
+        append(file, numbered(3, 1))
+    if is_asked_again:
+        assert store.delete_topics([TOPIC]) == 1
+    else:
+        assert store.retry_recovery() == 0
+    assert store.files() == []
+    assert not tier.rows(LOG)
+    file = store.create(*KEY)
+    file.start_at(0)
+    append(file, numbered(0, 1))
+    assert list(content(file)) == [0]
 
 
 def test_a_queue_made_again_after_it_was_destroyed_begins_afresh() -> None:

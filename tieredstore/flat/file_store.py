@@ -208,9 +208,13 @@ class FlatFileStore:
         self._check_open()
         count = 0
         for topic in topics:
-            if topic != INDEX_TOPIC and self._metadata.topic(topic) is not None:
-                keys = [record.key for record in self._metadata.queues(topic)]
-                self._destroy(keys, DeleteTopic(topic))
+            if topic == INDEX_TOPIC:
+                continue
+            keys = {record.key for record in self._metadata.queues(topic)}
+            # Those too of which a deletion came to effect that had failed.
+            keys |= {file.key for file in self.files() if file.key.topic == topic}
+            if keys or self._metadata.topic(topic) is not None:
+                self._destroy(sorted(keys), DeleteTopic(topic))
                 count += 1
         return count
 
@@ -244,13 +248,47 @@ class FlatFileStore:
             changes.append(DeleteQueue(key.topic, key.queue_id))
             changes += mark_for_deletion(self._metadata.segments(path))
             changes += forget_unconfirmed(path, self._metadata)
-        self._metadata.apply(changes)
+        try:
+            self._metadata.apply(changes)
+        except TieredStoreError as error:
+            self._doubt(keys, error)
+            raise
         with self._guard:
             closing = self._taken_out(keys)
         for file in closing:
             file.close()
         for path in paths:
             self._pending_deletions.delete_path(path, seconds=0)
+
+    def _doubt(self, keys: Collection[QueueKey], error: TieredStoreError) -> None:
+        """Nobody knows whether these queues are gone, or will be when what was sent lands. Until
+        that is known nothing is written to them: it would be in no queue of the catalogue."""
+        with self._guard:
+            doubtful = self._taken_out(keys)
+        for file in doubtful:
+            file.close()
+            record = self._metadata.queue(*file.key)
+            if record is None:
+                continue
+            again = self._made(record)
+            again.problem = f"not recovered: {error}"
+            with suppress(TieredStoreError):
+                again.log.load()
+                again.queue.load()
+            with self._guard:
+                self._files[again.key] = again
+                self._settle(again, error)
+
+    def _is_gone(self, file: FlatMessageFile) -> bool:
+        """Whether a deletion that had failed has come to effect; then the queue leaves."""
+        self._metadata.apply([])  # the catalogue finds out what became of its changes
+        if self._metadata.queue(*file.key) is not None:
+            return False
+        with self._guard:
+            gone = self._taken_out([file.key])
+        for each in gone:
+            each.close()
+        return True
 
     def _taken_out(self, keys: Collection[QueueKey]) -> list[FlatMessageFile]:
         """Out of the table; under the guard."""
@@ -275,7 +313,13 @@ class FlatFileStore:
         with alone(file.key) as is_alone:
             if not is_alone or self._files.get(file.key) is not file or file.waiting_bytes:
                 return
-            failure = self._recovered(file)
+            failure: TieredStoreError | None
+            try:
+                if self._is_gone(file):
+                    return
+                failure = self._recovered(file)
+            except BackendUnavailableError as error:
+                failure = error
             with self._guard:
                 self._settle(file, failure)
 

@@ -256,7 +256,7 @@ class TierPicture:
             slices = plan_slices([queue], split_bytes=split_bytes)
             topic_id = self.topic_ids.get(queue.key.topic, -1)
             nexts = [*(slice_.first_offset for slice_ in slices[1:]), -1]
-            for slice_, next_offset in zip(slices, nexts, strict=True):
+            for slice_, next_offset in zip(slices, nexts, strict=False):  # none, if it is empty
                 item = SliceItem(
                     slice=slice_,
                     topic_id=topic_id,
