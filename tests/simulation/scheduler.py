@@ -71,9 +71,6 @@ class Actor:
         return self.until is None or self.until()
 
 
-_priority: Final = attrgetter("priority")
-
-
 class VirtualClock:
     """A clock that jumps; who sleeps gives others their turn."""
 
@@ -195,22 +192,30 @@ class Scheduler:
 
     def _chosen(self) -> Actor | None:
         now = self.clock.passed_ms / 1000
-        ready, has_done = [], False
-        for each in self.actors:
-            if each.is_done:
-                has_done = True
-            elif (each.until is None and each.process.sleeps_until <= now) or each.is_ready(now):
-                ready.append(each)
-        if has_done:
+        if any(each.is_done for each in self.actors):
             self.actors = [each for each in self.actors if not each.is_done]
-        if not ready:
+        chosen = self._foremost(now) if self.by_priority else self._any(now)
+        if chosen is None:
             self._let_time_pass(now)
-            return None
-        if self.dice.random() < 0.3:
+        elif self.dice.random() < 0.3:
             self.clock.passed_ms += 1
-        if self.by_priority:
-            return max(ready, key=_priority)
-        return ready[int(self.dice.random() * len(ready))]
+        return chosen
+
+    def _foremost(self, now: float) -> Actor | None:
+        best: Actor | None = None
+        for each in self.actors:
+            if (best is None or each.priority > best.priority) and each.is_ready(now):
+                best = each
+        return best
+
+    def _any(self, now: float) -> Actor | None:
+        """As good as any: the first that is ready from a random place on."""
+        actors, count = self.actors, len(self.actors)
+        start = int(self.dice.random() * count)
+        for place in range(start, start + count):
+            if (each := actors[place % count]).is_ready(now):
+                return each
+        return None
 
     def _let_time_pass(self, now: float) -> None:
         moments = [each.deadline for each in self.actors if each.deadline is not None]

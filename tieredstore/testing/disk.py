@@ -196,8 +196,12 @@ class ForgetfulDisk:
     # What is synced
 
     def note_sync(self, descriptor: int) -> None:
+        """A file or folder was synced just now; where the disk is not entered, whoever sees it
+        says so."""
         status, link = os.fstat(descriptor), f"/proc/self/fd/{descriptor}"
         path = Path(os.readlink(link).removesuffix(" (deleted)"))
+        if not path.is_relative_to(self.folder):
+            return
         self.syncs.append((path, status.st_size))
         if path.is_dir():
             self._sync_folder(path)

@@ -1,0 +1,137 @@
+"""Histories by their seeds: `python -m tests.simulation SEED [--count N | --hours H]`.
+
+One that shows something is run again with less and less, and its replay is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from tests.simulation.world import FAULTS, Plan, run, smaller
+
+SALTS: tuple[int, ...] = tuple(range(8))  # other schedules of a plan that has become smaller
+SHRINKING_MAX = 150  # histories
+
+
+def plans(given: argparse.Namespace) -> Iterator[Plan]:
+    for seed in range(given.seed, given.seed + given.count):
+        plan = Plan.of(seed)
+        if given.tier:
+            plan = replace(plan, tier=given.tier)
+        if given.clients is not None:
+            plan = replace(plan, clients=tuple(given.clients.split(",")))
+        if given.faults is not None:
+            plan = replace(plan, faults=tuple(filter(None, given.faults.split(","))))
+        yield replace(plan, ops=given.ops or plan.ops)
+
+
+def replay(plan: Plan, salt: int) -> str:
+    return (
+        f"python -m tests.simulation {plan.seed} --tier {plan.tier} --ops {plan.ops}"
+        f" --clients {','.join(plan.clients)} --faults '{','.join(plan.faults)}' --salt {salt}"
+    )
+
+
+def failure_of(plan: Plan, folder: Path, salt: int) -> BaseException | None:
+    try:
+        run(plan, folder, salt=salt)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 - whatever it is, it is the finding
+        return error
+    return None
+
+
+def shrunk(
+    plan: Plan, salt: int, fails: Callable[[Plan, int], bool], budget: int = SHRINKING_MAX
+) -> tuple[Plan, int]:
+    """The smallest plan that still fails, and the schedule of it: one thing less at a time."""
+    is_smaller = True
+    while is_smaller:
+        is_smaller = False
+        for less in smaller(plan):
+            for other in (salt, *SALTS):
+                if budget <= 0:
+                    return plan, salt
+                budget -= 1
+                if fails(less, other):
+                    plan, salt, is_smaller = less, other, True
+                    break
+            if is_smaller:
+                break
+    return plan, salt
+
+
+def tell(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
+    parser.add_argument("seed", type=int)
+    parser.add_argument("--count", type=int, default=1)
+    parser.add_argument("--hours", type=float, help="as many seeds as it takes")
+    parser.add_argument("--tier", default="")
+    parser.add_argument("--clients")
+    parser.add_argument("--faults", help=f"some of {','.join(FAULTS)}")
+    parser.add_argument("--ops", type=int)
+    parser.add_argument("--salt", type=int, default=0)
+    parser.add_argument("--shrink", action=argparse.BooleanOptionalAction, default=True)
+    given = parser.parse_args(arguments)
+    if given.hours:
+        given.count = 1 << 40
+    memory = Path("/dev/shm")
+    place = tempfile.mkdtemp(prefix="simulation-", dir=memory if memory.is_dir() else None)
+    try:
+        return _run_all(given, Path(place) / "world")
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _run_all(given: argparse.Namespace, folder: Path) -> int:
+    begun, worked = time.monotonic(), time.process_time()
+    count = 0
+    for plan in plans(given):
+        if given.hours and time.monotonic() - begun > given.hours * 3_600:
+            break
+        error = failure_of(plan, folder, given.salt)
+        count += 1
+        if error is not None:
+            _tell_failure(plan, given.salt, error, folder, shrink=given.shrink)
+            return 1
+    seconds = time.process_time() - worked
+    tell(f"{count} schedules from seed {given.seed} on: nothing, {count / seconds:.1f} a second")
+    return 0
+
+
+def _tell_failure(
+    plan: Plan, salt: int, error: BaseException, folder: Path, *, shrink: bool
+) -> None:
+    tell(f"seed {plan.seed} shows something: {error!r:.500}\nreplay: {replay(plan, salt)}")
+    if shrink:
+        same = type(error)
+
+        def fails(less: Plan, other: int) -> bool:
+            return type(failure_of(less, folder, other)) is same
+
+        plan, salt = shrunk(plan, salt, fails)
+        error = failure_of(plan, folder, salt) or error
+        tell(f"the same with less: {replay(plan, salt)}")
+    tell("".join(traceback.format_exception(error)))
+
+
+if __name__ == "__main__":
+    if os.environ.get("PYTHONHASHSEED") != "0":  # sets of texts have another order each time
+        os.environ["PYTHONHASHSEED"] = "0"
+        os.execv(sys.executable, [sys.executable, "-m", "tests.simulation", *sys.argv[1:]])
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,89 @@
+"""Schedules of a whole tier: each seed decides one, and none shows a violation."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from collections import deque
+from pathlib import Path
+
+import pytest
+
+from tests.simulation.__main__ import shrunk
+from tests.simulation.scheduler import Process, Scheduler, Stuck
+from tests.simulation.world import FAULTS, Plan, run, smaller
+from tieredstore.local.mapped_file_queue import MappedFileQueue
+from tieredstore.model.errors import SegmentCorruptError
+
+ROOT = Path(__file__).parents[2]
+SCHEDULES = 120
+
+
+def simulated(seed: int, count: int) -> str:
+    """In a process of its own: there sets of texts have the same order each time."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.simulation", f"{seed}", "--count", f"{count}"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONHASHSEED": "0"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-20_000:] + done.stderr[-2_000:]
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_whoever_goes_on_and_whatever_befalls_them_nothing_is_lost() -> None:
+    assert f"{SCHEDULES} schedules" in simulated(0, SCHEDULES)
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("share", range(20))
+def test_nor_in_ten_thousand_other_schedules(share: int) -> None:
+    simulated(random.SystemRandom().randrange(1 << 40), 500)
+
+
+def test_a_seed_makes_the_same_history_each_time(tmp_path: Path) -> None:
+    plan = Plan(seed=3, clients=("producer", "producer", "consumer", "reader"), ops=3)
+    stories = [run(plan, tmp_path / "world").scheduler.trace for _ in range(2)]
+    assert stories[0] == stories[1]
+    other = run(plan, tmp_path / "world", salt=1).scheduler.trace
+    assert other != stories[0]
+
+
+def test_a_store_that_forgets_a_sync_is_found_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def claims(queue: MappedFileQueue) -> int:
+        queue._flushed = queue.max_offset
+        return queue._flushed
+
+    monkeypatch.setattr(MappedFileQueue, "flush", claims)
+    clients = ("producer", "producer", "consumer", "restarter")
+    plans = [Plan(seed=n, clients=clients, faults=("kills", "power"), ops=8) for n in range(40)]
+    with pytest.raises((AssertionError, SegmentCorruptError), match="lost|damaged"):
+        deque((run(plan, tmp_path / "w") for plan in plans), maxlen=0)
+
+
+def test_who_waits_for_each_other_is_told() -> None:
+    scheduler = Scheduler(0, now_ms=0)
+    process = Process("both")
+    with scheduler.installed():
+        director = scheduler.spawn("director", process, lambda: scheduler.wait(lambda: False))
+        with pytest.raises(Stuck, match="a deadlock: both director"):
+            scheduler.run(director)
+
+
+def test_a_plan_shrinks_to_what_it_takes() -> None:
+    plan = Plan(seed=1, clients=("producer", "consumer", "reader"), faults=FAULTS, ops=20)
+
+    def fails(less: Plan, salt: int) -> bool:
+        return "reader" in less.clients and "power" in less.faults and less.ops >= 3 and salt == 2
+
+    smallest, salt = shrunk(plan, 2, fails)
+    assert (smallest.clients, smallest.faults, smallest.ops) == (("reader",), ("power",), 3)
+    assert salt == 2
+    assert not any(fails(less, salt) for less in smaller(smallest))
