@@ -60,8 +60,9 @@ test-tier-s3: $(STAMP)  ## the tests of the tier again, in buckets of moto's ser
 fuzz: $(STAMP)  ## feed 100 000 damaged inputs to each decoder
 	$(PYTEST) -n $(WORKERS) -m fuzz $(ARGS)
 
+# With SEED or HOURS only the simulation: schedules of a whole tier from that seed on, for so long.
 torture: $(STAMP)  ## run long random histories, and die at every request over HTTP
-	$(PYTEST) -n $(WORKERS) -m torture --hypothesis-profile=torture $(ARGS)
+	$(if $(SEED)$(HOURS),$(BIN)/python -m tests.simulation $(or $(SEED),0) $(if $(HOURS),--hours $(HOURS)) $(ARGS),$(PYTEST) -n $(WORKERS) -m torture --hypothesis-profile=torture $(ARGS))
 
 interop: $(STAMP)  ## let the Java broker's own classes, of VERSION 5.3.3 or another, open what we write
 	TIEREDSTORE_ROCKETMQ=$(VERSION) $(PYTEST) -m interop $(ARGS)

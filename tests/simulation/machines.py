@@ -30,7 +30,7 @@ from tests.roundlog.parked_client import (
 from tests.simulation.scheduler import Process, Scheduler
 from tieredstore.driver import durable
 from tieredstore.model.errors import TieredStoreError
-from tieredstore.testing.disk import STEPS, ForgetfulDisk
+from tieredstore.testing.disk import STEPS, Crash, ForgetfulDisk
 from tieredstore.testing.memory_objects import MemoryObjectClient, MemoryObjects
 
 LOOKS: Final = ("open", "pread", "scandir", "listdir", "stat")
@@ -136,7 +136,9 @@ class Bucket:
         self.ends: Callable[[str], None] | None = None  # a process may, when a request has landed
 
     def client(self) -> SimClient:
-        return SimClient(self)
+        running = self.scheduler.running
+        assert running is not None
+        return SimClient(self, running.process)
 
     def land_one(self) -> None:
         """One of the requests that were late lands now, if it may still."""
@@ -151,13 +153,15 @@ class Bucket:
 class SimClient(ParkedClient):
     """One process in front of the bucket."""
 
-    def __init__(self, bucket: Bucket) -> None:
+    def __init__(self, bucket: Bucket, process: Process) -> None:
         super().__init__(MemoryObjectClient(bucket.objects))
-        self._bucket = bucket
+        self._bucket, self._process = bucket, process
 
     def _verdict(self, request: str, *, changes: bool) -> str:
         bucket = self._bucket
         scheduler = bucket.scheduler
+        if self._process.is_dead:  # a finalizer of what is left of it
+            raise Crash(request)
         scheduler.pause(request)
         if bucket.is_sound:
             return GO

@@ -286,7 +286,7 @@ def _numbered(init: Callable[[Any], None]) -> Callable[[Any], None]:
     return initialize
 
 
-class _AcquireInOrder(_base._AcquireFutures):  # type: ignore[name-defined, misc]
+class _AcquireInOrder(_base._AcquireFutures):
     def __init__(self, futures: Any) -> None:
         self.futures = sorted(futures, key=attrgetter("number"))
 
@@ -302,7 +302,7 @@ class _Lock:
         scheduler = self._scheduler
         if scheduler.running is not None and not scheduler.running.process.is_dead:
             scheduler.pause("lock")
-        if self._is_held and blocking:
+        if blocking:
             seconds = None if timeout < 0 else timeout
             while self._is_held and scheduler.wait(self._is_free, seconds):
                 pass

@@ -12,6 +12,7 @@ import gc
 import logging
 import os
 import shutil
+import sys
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -200,6 +201,8 @@ class World:
         self.model = Model(kept_ms=self.reserve_hours * HOUR_MS)
         self.lives = 0
         self.life: Life | None = None
+        self.graves: list[Life] = []
+        """What a dead process has left: no finalizer of it may run before the end."""
         self.names = 0
         self.sure_below: int | None = None
         """Of the local log, since it was last opened; None: all of it was on disk then."""
@@ -306,6 +309,7 @@ class World:
     def _live(self, machine: Machine, clients: list[Client]) -> None:
         self.lives += 1
         life = self.life = Life(self, machine, self.lives)
+        self.graves.append(life)
         self.scheduler.note(f"life {self.lives} begins")
         self.scheduler.spawn("main", life.process, lambda: life.run(clients))
         self.scheduler.wait(lambda: life.is_over or life.process.is_dead)
@@ -408,9 +412,10 @@ class World:
 
     def attempt(self, call: Callable[[], object]) -> None:
         """What a client does; a fault is no error of the store."""
+        expected: tuple[type[Exception], ...] = (StoreClosedError, *self.expected)
         try:
             call()
-        except (StoreClosedError, *self.expected) as error:
+        except expected as error:
             self.scheduler.note(f"{error!r:.200}")
 
     def failed(self, error: BaseException) -> None:
@@ -504,6 +509,7 @@ def run(plan: Plan, folder: Path, *, salt: int = 0) -> World:
     shutil.rmtree(folder, ignore_errors=True)
     world = World(plan, folder, salt=salt)
     was_enabled = gc.isenabled()
+    gc.freeze()  # what there is now stays: nobody looks at it again
     gc.disable()  # a finalizer at another moment would be another history
     try:
         world.run()
@@ -511,6 +517,11 @@ def run(plan: Plan, folder: Path, *, salt: int = 0) -> World:
         error.add_note("\n".join(world.scheduler.trace[-STORY_MAX:]))
         raise
     finally:
+        # Generators that are closed now come to their ends without a process.
+        hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
+        world.graves.clear()
+        gc.collect()
+        sys.unraisablehook = hook
         if was_enabled:
             gc.enable()
         shutil.rmtree(folder, ignore_errors=True)
