@@ -12,7 +12,7 @@ from tieredstore.jobs.job import LocalEngine, run_job
 from tieredstore.jobs.scan import OnCorrupt, Scan, plan_scan
 from tieredstore.jobs.slices import EVERYTHING
 from tieredstore.jobs.verify import VerifyJob
-from tieredstore.model.errors import SegmentCorruptError
+from tieredstore.model.errors import FencedError, SegmentCorruptError, StoreClosedError
 from tieredstore.model.findings import Severity
 from tieredstore.model.messages import Message
 from tieredstore.model.values import Boundary, PutStatus, QueueKey, StorageLevel
@@ -56,6 +56,7 @@ def produce(client: Client, life: Life) -> None:
         puts.append(put)
     messages = [a_message(put, dice.choice([0, 100, 100, 900])) for put in puts]
     results = life.store.put_messages(messages)
+    life.saw()
     for put, result in zip(puts, results, strict=True):
         if result.stored:
             model.acknowledge(put, result)
@@ -102,10 +103,11 @@ def read_page(client: Client, life: Life) -> None:
             *queue, offset, count_max=dice.choice([1, 3, 8]), message_filter=chosen
         )
     except SegmentCorruptError:
+        life.saw()
         assert (queue, offset) in model.holes
         client.offsets[queue] = offset + 1
         return
-    world.saw_time()
+    life.saw()
     names = [f"{one.queue_offset}" for one in page.messages]
     world.scheduler.note(
         f"{queue.topic}/{queue.queue_id} from {offset}: {page.status.value} "
@@ -123,7 +125,7 @@ def ask_key(client: Client, life: Life) -> None:
     key, topic = dice.choice(put.keys), put.queue.topic
     before, deletions = model.having(topic, key), model.deletions.get(topic, 0)
     answer = life.store.query_message(topic, key, count_max=64)
-    world.saw_time()
+    life.saw()
     world.scheduler.note(f"key {key}: {len(answer.messages)} complete={answer.complete}")
     model.check_answer(topic, key, answer, before, deletions)
 
@@ -138,7 +140,7 @@ def ask_time(client: Client, life: Life) -> None:
     before, deletions = model.required(queue), model.deletions.get(queue.topic, 0)
     is_exact = life.store.level is not StorageLevel.FORCE  # then the tier alone is asked
     found = life.store.offset_by_time(*queue, asked, Boundary.LOWER)
-    world.saw_time()
+    life.saw()
     model.check_time(queue, asked, Boundary.LOWER, found, before, deletions, is_exact=is_exact)
 
 
@@ -147,13 +149,14 @@ def ask_ends(client: Client, life: Life) -> None:
     queue = dice.choice(QUEUES)
     before, deletions = model.required(queue), model.deletions.get(queue.topic, 0)
     committed = life.store.committed_offset(*queue)
+    life.saw()
     model.saw_committed(queue, committed, deletions)
     there_is = world.durable_end(queue)
     is_same = model.deletions.get(queue.topic, 0) == deletions
     if committed is not None and is_same and not world.is_posix:
         assert committed <= there_is, f"{queue}: {committed} committed, the log has {there_is}"
     first, end = life.store.min_offset(*queue), life.store.max_offset(*queue)
-    world.saw_time()
+    life.saw()
     there = model.required(queue) & before
     if there and model.deletions.get(queue.topic, 0) == deletions:
         assert first is not None, f"{queue} has no beginning"
@@ -183,6 +186,7 @@ def delete(client: Client, life: Life) -> None:
     client.world.scheduler.note("a topic is deleted")
     model.begin_deletion(BRIEF.topic)
     life.store.delete_topics([BRIEF.topic])
+    life.saw()
     model.end_deletion(BRIEF.topic)
     client.world.scheduler.note("the topic was deleted")
 
@@ -406,8 +410,34 @@ def change_the_weather(outsider: Outsider) -> None:
             life.process.sleeps_until = world.scheduler.clock.monotonic() + ahead
 
 
+def take_over(outsider: Outsider) -> None:
+    """Another machine is made the broker, while the one before sleeps or only seems to."""
+    world, dice = outsider.world, outsider.dice
+    outsider.runtime.clock.sleep(dice.choice([0.5, 3, 30, 1_000]))
+    life = world.life
+    if dice.random() < 0.5 or world.former is not None or life is None or not life.is_open:
+        return
+    asleep = dice.choice([0, 5, 600, 5_000])
+    life.process.sleeps_until = world.scheduler.clock.monotonic() + asleep
+    world.former = life
+    life.is_forked = True
+    world.scheduler.note(f"another machine takes over, this one sleeps for {asleep} s")
+
+
+def find_out(world: World, life: Life) -> None:
+    """Whoever was taken over from finds out at the latest when it has something to upload."""
+    try:
+        life.store.put_message(Message(topic=KEPT[0].topic, queue_id=0, body=b"to nobody"))
+        assert not life.store.flush(), "a fenced writer has uploaded"
+    except (FencedError, StoreClosedError) as error:
+        world.scheduler.note(f"the former one: {error!r}")
+        return
+    assert life.store.health().fence is not None, "a fenced writer does not say so"
+
+
 OUTSIDE: Final[dict[str, Callable[[Outsider], None]]] = {
     "reader": read_elsewhere,
     "scanner": scan_elsewhere,
+    "successor": take_over,
     "weather": change_the_weather,
 }

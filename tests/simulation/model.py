@@ -228,6 +228,14 @@ class Model:
             if put.state == STORED and not put.is_on_disk and (put.log_offset or 0) >= sure_below:
                 put.state = DOUBTFUL
 
+    def fork(self) -> None:
+        """Another machine goes on with what is in the tier; nobody knows what that is beyond what
+        was said to be committed."""
+        for put in self.puts.values():
+            known = self.committed.get(put.queue, 0)
+            if put.state == STORED and (put.offset is None or put.offset >= known):
+                put.state = DOUBTFUL
+
     def found_hole(self, queue: QueueKey, offset: int) -> None:
         put = self.queues.get(queue, {}).get(offset)
         assert put is None or put.state == DOUBTFUL, f"{put} is damaged"

@@ -15,7 +15,7 @@ import shutil
 import sys
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ import pytest
 from tests.roundlog.small import everything_small
 from tests.roundlog.truth import Witness
 from tests.roundlog.world import WatchedObjects
-from tests.simulation.acts import ACTS, BRIEF, LEVELS, OUTSIDE, QUEUES, verify_elsewhere
+from tests.simulation.acts import ACTS, BRIEF, LEVELS, OUTSIDE, QUEUES, find_out, verify_elsewhere
 from tests.simulation.machines import Bucket, Disks, Machine, refuse_for_room
 from tests.simulation.model import SENT, Model
 from tests.simulation.scheduler import ActorRuntime, Process, Scheduler
@@ -59,7 +59,16 @@ BROKER: Final = "broker-a"
 CLUSTER: Final = "cluster-a"
 START_MS: Final = 4_000_000_000_000  # behind all times of real files: these are always old
 HOUR_MS: Final = 3_600_000
-EXTRAS: Final = ("operator", "deleter", "restarter", "consumer", "reader", "reader", "scanner")
+EXTRAS: Final = (
+    "operator",
+    "deleter",
+    "restarter",
+    "consumer",
+    "reader",
+    "reader",
+    "scanner",
+    "successor",
+)
 LIVES_MAX: Final = 5
 STORY_MAX: Final = int(os.environ.get("STORY_MAX", "400"))
 
@@ -87,14 +96,21 @@ class Plan:
         clients = ["producer", "producer", "consumer"]
         clients += [name for name in EXTRAS if dice.random() < 0.4]
         clients.append("weather")
+        tier = dice.choice(["bucket", "bucket", "posix"])
+        if tier == "posix":  # two brokers of one name on one directory are not promised
+            clients = [each for each in clients if each != "successor"]
         faults = tuple(each for each in FAULTS if dice.random() < 0.5)
         return cls(
             seed=seed,
-            tier=dice.choice(["bucket", "bucket", "posix"]),
+            tier=tier,
             clients=tuple(clients),
             faults=faults,
             ops=dice.choice([3, 6, 12, 20]),
         )
+
+
+class Forked(Exception):
+    """Another machine is the broker now: what this one says is about a history of its own."""
 
 
 class Client:
@@ -106,10 +122,17 @@ class Client:
         self.dice = Random(f"{world.plan.seed} {self.name}")
         self.offsets: dict[QueueKey, int] = {}
 
+    def heir(self) -> Client:
+        """The same with another broker: nobody is in two of its calls at once."""
+        heir = Client(self.world, self.kind, 0, self.left)
+        heir.name, heir.dice = f"{self.name}-again", Random(f"{self.name} {self.dice.random()}")
+        return heir
+
     def run(self, life: Life) -> None:
-        while self.left and not life.is_ending:
+        while self.left and not life.is_ending and not life.is_forked:
             self.left -= 1
-            self.world.attempt(lambda: ACTS[self.kind](self, life))
+            with suppress(Forked):
+                self.world.attempt(lambda: ACTS[self.kind](self, life))
 
 
 class Outsider:
@@ -146,7 +169,7 @@ class Life:
         self.store = TieredMessageStore(
             self.local, world.tier_config(machine), runtime=self.runtime
         )
-        self.is_open = self.is_ending = self.is_over = False
+        self.is_open = self.is_ending = self.is_over = self.is_forked = False
 
     def run(self, clients: list[Client]) -> None:
         """The process's main thread."""
@@ -168,8 +191,16 @@ class Life:
             if each.left
         ]
         scheduler.wait(lambda: self.is_ending or all(each.is_done for each in actors))
+        if self.is_forked:
+            return  # it lives on, and knows nothing of it
         self.is_ending = True
         self.shutdown()
+
+    def saw(self) -> None:
+        """A call has returned, and its answer is about to be looked at."""
+        self.world.saw_time()
+        if self.is_forked:
+            raise Forked
 
     def shutdown(self) -> None:
         drain = self.world.dice.random() < 0.5
@@ -204,6 +235,7 @@ class World:
         self.model = Model(kept_ms=self.reserve_hours * HOUR_MS)
         self.lives = 0
         self.life: Life | None = None
+        self.former: Life | None = None  # another machine has taken over from it
         self.graves: list[Life] = []
         """What a dead process has left: no finalizer of it may run before the end."""
         self.names = 0
@@ -268,13 +300,22 @@ class World:
         actors = [self.scheduler.spawn(each.name, each.process, each.run) for each in outsiders]
         while any(each.left for each in clients) and self.lives < LIVES_MAX:
             self._live(machine, clients)
+            if self.former is not None and self.former.machine is machine:
+                machine = self.machine = Machine("there", self.folder / "there")
+                self.model.fork()
+                clients = [each.heir() for each in clients]
         self.is_sound = self.bucket.is_sound = True
         machine.is_full, machine.used_percent, machine.lies = False, 50, 0
         self.scheduler.wait(lambda: all(each.is_done for each in actors))
+        if self.former is not None and self.former.machine is machine:
+            machine = self.machine = Machine("there", self.folder / "there")
+            self.model.fork()
         machine.is_full, machine.used_percent, machine.lies = False, 50, 0
         while self.bucket.late:
             self.bucket.land_one()
         self._live(machine, [Client(self, "auditor", 0, 1)])
+        if self.former is not None and not self.former.process.is_dead:
+            self._let_find_out(self.former)
         if not self.has_segments(machine):
             return  # verify takes a tier without a segment for the wrong one
         outsider = Outsider(self, "verify", 0, 1)
@@ -329,7 +370,9 @@ class World:
         self.graves.append(life)
         self.scheduler.note(f"life {self.lives} begins")
         self.scheduler.spawn("main", life.process, lambda: life.run(clients))
-        self.scheduler.wait(lambda: life.is_over or life.process.is_dead)
+        self.scheduler.wait(lambda: life.is_over or life.is_forked or life.process.is_dead)
+        if life.is_forked and not life.process.is_dead:
+            return
         if life.is_over:  # whatever threads it has left end with the process
             self.scheduler.kill(life.process, machine.free_locks)
             self.scheduler.wait(lambda: True)
@@ -338,10 +381,19 @@ class World:
             lambda: not any(each.process is life.process for each in self.scheduler.actors)
         )
 
+    def _let_find_out(self, life: Life) -> None:
+        def poke() -> None:
+            find_out(self, life)
+
+        actor = self.scheduler.spawn("former", life.process, poke)
+        self.scheduler.wait(lambda: actor.is_done)
+
     def _at_step(self, what: str) -> None:
         running = self.scheduler.running
         life = self.life
         if self.is_sound or life is None or running is None or running.process is not life.process:
+            return
+        if life.is_forked:
             return
         if self.kill_odds and self.dice.random() < self.kill_odds:
             self.kill(life, what)
