@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -130,6 +130,53 @@ def test_a_queue_whose_deletion_failed_and_lands_later_takes_nothing(is_asked_ag
     file.start_at(0)
     append(file, numbered(0, 1))
     assert list(content(file)) == [0]
+
+
+class MeetsWhoBegins(FaultyCatalogue):
+    """A queue that is only just being made notes its segments while its topic is deleted."""
+
+    begin: Callable[[], None] = staticmethod(lambda: None)
+
+    def apply(self, changes: Iterable[Change]) -> None:
+        changes = tuple(changes)
+        if any(isinstance(each, DeleteTopic) for each in changes):
+            self.begin()
+        super().apply(changes)
+
+
+def test_a_queue_that_begins_while_its_topic_is_deleted_leaves_no_rows() -> None:
+    tier = Tier()
+    catalogue = MeetsWhoBegins(tier.tables, Faults())
+    store = FlatFileStore(
+        tier.config, provider=tier.backend(Faults()), metadata=catalogue, runtime=tier.runtime
+    )
+    store.load()
+    file = store.create(*KEY)
+    catalogue.begin = lambda: file.start_at(0)
+    assert store.delete_topics([TOPIC]) == 1
+    assert not tier.rows(LOG)
+    assert not tier.rows(QUEUE)
+
+
+def test_a_queue_that_was_destroyed_does_not_begin() -> None:
+    tier = Tier()
+    store = tier.open()
+    file = store.create(*KEY)
+    checked = file._check_writable
+    checks = 0
+
+    def check() -> None:
+        nonlocal checks
+        checks += 1
+        checked()
+        if checks == 1:
+            store.destroy(KEY)
+
+    file._check_writable = check  # type: ignore[method-assign]
+    with pytest.raises(StoreClosedError):
+        file.start_at(0)
+    assert not tier.rows(LOG)
+    assert not tier.rows(QUEUE)
 
 
 def test_a_queue_made_again_after_it_was_destroyed_begins_afresh() -> None:

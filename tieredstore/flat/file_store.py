@@ -194,6 +194,8 @@ class FlatFileStore:
             raise BackendUnavailableError(file.path, "create", "an older queue is still there")
         self._recover(file)
         with self._guard:
+            if self._metadata.queue(topic, queue_id) is None:
+                raise BackendUnavailableError(file.path, "create", "it was deleted just now")
             file = self._files.setdefault(key, file)
             self._settle(file, _problem_of(file))
             return file
@@ -257,6 +259,10 @@ class FlatFileStore:
             closing = self._taken_out(keys)
         for file in closing:
             file.close()
+        # One that was only just being made has noted its segments since.
+        rows = [row for path in paths for row in self._metadata.segments(path)]
+        if rows:
+            self._metadata.apply(mark_for_deletion(rows))
         for path in paths:
             self._pending_deletions.delete_path(path, seconds=0)
 

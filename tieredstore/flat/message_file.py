@@ -21,7 +21,7 @@ from tieredstore.codec.queue_unit import (
     encode_units,
 )
 from tieredstore.codec.record import LOG_OFFSET_POSITION, peek_queue_offset, peek_store_timestamp
-from tieredstore.driver.metadata import Put
+from tieredstore.driver.metadata import DeleteSegment, Put
 from tieredstore.driver.provider import WritePair
 from tieredstore.flat.append_file import Backing, FileUpload, FlatAppendFile, FlatSegment
 from tieredstore.model.config import StoreConfig
@@ -367,6 +367,9 @@ class FlatMessageFile:
         if not self.log.is_started:
             records.append(self.log.record_of_new(0))
         self._metadata.stage(map(Put, records))  # a queue without bytes may begin anywhere again
+        if self._closed:  # destroyed just now: nobody else knows of these rows
+            self._metadata.stage([DeleteSegment(*record.key) for record in records])
+            self._check_writable()
         self.queue.adopt(records[0])
         if not self.log.is_started:
             self.log.adopt(records[1])
