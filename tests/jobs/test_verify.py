@@ -50,6 +50,16 @@ def test_the_tier_that_java_wrote_has_no_finding_and_stays_as_it_was(golden: Har
     assert picture(golden.root) == before
 
 
+def test_a_queue_without_a_message_is_passed_by(tmp_path: Path) -> None:
+    tier = WrittenTier(config=posix_config(tmp_path))
+    tier.add("Orders", 0, 10, seal=True)
+    with tier.open() as parts:
+        parts.files.create("Empty", 0).start_at(0)
+    report = verified(tier.config)
+    assert report.findings == ()
+    assert (report.counts["messages"], report.counts["queues"]) == (10, 2)
+
+
 def test_a_tier_of_ours_with_uploaded_and_local_index_files_has_no_finding(tmp_path: Path) -> None:
     tier = WrittenTier(config=posix_config(tmp_path))
     tier.add("Orders", 0, 150, seal=True)

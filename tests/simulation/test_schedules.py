@@ -18,7 +18,7 @@ from tieredstore.local.mapped_file_queue import MappedFileQueue
 from tieredstore.model.errors import SegmentCorruptError
 
 ROOT = Path(__file__).parents[2]
-SCHEDULES = 120
+SCHEDULES = 100
 
 
 def simulated(seed: int, count: int) -> str:
