@@ -338,6 +338,25 @@ def test_what_a_batch_holds_is_given_back_whole_and_again_without_harm(tmp_path:
     failing.tier.check()
 
 
+def test_two_who_look_at_once_both_find_that_a_queue_is_gone(tmp_path: Path) -> None:
+    failing = Failing(tmp_path)
+    failing.faults.always = None
+    failing.store.delete_topics([KEY.topic])
+    failing.tier.files.destroy(KEY)
+    walk, claims = failing.parts, failing.parts._claims
+    take = claims.take
+
+    def other_first(key: QueueKey) -> bool:
+        claims.take = take  # type: ignore[method-assign]
+        walk.forget_others([])
+        return take(key)
+
+    claims.take = other_first  # type: ignore[method-assign]
+    walk.forget_others([])
+    assert walk.works == {}
+    assert not claims.busy_count
+
+
 def test_nothing_is_kept_of_a_queue_that_was_destroyed_while_its_upload_failed(
     tmp_path: Path,
 ) -> None:

@@ -236,11 +236,14 @@ class QueueWalk:
         for key in [known for known in list(self.works) if known not in keys]:
             if not self._claims.take(key):
                 continue
-            work = self.works[key]
-            self._chores.renew(work)
-            if work.file is None:
-                del self.works[key]
-            self._claims.give(key)
+            try:
+                work = self.works.get(key)  # another thread may have looked just before
+                if work is not None:
+                    self._chores.renew(work)
+                    if work.file is None:
+                        del self.works[key]
+            finally:
+                self._claims.give(key)
 
     def _look_at(self, work: QueueWork, this_pass: Pass) -> BatchOutcome | None:
         """What became of the next batch, where it is time for one. The claim is given back unless
