@@ -12,7 +12,7 @@ from tests.access.tiered_kit import STEP_MS, Broker, numbers, time_of
 from tieredstore.codec.message import decode_message
 from tieredstore.driver.metrics import API_LATENCY, GET_MESSAGE_FALLBACK, MESSAGES_OUT
 from tieredstore.model.errors import BackendUnavailableError, SegmentCorruptError
-from tieredstore.model.messages import GetResult, MessageRun
+from tieredstore.model.messages import GetResult, MessageRun, QueryResult
 from tieredstore.model.values import Boundary, GetStatus, QueueKey, StorageLevel
 from tieredstore.testing.message_store_contract import ListMessageStore
 from tieredstore.testing.samples import TOPIC, a_body
@@ -681,6 +681,20 @@ def test_forced_the_tier_alone_is_asked_for_a_key(tiered: Broker) -> None:
     tiered.store.level = StorageLevel.FORCE
     assert numbers(tiered.store.query_message(TOPIC, "shared")) == list(range(9, -1, -1))
     assert "query_message" not in tiered.local.calls
+
+
+def test_what_expires_during_a_query_by_key_is_found_in_the_tier(tiered: Broker) -> None:
+    """The next store had it when the query began, and has not when it is asked."""
+    query = tiered.local.query_message
+
+    def expire_first(*arguments: Any, **named: Any) -> QueryResult:
+        tiered.local.kept_from = tiered.local.cached_from = 9
+        return query(*arguments, **named)
+
+    tiered.local.query_message = expire_first  # type: ignore[method-assign]
+    result = tiered.store.query_message(TOPIC, "shared")
+    assert result.complete
+    assert numbers(result) == list(range(9, -1, -1))
 
 
 def test_forced_an_answer_lags_while_messages_wait_for_their_upload(tiered: Broker) -> None:

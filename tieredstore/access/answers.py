@@ -341,7 +341,9 @@ class Answers:
         earliest = self._next.earliest_time()
         if not forced and earliest is not None and end >= earliest:
             near = self._all_near(topic, key, count_max, begin, end)
-            if len(near.messages) >= count_max or (begin > earliest and near.complete):
+            earliest = self._next.earliest_time()  # what went meanwhile is the tier's to find
+            is_all = earliest is not None and begin > earliest and near.complete
+            if len(near.messages) >= count_max or is_all:
                 return near
         # What was stored in that very millisecond may be in the one or in the other.
         oldest_end = end if forced or earliest is None else min(end, earliest)
