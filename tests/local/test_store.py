@@ -32,6 +32,7 @@ from tieredstore.codec.message import decode_message
 from tieredstore.driver.message_store import MessageStore
 from tieredstore.driver.runtime import InlinePool, ManualClock, Runtime
 from tieredstore.local.consume_queue import ConsumeQueue
+from tieredstore.local.consume_queues import ConsumeQueues
 from tieredstore.local.index_file import IndexFile
 from tieredstore.local.index_service import IndexService
 from tieredstore.local.mapped_file import MappedFile
@@ -626,4 +627,22 @@ def test_a_damaged_first_message_leaves_the_earliest_time_to_the_next(tmp_path: 
         clock.advance(1_000)
     flip_bits(tmp_path / "commitlog" / f"{0:020d}", 100, 1)
     assert store.earliest_time() == times[1]
+    store.shutdown()
+
+
+def test_an_answer_by_key_lags_while_what_was_put_cannot_be_indexed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(tmp_path)
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ConsumeQueues, "put", refuse)
+        assert store.put_message(a_message(0)).stored
+        result = store.query_message(TOPIC, "key-0")
+        assert (len(result.messages), result.complete, result.lags) == (0, False, True)
+    result = store.query_message(TOPIC, "key-0")
+    assert (len(result.messages), result.complete, result.lags) == (1, True, False)
     store.shutdown()

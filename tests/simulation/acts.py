@@ -12,7 +12,7 @@ from tieredstore.jobs.job import LocalEngine, run_job
 from tieredstore.jobs.scan import OnCorrupt, Scan, plan_scan
 from tieredstore.jobs.slices import EVERYTHING
 from tieredstore.jobs.verify import VerifyJob
-from tieredstore.model.errors import FencedError, SegmentCorruptError, StoreClosedError
+from tieredstore.model.errors import BackendRefusedError, SegmentCorruptError, StoreClosedError
 from tieredstore.model.findings import Severity
 from tieredstore.model.messages import Message
 from tieredstore.model.values import Boundary, PutStatus, QueueKey, StorageLevel
@@ -131,7 +131,7 @@ def ask_key(client: Client, life: Life) -> None:
 
 
 def ask_time(client: Client, life: Life) -> None:
-    world, dice, model = client.world, client.dice, client.world.model
+    dice, model = client.dice, client.world.model
     queue = dice.choice(QUEUES)
     times = [put.store_ms for put in model.queues.get(queue, {}).values()]
     if not times:
@@ -429,7 +429,7 @@ def find_out(world: World, life: Life) -> None:
     try:
         life.store.put_message(Message(topic=KEPT[0].topic, queue_id=0, body=b"to nobody"))
         assert not life.store.flush(), "a fenced writer has uploaded"
-    except (FencedError, StoreClosedError) as error:
+    except (BackendRefusedError, StoreClosedError) as error:  # fenced, or its disk fails
         world.scheduler.note(f"the former one: {error!r}")
         return
     assert life.store.health().fence is not None, "a fenced writer does not say so"

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
 from tieredstore.codec.queue_unit import QueueUnit
@@ -569,7 +569,7 @@ class StoreReads:
         parts = self._up_to_date()
         if parts.index is None:
             return QueryResult()
-        return query_message(
+        result = query_message(
             parts.index,
             parts.log,
             topic,
@@ -583,6 +583,9 @@ class StoreReads:
             log_offset_min=parts.deleted.end_of(topic),
             counts=parts.counts,
         )
+        if parts.dispatch.failure and result.complete:  # the index cannot take what was put
+            return replace(result, complete=False, lags=True)
+        return result
 
     def message_at(self, log_offset: int, size: int | None = None) -> SelectedMessage | None:
         require_whole(log_offset, 0 if size is None else size)
