@@ -11,7 +11,7 @@ import pytest
 
 from tests.flat.store_kit import KEY, LOG, PATH, QUEUE, Tier, append, content
 from tests.flat.tiers import FaultyCatalogue, numbered
-from tieredstore.driver.metadata import Change, DeleteTopic
+from tieredstore.driver.metadata import Change, DeleteTopic, Put
 from tieredstore.driver.provider import ProviderWrapper, SegmentProvider, SegmentWrapper
 from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import FileSegment
@@ -130,6 +130,23 @@ def test_a_queue_whose_deletion_failed_and_lands_later_takes_nothing(is_asked_ag
     file.start_at(0)
     append(file, numbered(0, 1))
     assert list(content(file)) == [0]
+
+
+def test_what_a_queue_notes_after_a_deletion_that_lands_later_goes_with_it() -> None:
+    tier = Tier()
+    catalogue = LandsLater(tier.tables, Faults())
+    store = FlatFileStore(
+        tier.config, provider=tier.backend(Faults()), metadata=catalogue, runtime=tier.runtime
+    )
+    store.load()
+    file = store.create(*KEY)
+    with pytest.raises(BackendUnavailableError, match="nobody knows"):
+        store.delete_topics([TOPIC])
+    catalogue.stage([Put(file.log.record_of_new(0)), Put(file.queue.record_of_new(0))])
+    assert store.retry_recovery() == 0
+    assert store.files() == []
+    assert not tier.rows(LOG)
+    assert not tier.rows(QUEUE)
 
 
 class MeetsWhoBegins(FaultyCatalogue):

@@ -347,6 +347,10 @@ class World:
         return max(ends, default=0) // QUEUE_UNIT_BYTES
 
     @property
+    def is_out_of_room(self) -> bool:
+        return ROOM in self.plan.faults
+
+    @property
     def is_posix(self) -> bool:
         return self.plan.tier == "posix"
 

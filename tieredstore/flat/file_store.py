@@ -259,10 +259,7 @@ class FlatFileStore:
             closing = self._taken_out(keys)
         for file in closing:
             file.close()
-        # One that was only just being made has noted its segments since.
-        rows = [row for path in paths for row in self._metadata.segments(path)]
-        if rows:
-            self._metadata.apply(mark_for_deletion(rows))
+        self._forget_late(paths)
         for path in paths:
             self._pending_deletions.delete_path(path, seconds=0)
 
@@ -294,7 +291,14 @@ class FlatFileStore:
             gone = self._taken_out([file.key])
         for each in gone:
             each.close()
+        self._forget_late([file.path])
         return True
+
+    def _forget_late(self, paths: Sequence[str]) -> None:
+        """Segments that a queue has noted which was only just being made, and is gone."""
+        rows = [row for path in paths for row in self._metadata.segments(path)]
+        if rows:
+            self._metadata.apply(mark_for_deletion(rows))
 
     def _taken_out(self, keys: Collection[QueueKey]) -> list[FlatMessageFile]:
         """Out of the table; under the guard."""
