@@ -194,3 +194,8 @@ def test_texts_are_compared_byte_by_byte_with_their_zeros() -> None:
     assert texts_are(data, starts, sizes, b"ab\0").tolist() == [True, True, False, False, False]
     assert texts_are(data, starts, sizes, b"ab\0\0").tolist() == [False] * 4 + [True]
     assert texts_are(data, starts, sizes, b"").tolist() == [False] * 5
+
+
+def test_no_record_has_fields_too() -> None:
+    records = Records(bytes(200), np.zeros(0, np.int64), np.zeros(0, np.int64))
+    assert len(records) == len(records.store_times()) == len(records.own_log_offsets()) == 0

@@ -131,10 +131,15 @@ class Records(Words):
 
     def _head(self, layout: str, position: int) -> NDArray[np.int64]:
         """A field of all records, where the fields before it are of fixed lengths."""
-        field: NDArray[Any] = np.ndarray(
-            (len(self),), layout, self._heads, offset=position, strides=(FIXED_BYTES,)
+        field = np.dtype(
+            {
+                "names": ["value"],
+                "formats": [layout],
+                "offsets": [position],
+                "itemsize": FIXED_BYTES,
+            }
         )
-        return field.astype(np.int64)
+        return self._heads.view(field)["value"].astype(np.int64)
 
     def _find_body(self) -> None:
         fixed: Any = FIXED_BYTES
