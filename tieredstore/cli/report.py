@@ -29,6 +29,7 @@ from tieredstore.cli.output import (
     write_line,
 )
 from tieredstore.cli.table import write_table
+from tieredstore.model.amounts import counted
 
 if TYPE_CHECKING:  # help must be fast
     from tieredstore.access.cost import Load, MonthlyCost
@@ -95,7 +96,9 @@ def report(
     if json:
         write_json({"file": out, "queues": len(picture.queues), "bytes": len(text)})
     elif not target.is_stdout:
-        write_line(printable(f"{out}: {len(picture.queues)} queues; open it in any browser"))
+        write_line(
+            printable(f"{out}: {counted(len(picture.queues), 'queue')}; open it in any browser")
+        )
 
 
 @verb(app, "cost --messages-per-second 2000 --message-bytes 1000 --queues 64")
@@ -194,7 +197,7 @@ def _print_cost(load: Load, found: MonthlyCost, *, json: bool) -> None:
         )
         return
     write_line(
-        f"{load.queue_count} queues, {load.messages_per_second:,.1f} messages/s of "
+        f"{counted(load.queue_count, 'queue')}, {load.messages_per_second:,.1f} messages/s of "
         f"{load.message_bytes:,.0f} bytes"
     )
     if load.seconds_covered is not None and load.seconds_covered < _DAY_SECONDS:
