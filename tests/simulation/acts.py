@@ -153,7 +153,7 @@ def ask_ends(client: Client, life: Life) -> None:
     committed = life.store.committed_offset(*queue)
     life.saw()
     model.saw_committed(queue, committed, deletions)
-    there_is = world.durable_end(queue)
+    there_is = world.furthest[queue]
     is_same = model.deletions.get(queue.topic, 0) == deletions
     if committed is not None and is_same and not world.is_posix:
         assert committed <= there_is, f"{queue}: {committed} committed, the log has {there_is}"

@@ -44,6 +44,7 @@ from tieredstore.model.config import QUEUE_UNIT_BYTES, StoreConfig
 from tieredstore.model.errors import (
     BackendRefusedError,
     BackendUnavailableError,
+    FencedError,
     MetadataError,
     SegmentCorruptError,
     SegmentNotFoundError,
@@ -235,6 +236,7 @@ class World:
         self.model = Model(kept_ms=self.reserve_hours * HOUR_MS)
         self.lives = 0
         self.life: Life | None = None
+        self.furthest = dict.fromkeys(QUEUES, 0)  # where each queue ever ended in the bucket
         self.former: Life | None = None  # another machine has taken over from it
         self.graves: list[Life] = []
         """What a dead process has left: no finalizer of it may run before the end."""
@@ -329,12 +331,14 @@ class World:
         try:
             if told := self.witness.landed(key, data):
                 self.scheduler.note(told)
+                for queue in QUEUES:
+                    self.furthest[queue] = max(self.durable_end(queue), self.furthest[queue])
         except Exception as error:  # noqa: BLE001 - `run` raises it
             self.scheduler.failure = self.scheduler.failure or error
 
     def durable_end(self, queue: QueueKey) -> int:
-        """How many messages a fold of the bucket has of a queue, and had. Of a directory nobody
-        keeps count: what is published there comes later."""
+        """Where a queue ends in a fold of the bucket; 0 where all of it has expired. Of a directory
+        nobody keeps count: what is published there comes later."""
         if self.is_posix:
             return 0
         path = f"{BROKER}/{queue.topic}/{queue.queue_id}"
@@ -487,6 +491,8 @@ class World:
     def attempt(self, call: Callable[[], object]) -> None:
         """What a client does; a fault is no error of the store."""
         expected: tuple[type[Exception], ...] = (StoreClosedError, *self.expected)
+        if self.former is not None:
+            expected = (*expected, FencedError)
         try:
             call()
         except expected as error:
