@@ -417,7 +417,7 @@ def take_over(outsider: Outsider) -> None:
     world, dice = outsider.world, outsider.dice
     outsider.runtime.clock.sleep(dice.choice([0.5, 3, 30, 1_000]))
     life = world.life
-    if dice.random() < 0.5 or world.former is not None or life is None or not life.is_open:
+    if dice.random() < 0.5 or world.former is not None or life is None or not life.is_settled:
         return
     asleep = dice.choice([0, 5, 600, 5_000])
     life.process.sleeps_until = world.scheduler.clock.monotonic() + asleep

@@ -170,7 +170,7 @@ class Life:
         self.store = TieredMessageStore(
             self.local, world.tier_config(machine), runtime=self.runtime
         )
-        self.is_open = self.is_ending = self.is_over = self.is_forked = False
+        self.is_open = self.is_settled = self.is_ending = self.is_over = self.is_forked = False
 
     def run(self, clients: list[Client]) -> None:
         """The process's main thread."""
@@ -186,6 +186,7 @@ class Life:
         scheduler.note("open")
         world.sure_below = None
         world.settle(self)
+        self.is_settled = True
         actors = [
             scheduler.spawn(each.name, self.process, partial(each.run, self))
             for each in clients
