@@ -492,10 +492,12 @@ class World:
     def attempt(self, call: Callable[[], object]) -> None:
         """What a client does; a fault is no error of the store."""
         expected: tuple[type[Exception], ...] = (StoreClosedError, *self.expected)
-        if self.former is not None:
-            expected = (*expected, FencedError)
         try:
             call()
+        except FencedError as error:
+            if self.former is None:  # nobody has taken over
+                raise
+            self.scheduler.note(f"{error!r:.200}")
         except expected as error:
             self.scheduler.note(f"{error!r:.200}")
 
