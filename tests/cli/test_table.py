@@ -69,7 +69,7 @@ def test_sizes_are_counted_where_that_is_wanted(capsys: pytest.CaptureFixture[st
     assert "  5,242,880  " in line
     sizes = [0, 1023, 1024, 1536, 1 << 20, 3 << 30, 5 << 50]
     assert list(map(shown_size, sizes)) == [
-        *("0 B", "1023 B", "1.0 KiB", "1.5 KiB", "1.0 MiB", "3.0 GiB", "5,120.0 TiB"),
+        *("0 B", "1,023 B", "1.0 KiB", "1.5 KiB", "1.0 MiB", "3.0 GiB", "5,120.0 TiB"),
     ]
     assert shown_size(1, exact=True) == "1 byte"
     assert shown_size(1 << 20, exact=True) == "1,048,576 bytes"

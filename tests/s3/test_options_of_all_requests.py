@@ -28,7 +28,7 @@ from tieredstore.providers.object_provider import ObjectProvider, open_client
 LOG, INDEX = SegmentType.COMMIT_LOG, SegmentType.INDEX
 MIB = 1 << 20
 WAIT = 60.0
-GIVEN_UP = {"s3fs": "no whole reply in|[Tt]ime", "obstore": "HTTP error: (request|error sending)"}
+GIVEN_UP = {"s3fs": "no whole reply in|[Tt]ime", "obstore": "does not answer"}
 KMS = "x-amz-server-side-encryption-aws-kms-key-id"
 OPTIONS: dict[str, Any] = {
     "storage_class": "STANDARD_IA",
@@ -166,7 +166,7 @@ def test_a_put_that_nobody_answers_is_given_up_on_as_early_as_a_read(
         settings = settings_at(endpoint, name, request_timeout_ms=300)
         with open_client(settings) as client:
             for size in (1, MIB):
-                with pytest.raises(BackendUnavailableError, match="[Tt]ime|error sending") as given:
+                with pytest.raises(BackendUnavailableError, match="does not answer") as given:
                     client.put("k", bytes(size))
                 assert "no whole reply" not in str(given.value)
 

@@ -323,8 +323,8 @@ def _write_report(report: JobReport, options: JobOptions, write: Callable[[str],
 
 def _after_copies(report: JobReport) -> Iterator[str]:
     if report.facts.get("cut_over") == "done":
-        yield (
-            "next: start the broker with these settings. Nothing of the old tier was deleted: "
+        yield (  # behind the settings, which may be copied as they are printed
+            "# next: start the broker with these settings. Nothing of the old tier was deleted: "
             "keep it until `verify` of the new one finds nothing"
         )
     elif report.exit_code is report.exit_code.DONE and "config" not in report.facts:
