@@ -252,6 +252,18 @@ def test_messages_whose_units_were_lost_with_their_row_are_found(tmp_path: Path)
 
 
 @pytest.mark.parametrize("split_bytes", [1 << 26, 1_000])
+def test_units_may_have_expired_before_their_records(tmp_path: Path, split_bytes: int) -> None:
+    """Expiry drops units first; whoever is killed then leaves the records to the next round."""
+    tier = Harmed.golden(tmp_path)
+    with JsonMetadataStore.open(tier.root / "store/config/tieredStoreMetadata.json") as metadata:
+        metadata.delete_segment(f"{BROKER}/GoldBB/0", SegmentType.CONSUME_QUEUE, 0)
+    tier.file("GoldBB/0", QUEUE, 0).unlink()
+    report = verified(tier.config, split_bytes=split_bytes)
+    assert report.findings == ()
+    assert report.counts["entries_of_expired"] > 0
+
+
+@pytest.mark.parametrize("split_bytes", [1 << 26, 1_000])
 def test_a_dry_run_and_an_audit_name_the_same_bytes(tmp_path: Path, split_bytes: int) -> None:
     tier = Harmed.golden(tmp_path)
     tier.file("GoldAa/0", LOG, 70_000).write_bytes(bytes(5_000))  # named by no row

@@ -119,12 +119,16 @@ class VerifyJob:
 
     def finish(self, plan: Plan[VerifyItem], rows: RowStream[VerifyRow]) -> JobReport:
         findings, sums, counts = Findings(), SumTable(), Counter[str]()
+        log_starts: dict[QueueId, int] = {}
         for row in rows:
+            if row.queue is not None and row.log_start is not None:
+                known = log_starts.get(row.queue, row.log_start)
+                log_starts[row.queue] = min(known, row.log_start)
             findings.take(row.findings)
             sums.add(row.sums)
             counts.update(row.counts)
         if self._compares_keys and rows.done_count == rows.item_count:
-            counts.update(self._compare_keys(plan, sums, findings))
+            counts.update(self._compare_keys(plan, sums, findings, log_starts))
         structure = self._audited()
         found, left_out = bounded(chain(findings.found, structure))
         totals = {str(kind): count for kind, count in findings.totals.items() if count}
@@ -145,12 +149,16 @@ class VerifyJob:
         )
 
     def _compare_keys(
-        self, plan: Plan[VerifyItem], sums: SumTable, findings: Findings
+        self,
+        plan: Plan[VerifyItem],
+        sums: SumTable,
+        findings: Findings,
+        log_starts: Mapping[QueueId, int],
     ) -> dict[str, int]:
         shift = plan.items[0].shift if plan.items else SHIFT_MIN
         comparison = KeyComparison(
             self.config,
-            indexed_queues(plan.items),
+            indexed_queues(plan.items, log_starts),
             [item for item in plan.items if isinstance(item, IndexItem)],
             shift=shift,
             findings=findings,
@@ -275,7 +283,9 @@ class TierPicture:
                 yield item, row.size // len(items)
 
 
-def indexed_queues(items: Iterable[VerifyItem]) -> dict[QueueId, IndexedQueue]:
+def indexed_queues(
+    items: Iterable[VerifyItem], log_starts: Mapping[QueueId, int]
+) -> dict[QueueId, IndexedQueue]:
     """The queues of these slices, as they were when it was planned."""
     slices: dict[QueueId, list[SliceItem]] = {}
     for item in items:
@@ -290,7 +300,7 @@ def indexed_queues(items: Iterable[VerifyItem]) -> dict[QueueId, IndexedQueue]:
                 key=mine[0].slice.key,
                 path=mine[0].slice.path,
                 rows=tuple(rows.values()),
-                log_start=min(row.base_offset for row in log),
+                log_start=log_starts.get(number, min(row.base_offset for row in log)),
                 log_end=max(row.end_offset for row in log),
                 sure_below=mine[0].sure_below,
             )

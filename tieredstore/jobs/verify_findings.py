@@ -162,11 +162,14 @@ class Findings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyRow:
-    """What became of one piece of work."""
+    """What became of one piece of work. `log_start`: of a slice of `queue`, the first byte of the
+    log that its units name; None where there is none."""
 
     findings: Findings
     counts: Mapping[str, int]
     sums: Sums
+    queue: QueueId | None = None
+    log_start: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

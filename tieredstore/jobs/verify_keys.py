@@ -44,8 +44,9 @@ _ENTRY: Final = np.dtype(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexedQueue:
-    """A queue that the index is about. `sure_below`: keys of messages before this queue offset
-    must be found, whatever comes behind."""
+    """A queue that the index is about. `log_start`: records before this byte have expired, be it
+    with their units only. `sure_below`: keys of messages before this queue offset must be found,
+    whatever comes behind."""
 
     key: QueueKey
     path: str

@@ -119,6 +119,7 @@ class SliceCheck:
         self._sums = SumTable()
         self._counts: Counter[str] = Counter()
         self._reads = 0
+        self._log_start: int | None = None
 
     def close(self) -> None:
         self._log.close()
@@ -126,7 +127,11 @@ class SliceCheck:
 
     def row(self) -> VerifyRow:
         return VerifyRow(
-            findings=self._findings, counts=dict(self._counts), sums=self._sums.table()
+            findings=self._findings,
+            counts=dict(self._counts),
+            sums=self._sums.table(),
+            queue=self._item.queue,
+            log_start=self._log_start,
         )
 
     def count_keys(self, keys: MessageKeys) -> None:
@@ -181,7 +186,11 @@ class SliceCheck:
             sizes=units.message_bytes.astype(np.int64),
             tags_codes=units.tags_codes,
         )
-        yield from self._named(self._plausible(named))
+        named = self._plausible(named)
+        if len(named):
+            first = int(named.places.min())
+            self._log_start = first if self._log_start is None else min(self._log_start, first)
+        yield from self._named(named)
 
     def _plausible(self, named: Named) -> Named:
         """The rows whose record may be read; the others are told of, or have expired."""
