@@ -141,9 +141,12 @@ def ask_time(client: Client, life: Life) -> None:
     asked = dice.choice(times) + dice.choice([-1, 0, 1])
     before, deletions = model.required(queue), model.deletions.get(queue.topic, 0)
     is_exact = life.store.level is not StorageLevel.FORCE  # then the tier alone is asked
+    end = life.store.max_offset(*queue) or 0
     found = life.store.offset_by_time(*queue, asked, Boundary.LOWER)
     life.saw()
-    model.check_time(queue, asked, Boundary.LOWER, found, before, deletions, is_exact=is_exact)
+    model.check_time(
+        *(queue, asked, Boundary.LOWER, found, before, deletions), end=end, is_exact=is_exact
+    )
 
 
 def ask_ends(client: Client, life: Life) -> None:

@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 
 from tests.simulation.__main__ import shrunk
+from tests.simulation.model import STORED, Model, Put
 from tests.simulation.scheduler import Process, Scheduler, Stuck
-from tests.simulation.world import FAULTS, Plan, run, smaller
+from tests.simulation.world import FAULTS, HOUR_MS, START_MS, Plan, run, smaller
 from tieredstore.local.mapped_file_queue import MappedFileQueue
 from tieredstore.model.errors import SegmentCorruptError
+from tieredstore.model.values import Boundary, QueueKey
 
 ROOT = Path(__file__).parents[2]
 SCHEDULES = 100
@@ -66,6 +68,26 @@ def test_a_store_that_forgets_a_sync_is_found_out(
     plans = [Plan(seed=n, clients=clients, faults=("kills", "power"), ops=8) for n in range(40)]
     with pytest.raises((AssertionError, SegmentCorruptError), match="lost|damaged"):
         deque((run(plan, tmp_path / "w") for plan in plans), maxlen=0)
+
+
+def test_a_search_by_time_ends_where_the_units_end() -> None:
+    """With a full disk a queue ends before messages that are in the log already."""
+    queue, model = QueueKey("Kept", 0), Model(kept_ms=HOUR_MS)
+    model.newest_ms = START_MS
+    for offset in range(3):
+        put = Put(f"m{offset}", queue, keys=(), tag="a", begun=0, state=STORED)
+        put.offset, put.store_ms = offset, START_MS + offset
+        model.queues.setdefault(queue, {})[offset] = put
+
+    def check(found: int, end: int) -> None:
+        asked = queue, START_MS + 1, Boundary.LOWER, found, {0, 1, 2}, 0
+        model.check_time(*asked, end=end, is_exact=True)
+
+    check(found=1, end=3)
+    check(found=0, end=0)
+    for wrong in (0, 2):
+        with pytest.raises(AssertionError):
+            check(found=wrong, end=3)
 
 
 def test_who_waits_for_each_other_is_told() -> None:
