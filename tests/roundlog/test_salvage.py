@@ -7,6 +7,7 @@ import pytest
 from tests.roundlog.log_kit import Killed, Tier, key_of
 from tieredstore.driver.metadata import PutNote
 from tieredstore.driver.provider import TakenIn
+from tieredstore.model.errors import FencedError
 from tieredstore.model.values import SegmentType
 from tieredstore.roundlog import inspection, taking
 from tieredstore.roundlog import log as log_module
@@ -162,6 +163,22 @@ def test_a_lost_log_of_loads_alone_is_damage() -> None:
     lose_the_log(tier)
     (found,) = inspection.damage(tier.opened()[0])
     assert "no entry is left that names them" in found.detail
+
+
+def test_what_a_fenced_writer_leaves_beside_a_log_without_a_segment_is_of_no_lost_log() -> None:
+    tier = Tier()
+    former, _ = tier.opened()
+    former.claim()
+    log, _ = tier.opened()
+    log.claim()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(log_module, "INLINE_BYTES_MAX", 0)
+        with pytest.raises(FencedError):
+            write(tier, former, 1)
+    assert any("/data/" in name for name in tier.objects.held)
+    assert inspection.damage(log) == []
+    taken = taking.take_in(tier.opened()[0])
+    assert (taken.segment_count, taken.losses) == (0, ())
 
 
 def test_an_object_that_was_deleted_or_damaged_is_not_adopted_again() -> None:

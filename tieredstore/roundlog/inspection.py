@@ -15,7 +15,7 @@ from tieredstore.roundlog.adopted import ADOPTED, superseded
 from tieredstore.roundlog.layout import OLD_LAYOUT, OLD_PARTS, number_of
 from tieredstore.roundlog.log import BrokerLog, side_by_side
 from tieredstore.roundlog.object_calls import ObjectCalls
-from tieredstore.roundlog.salvage import may_be_lost
+from tieredstore.roundlog.salvage import begun_by, may_be_lost
 from tieredstore.roundlog.state import LogState
 from tieredstore.roundlog.upkeep import GRACE_MS, STATES_KEPT
 
@@ -119,7 +119,7 @@ def damage(log: BrokerLog) -> list[Finding]:
     except MetadataError as error:
         return found or [_damaged(log.key("log/"), error)]
     if may_be_lost(state):
-        found += _lost(log, state.epoch, sizes)
+        found += _lost(log, begun_by(log, state.epoch), sizes)
     with log.guard:
         wanted = _wanted(log, state)
     for key, (size, is_whole) in wanted.items():

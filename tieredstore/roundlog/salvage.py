@@ -25,6 +25,7 @@ from tieredstore.roundlog.adopted import ADOPTED, Told, announcement, settle, to
 from tieredstore.roundlog.draft import Draft, DraftWrite, segment_path
 from tieredstore.roundlog.entry import SegmentKey, Whole, begun_of, no_change
 from tieredstore.roundlog.frames import Frame, NeedMore, crc32c, decode_tail
+from tieredstore.roundlog.layout import number_of
 from tieredstore.roundlog.log import BrokerLog
 from tieredstore.roundlog.state import LogState
 
@@ -69,13 +70,31 @@ def may_be_lost(state: LogState) -> bool:
     return state.next_number == 1 or LOST in state.tables.notes
 
 
+def begun_by(log: BrokerLog, epoch: int) -> int:
+    """The epoch of the oldest entry that is left, or else the one given.
+
+    Data objects of epochs before it are of a log that was lost. Younger ones that no entry names
+    are of a writer of this log that was fenced, or ended, before its entry counted.
+    """
+    for listed in log.calls.client.list(log.key("log/")):
+        if number_of(listed.key.removeprefix(log.prefix)):
+            try:
+                return log.entry(listed).epoch
+            except (SegmentNotFoundError, MetadataError):
+                continue  # released since, or damaged: an audit says so
+    return epoch
+
+
 def begin(log: BrokerLog) -> None:
     """Note it where a log that never had a segment has begun beside objects of another one."""
     state = log.settled()
     with log.guard:
         is_new = state.next_number == 1 and LOST not in state.tables.notes
         epoch = state.epoch
-    if is_new and (_objects(log, epoch) or log.calls.listed(log.key(f"{ADOPTED}/"))):
+    if not is_new:
+        return
+    epoch = begun_by(log, epoch)
+    if _objects(log, epoch) or log.calls.listed(log.key(f"{ADOPTED}/")):
         log.append([Draft(changes=[PutNote(LOST, log.broker, epoch)])])
 
 
