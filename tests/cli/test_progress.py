@@ -278,7 +278,7 @@ def test_an_interrupted_migration_goes_on_where_it_was(command: Command, tmp_pat
     ran = command.run(*words)
     assert ran.out.splitlines()[-1].endswith("new.json --cut-over")
     done = command.run(*words, "--cut-over")
-    assert done.out.splitlines()[-1].startswith("next: start the broker with these settings.")
+    assert done.out.splitlines()[-1].startswith("# next: start the broker with these settings.")
     moved_tier = named(TIER, path=tmp_path / "new", catalogue_file=tmp_path / "new.json")
     assert command.run("audit", *moved_tier).code == 0
 
