@@ -269,6 +269,8 @@ class Scheduler:
             patch.setattr(threading, "_allocate_lock", Lock)
             patch.setattr(threading, "RLock", threading._PyRLock)  # type: ignore[attr-defined]
             patch.setattr(threading, "get_ident", lambda: id(self.running))
+            # Whoever asks who it is becomes a thread there for ever, and all of this with it.
+            patch.setattr(threading, "_active", dict(threading._active))  # type: ignore[attr-defined]
             patch.setattr(threading, "_time", self.clock.monotonic)
             # `wait` takes the locks of its futures in the order of their addresses.
             patch.setattr(_base, "_AcquireFutures", _AcquireInOrder)

@@ -590,10 +590,11 @@ def hearing(failed: Callable[[BaseException], None]) -> Iterator[None]:
 def run(plan: Plan, folder: Path, *, salt: int = 0) -> World:
     """Raises what must not be; the world has its story then, in `__notes__`."""
     shutil.rmtree(folder, ignore_errors=True)
-    world = World(plan, folder, salt=salt)
     was_enabled = gc.isenabled()
+    gc.collect()  # an earlier world, with the files that it holds open
     gc.freeze()  # what there is now stays: nobody looks at it again
     gc.disable()  # a finalizer at another moment would be another history
+    world = World(plan, folder, salt=salt)
     try:
         world.run()
     except BaseException as error:
@@ -603,6 +604,7 @@ def run(plan: Plan, folder: Path, *, salt: int = 0) -> World:
         # Generators that are closed now come to their ends without a process.
         hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
         world.graves.clear()
+        del World.current
         gc.collect()
         sys.unraisablehook = hook
         if was_enabled:
