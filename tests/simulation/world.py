@@ -587,11 +587,18 @@ def hearing(failed: Callable[[BaseException], None]) -> Iterator[None]:
         logger.setLevel(level)
 
 
+def collect() -> None:
+    """Generators that are closed now come to their ends without a process."""
+    hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
+    gc.collect()
+    sys.unraisablehook = hook
+
+
 def run(plan: Plan, folder: Path, *, salt: int = 0) -> World:
     """Raises what must not be; the world has its story then, in `__notes__`."""
-    shutil.rmtree(folder, ignore_errors=True)
     was_enabled = gc.isenabled()
-    gc.collect()  # an earlier world, with the files that it holds open
+    collect()  # an earlier world, with the files that it holds open
+    shutil.rmtree(folder, ignore_errors=True)
     gc.freeze()  # what there is now stays: nobody looks at it again
     gc.disable()  # a finalizer at another moment would be another history
     world = World(plan, folder, salt=salt)
@@ -601,12 +608,9 @@ def run(plan: Plan, folder: Path, *, salt: int = 0) -> World:
         error.add_note("\n".join(world.scheduler.trace[-STORY_MAX:]))
         raise
     finally:
-        # Generators that are closed now come to their ends without a process.
-        hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
         world.graves.clear()
         del World.current
-        gc.collect()
-        sys.unraisablehook = hook
+        collect()
         if was_enabled:
             gc.enable()
         shutil.rmtree(folder, ignore_errors=True)
