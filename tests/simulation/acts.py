@@ -432,7 +432,9 @@ def take_over(outsider: Outsider) -> None:
 def find_out(world: World, life: Life) -> None:
     """Whoever was taken over from finds out at the latest when it has something to upload."""
     try:
-        life.store.put_message(Message(topic=KEPT[0].topic, queue_id=0, body=b"to nobody"))
+        put = life.store.put_message(Message(topic=KEPT[0].topic, queue_id=0, body=b"to nobody"))
+        if not put.stored:
+            return  # its disk is nearly full: there is nothing to upload
         assert not life.store.flush(), "a fenced writer has uploaded"
     except (BackendRefusedError, StoreClosedError) as error:  # fenced, or its disk fails
         world.scheduler.note(f"the former one: {error!r}")
