@@ -367,7 +367,7 @@ class SliceReader:
       it: then what is damaged is left out, and everything sound around it is given.
     * A body with another checksum than its record names is damage, unless `checks_bodies` or the
       settings say that it is not looked at.
-    * Two runs are in memory at a time, of RUN_BYTES or a single message each.
+    * Two runs are in memory at a time, of at most RUN_BYTES or a single message each.
     * Messages whose records expired before the slice was planned are no damage.
     """
 
