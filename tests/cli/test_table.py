@@ -15,7 +15,7 @@ from tests.cli.cli_kit import Command
 from tests.cli.tier_kit import TIER, VERBS, named
 from tieredstore.cli.options import Shown, TableShown
 from tieredstore.cli.output import Row, folded, parse_time, shown_time
-from tieredstore.cli.table import Column, Kind, Table, write_rows, write_table
+from tieredstore.cli.table import Column, Kind, Table, write_rows
 from tieredstore.model.amounts import counted, shown_size
 
 TIME = 1795171532778
@@ -167,17 +167,6 @@ def test_csv_has_the_fields_of_json_and_its_values(capsys: pytest.CaptureFixture
 def test_json_has_plain_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     (line,) = written(capsys, row(), shown=TableShown(json=True, exact_bytes=True))
     assert json.loads(line) == row()
-
-
-def test_a_small_table_finds_out_what_is_a_number(capsys: pytest.CaptureFixture[str]) -> None:
-    write_table("costs", ("", "dollars"), [("rounds", "0.05"), ("bytes kept", "1,200.00")])
-    assert capsys.readouterr().out.splitlines() == [
-        "costs",
-        "             dollars",
-        "rounds          0.05",
-        "bytes kept  1,200.00",
-        "",
-    ]
 
 
 @pytest.mark.parametrize("words", VERBS[:-1], ids=lambda words: str(words[0]))

@@ -97,6 +97,7 @@ FoundMax = Annotated[int, option("--max", "At most so many messages.", min=1)]
 DryRun = Annotated[bool, option("--dry-run", "Only say what would be done.")]
 Out = Annotated[str | None, option("--out FILE", "Write it to this file. -: stdout.")]
 Body = Annotated[bool, option("--with-body", "With the body; base64 in JSON.")]
+Csv = Annotated[bool, option("--csv", "CSV with the fields of --json and their names.")]
 Upper = Annotated[
     bool, option("--upper", "The last message that TIME stands for, and not the first.")
 ]
@@ -125,7 +126,7 @@ class Shown:
 class TableShown(Shown):
     """How a table is shown."""
 
-    csv: Annotated[bool, option("--csv", "CSV with the fields of --json and their names.")] = False
+    csv: Csv = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

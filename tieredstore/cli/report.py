@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from tieredstore.cli.options import (
+    Csv,
     Json,
     Out,
     SizeOptions,
+    TableShown,
     TierOptions,
     config_of,
     given,
@@ -28,7 +30,8 @@ from tieredstore.cli.output import (
     write_json,
     write_line,
 )
-from tieredstore.cli.table import write_table
+from tieredstore.cli.progress import span_text
+from tieredstore.cli.table import Column, Kind, Table
 from tieredstore.model.amounts import counted
 
 if TYPE_CHECKING:  # help must be fast
@@ -124,6 +127,7 @@ def cost(
     *,
     tier: TierOptions,
     json: Json = False,
+    csv: Csv = False,
 ) -> None:
     """Estimate what a tier costs in an object store: this one, or one of given rates and settings.
 
@@ -147,7 +151,8 @@ def cost(
             reserve_hours=reserve_hours,
         )
     dollars = STORAGE_DOLLARS if storage_price is None else storage_price
-    _print_cost(load, monthly_cost(load, config, storage_dollars=dollars), json=json)
+    found = monthly_cost(load, config, storage_dollars=dollars)
+    _print_cost(load, found, TableShown(json=json, csv=csv))
 
 
 def _ends(directory: Path, config: Path | None) -> dict[QueueKey, int]:
@@ -171,40 +176,40 @@ def _load_of_tier(tier: TierOptions, read_bytes: float) -> tuple[StoreConfig, Lo
         return opened.config, replace(load, read_bytes_per_second=read_bytes)
 
 
-def how_long(seconds: float) -> str:
-    for name, unit in (("hours", 3600.0), ("minutes", 60.0)):
-        if seconds >= unit:
-            return f"{seconds / unit:,.1f} {name}"
-    return "a second" if seconds <= 1 else f"{seconds:,.1f} seconds"
-
-
-def _print_cost(load: Load, found: MonthlyCost, *, json: bool) -> None:
+def _print_cost(load: Load, found: MonthlyCost, shown: TableShown) -> None:
     from tieredstore.cli.report_page import cost_cells
 
-    if json:
-        for line in found.lines:
-            write_json(
-                {
-                    "what": line.what,
-                    "operation": line.operation,
-                    "amount": round(line.amount, 3),
-                    "dollars": round(line.dollars, 4),
-                }
-            )
-        covered = load.seconds_covered
-        write_json(
-            {"what": "total", "dollars": round(found.dollars, 4), "seconds_covered": covered}
-        )
-        return
-    write_line(
-        f"{counted(load.queue_count, 'queue')}, {load.messages_per_second:,.1f} messages/s of "
-        f"{load.message_bytes:,.0f} bytes"
-    )
-    if load.seconds_covered is not None and load.seconds_covered < _DAY_SECONDS:
+    for_people = not (shown.json or shown.csv)
+    covered = load.seconds_covered
+    if for_people:
         write_line(
-            f"reckoned from {how_long(load.seconds_covered)}: all messages of this tier came "
-            "within that time; --messages-per-second gives another rate"
+            f"{counted(load.queue_count, 'queue')}, {load.messages_per_second:,.1f} messages/s of "
+            f"{load.message_bytes:,.0f} bytes"
         )
-    title = "in 30 days, estimated"
-    write_table(title, ("", "requests", "how many", "dollars"), map(cost_cells, found.lines))
-    write_line(f"total: {found.dollars:,.2f} dollars")
+        if covered is not None and covered < _DAY_SECONDS:
+            write_line(
+                f"reckoned from {span_text(covered)}: all messages of this tier came within that "
+                "time; --messages-per-second gives another rate"
+            )
+    columns = [
+        Column("", "what"),
+        Column("requests", "operation"),
+        Column("how many", "shown_amount", Kind.NUMBER),
+        Column("dollars", "shown_dollars", Kind.NUMBER),
+    ]
+    with Table(columns, shown, title="in 30 days, estimated") as table:
+        for line in found.lines:
+            _, _, amount, dollars = cost_cells(line)
+            row = {
+                "what": line.what,
+                "operation": line.operation,
+                "amount": round(line.amount, 3),
+                "dollars": round(line.dollars, 4),
+            }
+            table.write(row, shown_amount=amount, shown_dollars=dollars)
+        if not for_people:
+            total = round(found.dollars, 4)
+            table.write({"what": "total", "dollars": total, "seconds_covered": covered})
+    if for_people:
+        write_line("")
+        write_line(f"total: {found.dollars:,.2f} dollars")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import json
-import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -46,7 +45,6 @@ class Kind(Enum):
     DETAIL = auto()  # the last one: below its line where that is too long for it
 
 
-_NUMBER: Final = re.compile(r"[0-9][0-9,.]*( [A-Za-z]+)?")  # with its unit, if it has one
 _RIGHT: Final = frozenset({Kind.NUMBER, Kind.SIZE})
 
 
@@ -162,23 +160,6 @@ def write_rows(rows: Iterable[Row], columns: Sequence[Column], shown: Shown) -> 
     with Table(columns, shown) as table:
         for row in rows:
             table.write(row)
-
-
-def write_table(title: str, names: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """A small table with a title, for people alone; nothing where there are no rows."""
-    found = [dict(enumerate(row)) for row in rows]
-    if not found:
-        return
-
-    def kind_of(at: int) -> Kind:
-        are_numbers = all(_NUMBER.fullmatch(str(row[at])) for row in found)
-        return Kind.NUMBER if are_numbers else Kind.TEXT
-
-    columns = [Column(name, str(at), kind_of(at)) for at, name in enumerate(names)]
-    with Table(columns, Shown(), title=title) as table:
-        for row in found:
-            table.write({str(at): value for at, value in row.items()})
-    write_line("")
 
 
 def _shown_number(value: int, kind: Kind, shown: Shown) -> str:
