@@ -117,6 +117,15 @@ def test_a_run_ends_with_a_report_and_keys_are_found(
     assert sorted(row["queue_offset"] for row in found.rows) == [21, 22, 23, 24, 25, 26, 28, 29]
 
 
+def test_processes_find_what_threads_find(command: Command) -> None:
+    words = ("verify", *named(TIER), "--json")
+    on_threads, in_processes = (
+        command.run(*words, *more).rows[-1] for more in ((), ("--processes", 2))
+    )
+    del on_threads["seconds"], in_processes["seconds"]
+    assert in_processes == on_threads
+
+
 def test_a_living_writer_is_one_line(command: Command, config: StoreConfig) -> None:
     with open_tier_of(config):
         ran = command.run(*words_for(config))

@@ -17,7 +17,7 @@ from tests.codec.golden_files import BROKER, CLUSTER, GOLDEN, contents
 from tieredstore.access.reader import TieredReader
 from tieredstore.codec.message import decode_message
 from tieredstore.codec.names import cluster_directory, segment_name
-from tieredstore.driver.runtime import ManualClock, Runtime
+from tieredstore.driver.runtime import InlinePool, ManualClock
 from tieredstore.jobs.export import ExportJob
 from tieredstore.jobs.job import Job, JobReport, LocalEngine, run_job
 from tieredstore.jobs.migrate import migrate
@@ -41,7 +41,7 @@ def verified(config: StoreConfig, *, split_bytes: int = 1 << 26) -> JobReport:
 
 def run_inline(job: Job[Any, Any]) -> JobReport:
     """In one thread."""
-    engine = LocalEngine(runtime=Runtime.inline(), threads=1)
+    engine = LocalEngine(pool=InlinePool(), threads=1)
     return run_job(job, engine, clock=ManualClock())
 
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import pytest
 
 from tests.jobs.counting_job import CountingJob
-from tieredstore.driver.runtime import ManualClock, Runtime
+from tieredstore.driver.runtime import InlinePool, ManualClock
 from tieredstore.jobs.job import (
     Job,
     JobExit,
@@ -85,7 +85,7 @@ def test_a_dry_run_works_on_nothing() -> None:
 
 
 def test_a_job_that_is_stopped_says_what_is_left() -> None:
-    engine = LocalEngine(runtime=Runtime.inline(), threads=1)
+    engine = LocalEngine(pool=InlinePool(), threads=1)
 
     def stop_after_four(progress: Progress) -> None:
         if progress.items_done == 4:

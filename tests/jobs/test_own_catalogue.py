@@ -16,7 +16,7 @@ from tests.jobs.load_kit import assert_found, loaded, rows_of
 from tests.jobs.written_tier import WrittenTier, posix_config
 from tieredstore.access.reader import TieredReader
 from tieredstore.driver.metadata import LOG
-from tieredstore.driver.runtime import ManualClock, Runtime
+from tieredstore.driver.runtime import InlinePool, ManualClock, Runtime
 from tieredstore.jobs.job import JobExit, LocalEngine
 from tieredstore.jobs.load import begin_load
 from tieredstore.jobs.reindex import reindex
@@ -83,7 +83,7 @@ def test_the_index_is_made_anew_in_the_log(tmp_path: Path, bucket: Bucket) -> No
     config = in_bucket(bucket, posix_config(tmp_path, index_item_count=200), tmp_path)
     loaded(config, [[rows_of(A, range(150))]], index=False)
     before = len(bucket.claims)
-    engine = LocalEngine(runtime=Runtime.inline(), threads=1)
+    engine = LocalEngine(pool=InlinePool(), threads=1)
     report = reindex(config, engine, clock=ManualClock())
     assert report.exit_code is JobExit.DONE
     assert len(bucket.claims) == before + 1  # one for the whole run

@@ -375,7 +375,7 @@ def scan_elsewhere(outsider: Outsider) -> None:
 def verify_elsewhere(outsider: Outsider) -> None:
     """Nothing goes wrong any more, and the tier is whole."""
     runtime = outsider.runtime
-    engine = LocalEngine(runtime=runtime, threads=2)
+    engine = LocalEngine(pool=runtime.dispatch, threads=2)
     report = run_job(VerifyJob(config=outsider.config), engine, clock=runtime.clock)
     damage = [each for each in report.findings if each.severity is Severity.DAMAGE]
     assert not damage, f"verify: {damage}"

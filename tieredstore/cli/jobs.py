@@ -67,6 +67,10 @@ class JobOptions:
     threads: Annotated[
         int, option("--threads", "Items at a time, of --engine local.", min=1, max=256)
     ] = 8
+    processes: Annotated[
+        int,
+        option("--processes", "Instead of threads: for large tiers on this disk.", min=0, max=64),
+    ] = 0
     master: Annotated[str, option("--master URL", "Spark's master; else as spark-submit says.")] = (
         ""
     )
@@ -386,7 +390,14 @@ def _engine(name: str, options: JobOptions) -> Iterator[Engine]:
     if options.engine is EngineName.LOCAL or options.dry_run:  # without work no JVM is waited for
         from tieredstore.jobs.job import LocalEngine
 
-        with LocalEngine(threads=options.threads) as engine:
+        if options.processes:
+            from tieredstore.jobs.processes import ProcessPool
+
+            count = options.processes
+            engine = LocalEngine(threads=count, pool=ProcessPool(processes=count))
+        else:
+            engine = LocalEngine(threads=options.threads)
+        with engine:
             yield engine
         return
     from tieredstore.model.extras import brought_by

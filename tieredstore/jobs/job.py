@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, Generic, Protocol, Self, TypeAlias, TypeVar
 
 from tieredstore.driver.durable import write_atomically
-from tieredstore.driver.runtime import PENDING_MAX, Clock, Runtime
+from tieredstore.driver.runtime import PENDING_MAX, Clock, Pool, ThreadPool
 from tieredstore.model.errors import MetadataError, SegmentError, TieredStoreError
 from tieredstore.model.findings import Finding, Severity
 from tieredstore.model.values import Json
@@ -305,8 +305,18 @@ def planned_report(name: str, plan: Plan[ItemT]) -> JobReport:
     )
 
 
+class WorkerKilledError(TieredStoreError):
+    """A process that worked on items has died."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "a process that worked on this was killed, maybe for want of memory: run it again, "
+            "with fewer processes"
+        )
+
+
 class LocalEngine(Engine):
-    """Runs items on a bounded number of threads of its own.
+    """Runs items on a bounded number of threads, or in the pool that it is given and then closes.
 
     * As many items are under way as there are threads, and none waits: memory is bounded by what
       one item needs.
@@ -314,13 +324,10 @@ class LocalEngine(Engine):
     * A bug in an item (an error that is neither ours nor the system's) ends the job and is raised.
     """
 
-    def __init__(self, *, threads: int = THREADS, runtime: Runtime | None = None) -> None:
+    def __init__(self, *, threads: int = THREADS, pool: Pool | None = None) -> None:
         self._threads = max(1, min(threads, THREADS_MAX))
-        self._owns_runtime = runtime is None
-        # Not the runtime of a provider: its pools must never wait for an item that waits for them.
-        self._runtime = runtime or Runtime.threads(
-            dispatch_threads=self._threads, fetch_threads=1, pending_max=PENDING_MAX
-        )
+        # Not a pool of a provider: it must never wait for an item that waits for it.
+        self._pool = pool or ThreadPool("job", threads=self._threads, pending_max=PENDING_MAX)
         self._stopped = False
 
     def stop(self) -> None:
@@ -335,7 +342,7 @@ class LocalEngine(Engine):
         try:
             while True:
                 while begun < count and len(under_way) < self._threads and not self._stopped:
-                    call = self._runtime.dispatch.submit(run_item, work, plan.items[begun], begun)
+                    call = self._pool.submit(run_item, work, plan.items[begun], begun)
                     under_way.add(call)
                     begun += 1
                 if not under_way:
@@ -354,6 +361,8 @@ class LocalEngine(Engine):
                         )
                     )
                     yield result
+        except BrokenExecutor as error:
+            raise WorkerKilledError from error
         finally:
             self._leave(under_way)
 
@@ -365,8 +374,7 @@ class LocalEngine(Engine):
 
     def close(self) -> None:
         self._stopped = True
-        if self._owns_runtime:
-            self._runtime.close()
+        self._pool.close()
 
     def __enter__(self) -> Self:
         return self
