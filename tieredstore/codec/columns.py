@@ -22,7 +22,14 @@ from numpy.typing import NDArray
 from tieredstore.codec.body_checks import bodies_match
 from tieredstore.codec.checks import Buffer, matches_property_crc
 from tieredstore.codec.java import decode_utf8, string_hashes
-from tieredstore.codec.key_hashes import Hashes, key_hashes
+from tieredstore.codec.key_hashes import (
+    Hashes,
+    hashes_behind,
+    key_hash,
+    key_hashes,
+    span_hashes,
+    utf16_lengths,
+)
 from tieredstore.codec.record import (
     BODY_CRC_POSITION,
     BORN_HOST_IPV6,
@@ -315,11 +322,24 @@ class Properties:
 
     def texts(self, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> list[str]:
         places = zip(starts.tolist(), ends.tolist(), strict=True)
-        data = bytes(self.data)  # no copy where it is bytes
-        if data.isascii():
-            text = data.decode("ascii")
+        if self._is_ascii:
+            text = str(self.data, "ascii")
             return [text[start:end] for start, end in places]
+        data = bytes(self.data)  # no copy where it is bytes
         return [decode_utf8(data[start:end]) for start, end in places]
+
+    def hashes_behind(
+        self, before: Hashes, starts: NDArray[np.int64], ends: NDArray[np.int64]
+    ) -> Hashes:
+        """The hashes of these texts, each behind another one, of which there is the hash."""
+        if self._is_ascii:
+            return hashes_behind(before, span_hashes(self.data, starts, ends), ends - starts)
+        texts = self.texts(starts, ends)
+        return hashes_behind(before, key_hashes(texts), utf16_lengths(texts))
+
+    @cached_property
+    def _is_ascii(self) -> bool:
+        return not len(self._units) or int(self._units.max()) < 0x80
 
     @cached_property
     def _rows(self) -> NDArray[np.int64]:
@@ -342,16 +362,21 @@ class HashedKeys:
 
 def keys_of_texts(texts: Sequence[Buffer], *, prefix: str) -> HashedKeys:
     """UNIQ_KEY and each of KEYS, each once for each text, hashed with `prefix` before it."""
-    properties = Properties.of_texts(texts)
+    before = np.full(len(texts), key_hash(prefix), np.uint64)
+    return hashed_keys(Properties.of_texts(texts), before)
+
+
+def hashed_keys(properties: Properties, before: Hashes) -> HashedKeys:
+    """The same of properties taken apart; `before` are the hashes of what stands before the keys
+    of each message."""
     keys, gaps = properties.keys()
-    rows, starts, ends = _together(properties.values(UNIQUE_KEY), keys)
-    names = properties.texts(starts, ends)
-    hashes = key_hashes(names, prefix=prefix)
-    counts = np.bincount(rows, minlength=len(texts))
-    again = _said_again(names, hashes, counts)
+    rows, starts, ends = spans = _together(properties.values(UNIQUE_KEY), keys)
+    hashes = properties.hashes_behind(before[rows], starts, ends)
+    counts = np.bincount(rows, minlength=len(properties))
+    again = _said_again(properties, spans, hashes, counts)
     if again:
         hashes = np.delete(hashes, again)
-        counts = counts - np.bincount(rows[again], minlength=len(texts))
+        counts = counts - np.bincount(rows[again], minlength=len(properties))
     return HashedKeys(hashes=hashes, counts=counts, gaps=gaps)
 
 
@@ -556,20 +581,31 @@ def _together(first: Spans, second: Spans) -> Spans:
     return rows[order], starts[order], ends[order]
 
 
-def _said_again(names: Sequence[str], hashes: Hashes, counts: NDArray[np.int64]) -> list[int]:
+def _said_again(
+    properties: Properties, spans: Spans, hashes: Hashes, counts: NDArray[np.int64]
+) -> list[int]:
     """The keys that stand a second time in one message. Hashes alone do not tell."""
-    starts = np.cumsum(counts) - counts
+    rows, starts, ends = spans
+    firsts = np.cumsum(counts) - counts
     pairs = np.flatnonzero(counts == 2)
-    pairs = pairs[hashes[starts[pairs]] == hashes[starts[pairs] + 1]]
+    alike = [pairs[hashes[firsts[pairs]] == hashes[firsts[pairs] + 1]]]
+    held = np.flatnonzero(counts[rows] > 2)
+    if len(held):
+        held = held[np.lexsort((hashes[held], rows[held]))]
+        same = (rows[held[1:]] == rows[held[:-1]]) & (hashes[held[1:]] == hashes[held[:-1]])
+        alike.append(rows[held[1:][same]])
+    is_alike = np.zeros(len(counts), np.bool_)
+    is_alike[np.concatenate(alike)] = True
+    places = np.flatnonzero(is_alike[rows])
+    seen: set[tuple[int, str]] = set()
     again: list[int] = []
-    for row in [*pairs.tolist(), *np.flatnonzero(counts > 2).tolist()]:
-        start = int(starts[row])
-        held = names[start : start + int(counts[row])]
-        if len(set(held)) == len(held):
-            continue
-        seen: set[str] = set()
-        for at, name in enumerate(held, start):
-            if name in seen:
-                again.append(at)
-            seen.add(name)
+    for at, row, name in zip(
+        places.tolist(),
+        rows[places].tolist(),
+        properties.texts(starts[places], ends[places]) if len(places) else (),
+        strict=True,
+    ):
+        if (row, name) in seen:
+            again.append(at)
+        seen.add((row, name))
     return again

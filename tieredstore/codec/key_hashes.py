@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from functools import cache
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +53,46 @@ def key_hashes(texts: Sequence[str], *, prefix: str = "") -> Hashes:
         stop = start + _GROUP_TEXTS
         hashes[start:stop] = _hash_group(texts[start:stop], prefix)
     return hashes
+
+
+def span_hashes(data: Any, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Hashes:
+    """The hashes of the ASCII texts `data[start:end]`. Those of one length are made together."""
+    lengths = ends - starts
+    hashes = np.zeros(len(starts), np.uint64)
+    powers, _ = _power_tables()
+    longest = len(powers) - 1
+    for row in np.flatnonzero(lengths > longest).tolist():
+        hashes[row] = key_hash(bytes(data[int(starts[row]) : int(ends[row])]).decode("ascii"))
+    for length in np.flatnonzero(np.bincount(lengths[lengths <= longest])).tolist():
+        if not length:
+            continue
+        rows = np.flatnonzero(lengths == length)
+        windows: NDArray[Any] = np.ndarray(
+            (len(data) - length + 1,), f"V{length}", data, strides=(1,)
+        )
+        step = max(1, _GROUP_CHARACTERS // length)
+        for first in range(0, len(rows), step):
+            some = rows[first : first + step]
+            units = windows[starts[some]].view(np.uint8).reshape(-1, length).astype(np.uint64)
+            hashes[some] = np.einsum("ij,j->i", units, powers[:length][::-1])
+    return hashes
+
+
+def hashes_behind(before: Hashes, hashes: Hashes, lengths: NDArray[np.int64]) -> Hashes:
+    """The hashes of texts that stand behind others, of which there are these hashes, and of how
+    many units each of them has."""
+    powers, _ = _power_tables()
+    longest = len(powers) - 1
+    factors = powers[np.minimum(lengths, longest)]
+    for row in np.flatnonzero(lengths > longest).tolist():
+        factors[row] = pow(MULTIPLIER, int(lengths[row]), 1 << 64)
+    return before * factors + hashes
+
+
+def utf16_lengths(texts: Sequence[str]) -> NDArray[np.int64]:
+    """How many units each text has."""
+    sizes = (len(text.encode(_UTF16, "surrogatepass")) for text in texts)
+    return np.fromiter(sizes, np.int64, len(texts)) // 2
 
 
 def _hash_group(texts: Sequence[str], prefix: str) -> Hashes:
