@@ -14,7 +14,7 @@ from tests.codec.golden_files import BROKER, GOLDEN
 from tests.jobs.job_kit import Harmed, flipped, golden_config, kinds, verified
 from tests.jobs.written_tier import WrittenTier, posix_config
 from tieredstore.access.audit import audit
-from tieredstore.codec.columns import keys_of_texts
+from tieredstore.codec.columns import Properties
 from tieredstore.codec.java import string_hash
 from tieredstore.codec.message import decode_message
 from tieredstore.codec.queue_unit import UNIT_BYTES
@@ -340,5 +340,6 @@ def test_keys_of_the_oldest_messages_may_have_expired_with_their_index_file(
 )
 def test_an_empty_piece_counts_but_at_the_end(keys: str, has_empty: bool) -> None:
     texts = [b"KEYS\x01x y\x02", f"TAGS\x01  \x02KEYS\x01{keys}\x02".encode()]
-    gaps = keys_of_texts(texts, prefix="T#").gaps
-    assert _with_empty_key(texts, gaps).tolist() == ([1] if has_empty else [])
+    properties = Properties.of_texts(texts)
+    _, gaps = properties.keys()
+    assert _with_empty_key(properties, gaps).tolist() == ([1] if has_empty else [])

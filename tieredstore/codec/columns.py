@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from tieredstore.codec.body_checks import bodies_match
 from tieredstore.codec.checks import Buffer, matches_property_crc
-from tieredstore.codec.java import decode_utf8, string_hashes
+from tieredstore.codec.java import decode_utf8
 from tieredstore.codec.key_hashes import (
     Hashes,
     hashes_behind,
@@ -314,10 +314,8 @@ class Properties:
     def tags_codes(self) -> NDArray[np.int64]:
         """What a consume queue stores for the tags of each message: see `record.tags_code`."""
         rows, starts, ends = self.values(TAGS)
-        tags = self.texts(starts, ends)
-        numbers = {text: number for number, text in enumerate(dict.fromkeys(tags))}
         codes = np.zeros(len(self), np.int64)
-        codes[rows] = string_hashes(list(numbers))[[numbers[text] for text in tags]]
+        codes[rows] = self._hashes(starts, ends).astype(np.uint32).view(np.int32)
         return codes
 
     def texts(self, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> list[str]:
@@ -332,10 +330,13 @@ class Properties:
         self, before: Hashes, starts: NDArray[np.int64], ends: NDArray[np.int64]
     ) -> Hashes:
         """The hashes of these texts, each behind another one, of which there is the hash."""
+        lengths = ends - starts if self._is_ascii else utf16_lengths(self.texts(starts, ends))
+        return hashes_behind(before, self._hashes(starts, ends), lengths)
+
+    def _hashes(self, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Hashes:
         if self._is_ascii:
-            return hashes_behind(before, span_hashes(self.data, starts, ends), ends - starts)
-        texts = self.texts(starts, ends)
-        return hashes_behind(before, key_hashes(texts), utf16_lengths(texts))
+            return span_hashes(self.data, starts, ends)
+        return key_hashes(self.texts(starts, ends))
 
     @cached_property
     def _is_ascii(self) -> bool:

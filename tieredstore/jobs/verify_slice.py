@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from tieredstore.codec.columns import Properties, Records, keys_of_texts, texts_are
+from tieredstore.codec.columns import Properties, Records, hashed_keys, texts_are
 from tieredstore.codec.java import encode_utf8
 from tieredstore.codec.key_hashes import key_hash
 from tieredstore.codec.message import BLANK_MAGIC, CODA_BYTES, is_coda
@@ -21,7 +21,6 @@ from tieredstore.codec.record import (
     KEYS,
     MESSAGE_MAGICS,
     RECORD_BYTES_MIN,
-    decode_properties,
     peek_magic,
     peek_message_bytes,
     peek_queue_offset,
@@ -284,8 +283,7 @@ class SliceCheck:
         self._mark(_beside(rows, ~checked.whole), "damaged")
         self._unnamed.follow(rows, checked, wrong)
         if self._item.topic_id >= 0:
-            whole = np.flatnonzero(checked.whole)
-            yield keys_of_messages(self._key.topic, rows, checked.fields, whole)
+            yield keys_of_messages(self._key.topic, rows, checked)
 
     def _add_records(self, kind: VerifyKind, text: str, rows: Named) -> None:
         """A finding for all of these rows, whose records are taken to be damaged."""
@@ -357,10 +355,12 @@ class Named(Columns):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """What became of rows: `whole` are messages of this queue; their fields; where each ends."""
+    """What became of rows: `whole` are messages of this queue, with these properties; the fields
+    of all; where each ends."""
 
     fields: Records
     whole: NDArray[np.bool_]
+    properties: Properties
     ends: Rows
 
 
@@ -405,9 +405,18 @@ def check_records(key: QueueKey, named: Named, data: bytes, start: int, tell: Te
         lambda row: f"its record says that it lies at byte {places[row]}",
     )
     _check_bodies(fields, untold, check)
+    rows = np.flatnonzero(whole)
+    properties = Properties.of_texts(fields.property_texts(rows))
     if key.topic != SCHEDULE_TOPIC:
-        _check_tags(fields, named, untold, check)
-    return Checked(fields=fields, whole=whole, ends=starts + start + named.sizes)
+        codes = np.zeros(len(named), np.int64)
+        codes[rows] = properties.tags_codes()
+        check(
+            VerifyKind.TAGS_CODE,
+            codes_agree(named.tags_codes, codes),
+            lambda row: f"its unit has tags code {named.tags_codes[row]}, its tags {codes[row]}",
+        )
+    ends = starts + start + named.sizes
+    return Checked(fields=fields, whole=whole, properties=properties, ends=ends)
 
 
 def _behind_codas(starts: Rows, data: bytes) -> Rows:
@@ -424,18 +433,6 @@ def _check_bodies(fields: Records, untold: NDArray[np.bool_], check: Any) -> Non
     good = np.ones(len(untold), np.bool_)
     good[rows] = fields.body_crc_ok(rows)
     check(VerifyKind.BODY_CRC, good, lambda _: "its body has another CRC than its record says")
-
-
-def _check_tags(fields: Records, named: Named, untold: NDArray[np.bool_], check: Any) -> None:
-    rows = np.flatnonzero(untold)
-    wanted = np.zeros(len(untold), np.int64)
-    wanted[rows] = Properties.of_texts(fields.property_texts(rows)).tags_codes()
-    good = codes_agree(named.tags_codes, wanted)
-    check(
-        VerifyKind.TAGS_CODE,
-        good,
-        lambda row: f"its unit has tags code {named.tags_codes[row]}, its tags {wanted[row]}",
-    )
 
 
 def codes_agree(held: Rows, wanted: Rows) -> NDArray[np.bool_]:
@@ -461,13 +458,14 @@ def groups_of(named: Named, log: SegmentBytes) -> Iterator[slice]:
     return read_groups(named.places, named.ends, torn, BYTES_AT_ONCE)
 
 
-def keys_of_messages(topic: str, named: Named, fields: Records, rows: Rows) -> MessageKeys:
-    """Of these rows, whose records are whole."""
-    texts = fields.property_texts(rows)
-    keys = keys_of_texts(texts, prefix=f"{topic}#")
-    empties = rows[_with_empty_key(texts, keys.gaps)]
+def keys_of_messages(topic: str, named: Named, checked: Checked) -> MessageKeys:
+    """Of the rows whose records are whole."""
+    rows, fields, properties = np.flatnonzero(checked.whole), checked.fields, checked.properties
+    prefix = key_hash(f"{topic}#")
+    keys = hashed_keys(properties, np.full(len(rows), prefix, np.uint64))
+    empties = rows[_with_empty_key(properties, keys.gaps)]
     owners = np.concatenate((np.repeat(rows, keys.counts), empties))
-    empty_hash = key_entry_hashes(np.array([key_hash(f"{topic}#")], np.uint64))
+    empty_hash = key_entry_hashes(np.array([prefix], np.uint64))
     count = len(owners) - len(empties)
     return MessageKeys(
         log_offsets=named.places[owners],
@@ -480,14 +478,12 @@ def keys_of_messages(topic: str, named: Named, fields: Records, rows: Rows) -> M
     )
 
 
-def _with_empty_key(texts: Sequence[bytes | bytearray], gaps: Rows) -> Rows:
+def _with_empty_key(properties: Properties, gaps: Rows) -> Rows:
     """Texts whose KEYS Java splits so that an empty piece is among them: not one at the end."""
-    found: list[int] = []
-    for number in gaps.tolist():
-        keys = decode_properties(texts[number]).get(KEYS, "").rstrip(" ")
-        if keys.startswith(" ") or "  " in keys:
-            found.append(number)
-    return np.array(found, np.int64)
+    rows, starts, ends = properties.values(KEYS)
+    at = np.searchsorted(rows, gaps)
+    texts = (text.rstrip(" ") for text in properties.texts(starts[at], ends[at]))
+    return gaps[[text.startswith(" ") or "  " in text for text in texts]]
 
 
 def of_ipv6(fields: Records) -> NDArray[np.bool_]:
