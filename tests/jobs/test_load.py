@@ -9,12 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.every_step import every_step
+from tests.flat.tiers import run_of
 from tests.jobs.dying import LOADED, NEW, OLD, config_in, dying, load
 from tests.jobs.load_kit import (
     LOADED_MS,
@@ -39,6 +41,8 @@ from tieredstore.codec.message import decode_message, encode_message
 from tieredstore.codec.record import TRANSACTION_COMMIT, decode_properties, encode_properties
 from tieredstore.driver.object_client import ObjectFacts
 from tieredstore.driver.provider import LOAD_MS_MAX
+from tieredstore.index.contract import CommittedRun
+from tieredstore.index.keys import keys_of_run
 from tieredstore.jobs.load import StreamBatch, abort_load, begin_load, commit_load
 from tieredstore.jobs.load_records import (
     EncodedRun,
@@ -338,6 +342,36 @@ def test_records_are_those_of_the_codec(rows: list[Row]) -> None:
             assert run.store_times[place] == decode_message(record).store_timestamp
             position += size
         assert position == len(run.records)
+
+
+ODD_TEXTS = st.text(st.sampled_from("ab \x01é主"), max_size=6)
+KEY_NAMES = st.sampled_from(["KEYS", "UNIQ_KEY", "TAGS", "KEYSX", "é"])
+KEY_ROWS = st.fixed_dictionaries(
+    {
+        "topic": st.sampled_from(["orders", "größe"]),
+        "queue_id": st.integers(0, 1),
+        "keys": st.none() | ODD_TEXTS,
+        "unique_key": st.none() | ODD_TEXTS,
+        "properties": st.none() | st.dictionaries(KEY_NAMES, ODD_TEXTS, max_size=3),
+    }
+)
+
+
+@given(rows=st.lists(KEY_ROWS, min_size=1, max_size=12))
+def test_keys_are_those_that_an_index_finds_in_the_records(rows: list[Row]) -> None:
+    kinds = {**dict.fromkeys(rows[0], pa.string()), "queue_id": pa.int32(), "properties": MAP}
+    batch = pa.Table.from_pylist(rows, pa.schema(kinds)).to_batches()[0]
+    for run in runs_of(batch):
+        ends = np.cumsum(run.message_bytes)
+        records = [
+            bytes(run.records[end - size : end])
+            for end, size in zip(ends, run.message_bytes, strict=True)
+        ]
+        committed = CommittedRun(run=run_of(0, records), log_offsets=np.arange(len(run)))
+        found = keys_of_run(run.key.topic, 1, run.key.queue_id, committed)
+        assert run.key_hashes.tolist() == found.columns.key_hashes.tolist()
+        owners = np.repeat(np.arange(len(run)), run.key_counts)
+        assert owners.tolist() == found.columns.log_offsets.tolist()
 
 
 def test_missing_columns_have_defaults() -> None:

@@ -52,7 +52,10 @@ _GIVEN_ENTRIES: Final = 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class KeyRun:
-    """One staged run. Runs are ordered by `place`: of equal times the lesser place comes first."""
+    """One staged run. Runs are ordered by `place`: of equal times the lesser place comes first.
+
+    `log_shift` is how far its messages were moved in their log since it was staged.
+    """
 
     name: str
     topic_id: int
@@ -62,6 +65,7 @@ class KeyRun:
     is_last: bool
     count: int
     damaged_count: int = 0
+    log_shift: int = 0
     samples: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
     @property
@@ -194,6 +198,7 @@ class RunPart:
     start: int
     end: int
     time_from: int
+    log_shift: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,6 +247,7 @@ def _parts(
             start=start,
             end=end,
             time_from=int(run.samples[start // SAMPLE_ENTRIES]),
+            log_shift=run.log_shift,
         )
         for run, start, end in zip(runs, starts.tolist(), ends.tolist(), strict=True)
         if start < end
@@ -515,11 +521,12 @@ def _columns(
 ) -> IndexColumns:
     places = np.concatenate([place for place, _ in pieces])
     entries = np.concatenate([part for _, part in pieces])
+    shifts = np.array([part.log_shift for part in parts], np.int64)
     return IndexColumns(
         key_hashes=entries["key_hash"].astype(np.uint64),
         topic_ids=np.array([part.topic_id for part in parts], np.int64)[places],
         queue_ids=np.array([part.queue_id for part in parts], np.int64)[places],
-        log_offsets=entries["log_offset"].astype(np.int64),
+        log_offsets=entries["log_offset"] + shifts[places],
         message_bytes=entries["message_bytes"].astype(np.int64),
         store_timestamps=entries["time"].astype(np.int64),
     )

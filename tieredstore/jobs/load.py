@@ -424,9 +424,7 @@ class _Commit:
                 else " by the driver: see repartition('topic', 'queue_id') or"
                 " tieredstore.spark.load",
             )
-        work = partial(
-            rewrite, self._config.with_full_paths(), self._folder, self._now, self._index
-        )
+        work = partial(rewrite, self._config.with_full_paths(), self._folder, self._now)
         size_of = {item: sum(run.log_bytes for run in item.runs) for item in plan.items}
         return self._worked(work, size_of, known, threads=THREADS)
 

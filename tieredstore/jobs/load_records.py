@@ -45,6 +45,7 @@ with brought_by("jobs"):
     import pyarrow.types as kinds
 
 from tieredstore.codec.checks import PROPERTY_CRC_NAME, crc32
+from tieredstore.codec.columns import HashedKeys, Properties, hashed_keys
 from tieredstore.codec.key_hashes import key_hashes
 from tieredstore.codec.message import PROPERTY_BYTES_MAX, TOPIC_BYTES_MAX, TOPIC_BYTES_MAX_V1
 from tieredstore.codec.names import INDEX_TOPIC
@@ -319,6 +320,11 @@ class PropertyTexts:
         ]
         self.texts = self._joined(pieces)
 
+    def keys(self, before: NDArray[np.uint64]) -> HashedKeys:
+        """As an index has them; `before` are the hashes of what stands before those of each."""
+        data, ends = span_bytes(self.texts)
+        return hashed_keys(Properties(data, ends[1:]), before)
+
     def tags_codes(self) -> NDArray[np.int64]:
         """What a consume queue stores for the tags."""
         codes = np.zeros(self._count, np.int64)
@@ -399,26 +405,31 @@ def _refuse(texts: pa.Array, mark: str, what: str) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class EncodedRun:
-    """Messages of one queue in the order of their rows: their records one behind the other."""
+    """Messages of one queue in the order of their rows: their records one behind the other, and
+    the hashes of their keys likewise."""
 
     key: QueueKey
     records: memoryview
     message_bytes: NDArray[np.int64]
     tags_codes: NDArray[np.int64]
     store_times: NDArray[np.int64]
+    key_counts: NDArray[np.int64]
+    key_hashes: NDArray[np.uint64]
 
     def __len__(self) -> int:
         return len(self.message_bytes)
 
 
-def encode_batch(batch: pa.RecordBatch, columns: LoadColumns) -> Iterator[EncodedRun]:
+def encode_batch(
+    batch: pa.RecordBatch, columns: LoadColumns, *, with_keys: bool = True
+) -> Iterator[EncodedRun]:
     """The messages of all queues of the batch. LoadRefusedError for what can be no message."""
     if not len(batch):
         return
     if batch.nbytes > BATCH_BYTES_MAX and len(batch) > 1:
         half = len(batch) // 2
-        yield from encode_batch(batch.slice(0, half), columns)
-        yield from encode_batch(batch.slice(half), columns)
+        yield from encode_batch(batch.slice(0, half), columns, with_keys=with_keys)
+        yield from encode_batch(batch.slice(half), columns, with_keys=with_keys)
         return
     columns.refuse_damaged(batch)
     topics, queue_ids = columns.topics(batch), columns.queue_ids(batch)
@@ -429,7 +440,7 @@ def encode_batch(batch: pa.RecordBatch, columns: LoadColumns) -> Iterator[Encode
         batch = batch.take(pa.array(order))
         places = places[order]
     names = topics.dictionary.to_pylist()
-    encoded = _Encoded(batch, columns, names, places)
+    encoded = _Encoded(batch, columns, names, places, with_keys=with_keys)
     bounds = [0, *(np.flatnonzero(places[1:] != places[:-1]) + 1).tolist(), len(batch)]
     for start, end in pairwise(bounds):
         place = int(places[start])
@@ -445,6 +456,8 @@ class _Encoded:
         columns: LoadColumns,
         names: list[str],
         places: NDArray[np.int64],
+        *,
+        with_keys: bool,
     ) -> None:
         count = len(batch)
         bodies = columns.bodies(batch)
@@ -454,6 +467,13 @@ class _Encoded:
         fields, magics = _topic_fields(names)
         topic_codes = places >> 32
         topics = fields.take(pa.array(topic_codes))
+        self._key_counts = np.zeros(count, np.int64)
+        self._key_hashes = np.empty(0, np.uint64)
+        if with_keys:
+            before = key_hashes([f"{name}#" for name in names])
+            keys = properties.keys(before[topic_codes])
+            self._key_counts, self._key_hashes = keys.counts, keys.hashes
+        self._key_ends = np.concatenate(([0], np.cumsum(self._key_counts)))
         born = _Hosts(columns.text(batch, "born_host"), count, "born_host")
         store = _Hosts(columns.text(batch, "store_host"), count, "store_host")
         bits = born.is_ipv6 * np.int64(BORN_HOST_IPV6) + store.is_ipv6 * np.int64(STORE_HOST_IPV6)
@@ -492,6 +512,8 @@ class _Encoded:
             message_bytes=self._sizes[start:end],
             tags_codes=self._tags_codes[start:end],
             store_times=self._times[start:end],
+            key_counts=self._key_counts[start:end],
+            key_hashes=self._key_hashes[self._key_ends[start] : self._key_ends[end]],
         )
 
 

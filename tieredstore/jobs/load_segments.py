@@ -13,7 +13,7 @@ import os
 import tempfile
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import count
 from typing import Any, Final, Protocol
 
@@ -33,8 +33,7 @@ from tieredstore.codec.queue_unit import UNIT_BYTES, decode_units, encode_units
 from tieredstore.codec.record import LOG_OFFSET_POSITION, QUEUE_OFFSET_POSITION
 from tieredstore.driver.provider import LOADS, Scratch, SegmentProvider
 from tieredstore.driver.segment import Buffer
-from tieredstore.index.contract import CommittedRun
-from tieredstore.index.keys import keys_of_run
+from tieredstore.index.keys import IndexColumns
 from tieredstore.jobs.key_runs import KeyRun, RunWriter
 from tieredstore.jobs.load_records import EncodedRun, LoadColumns, encode_batch
 from tieredstore.jobs.worker import given_scratch, scratch_of, worker_provider
@@ -47,7 +46,8 @@ BLOCK_BYTES: Final = 16 << 20  # of records of all queues together, in memory of
 CHUNK_BYTES: Final = 8 << 20  # of records in memory, or one record
 CHUNK_ROWS: Final = 1 << 16
 _PARTS: Final = ".parts"
-_ROW: Final = np.dtype([("size", "<i8"), ("tags", "<i8"), ("time", "<i8")])
+_ROW: Final = np.dtype([("size", "<i4"), ("keys", "<i4"), ("tags", "<i8"), ("time", "<i8")])
+_HASH_BYTES: Final = 8
 
 
 def crc32c(block: Buffer, before: int) -> int:
@@ -126,14 +126,34 @@ def _array(_: object, numbers: list[int]) -> NDArray[np.int64]:
     return np.array(numbers, np.int64)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Rows:
-    """Messages that follow each other; the records are the holder's to change."""
+    """Messages that follow each other, how many keys each has, and the hashes of these. The
+    records are the holder's to change."""
 
     sizes: NDArray[np.int64]
     tags: NDArray[np.int64]
     times: NDArray[np.int64]
+    key_counts: NDArray[np.int64]
+    key_hashes: NDArray[np.uint64]
     records: bytearray
+
+    def parted(self, row: int) -> tuple[Rows, Rows]:
+        """Those before this row, and the others."""
+        at, key = int(self.sizes[:row].sum()), int(self.key_counts[:row].sum())
+        return self._part(slice(row), slice(key), slice(at)), self._part(
+            slice(row, None), slice(key, None), slice(at, None)
+        )
+
+    def _part(self, rows: slice, keys: slice, records: slice) -> Rows:
+        return Rows(
+            sizes=self.sizes[rows],
+            tags=self.tags[rows],
+            times=self.times[rows],
+            key_counts=self.key_counts[rows],
+            key_hashes=self.key_hashes[keys],
+            records=self.records[records],
+        )
 
 
 class Source(Protocol):
@@ -260,9 +280,7 @@ class _Run:
             if not taken and not filled:
                 taken = 1
             if taken < len(ends):
-                at = int(ends[taken - 1]) if taken else 0
-                self._waiting = _tail(rows, taken, at)
-                rows = _head(rows, taken, at)
+                rows, self._waiting = rows.parted(taken)
             if taken:
                 filled += len(rows.records)
                 yield self._patched(rows, times)
@@ -289,9 +307,16 @@ class _Run:
             low, high = _widened(known, rows.times[numbers == number])
             self._unit_times[number] = low, high
         if self._writer is not None:
-            committed = CommittedRun(run=run, log_offsets=run.log_offsets)
-            keys = keys_of_run(self._key.topic, 0, self._key.queue_id, committed)
-            self._writer.add(keys.columns)
+            owners = np.repeat(np.arange(len(rows.sizes)), rows.key_counts)
+            columns = IndexColumns(
+                key_hashes=rows.key_hashes,
+                topic_ids=0,
+                queue_ids=self._key.queue_id,
+                log_offsets=run.log_offsets[owners],
+                message_bytes=rows.sizes[owners],
+                store_timestamps=rows.times[owners],
+            )
+            self._writer.add(columns)
         self.count += len(rows.sizes)
         self.log_bytes += len(rows.records)
         return rows.records
@@ -349,14 +374,6 @@ def _widened(known: Sequence[int], times: NDArray[np.int64]) -> list[int]:
     return [min([*known, int(times.min())]), max([*known, int(times.max())])]
 
 
-def _head(rows: Rows, end: int, at: int) -> Rows:
-    return Rows(rows.sizes[:end], rows.tags[:end], rows.times[:end], rows.records[:at])
-
-
-def _tail(rows: Rows, first: int, at: int) -> Rows:
-    return Rows(rows.sizes[first:], rows.tags[first:], rows.times[first:], rows.records[at:])
-
-
 def put_offsets(run: MessageRun) -> None:
     """Queue offset and log offset of each record, as the run has them."""
     words: NDArray[Any] = np.ndarray((len(run.records) - 7,), ">i8", run.records, strides=(1,))
@@ -366,7 +383,7 @@ def put_offsets(run: MessageRun) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedSource:
-    """A run that was staged, to be written once more elsewhere."""
+    """A run that was staged, to be written once more elsewhere. Its keys stay where they are."""
 
     scratch: Scratch
     run: StagedRun
@@ -387,7 +404,14 @@ class StagedSource:
                 chosen = sizes[done : done + taken]
                 found = Records(records, np.cumsum(chosen) - chosen, chosen.astype(np.int32))
                 times = np.asarray(found.store_times(), np.int64)
-                yield Rows(chosen, tags[done : done + taken], times, records)
+                yield Rows(
+                    sizes=chosen,
+                    tags=tags[done : done + taken],
+                    times=times,
+                    key_counts=np.zeros(taken, np.int64),
+                    key_hashes=np.empty(0, np.uint64),
+                    records=records,
+                )
                 done, at = done + taken, at + size
 
     def units(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
@@ -403,31 +427,36 @@ class StagedSource:
 
 @dataclass(frozen=True, slots=True)
 class _Spilled:
-    """Rows of one queue in the file of a task: numbers of all of them, then their records."""
+    """Rows of one queue in the file of a task: numbers of all of them, the hashes of their keys,
+    and their records."""
 
     descriptor: int
     position: int
     count: int
-    log_bytes: int
+    key_count: int
 
     def rows(self) -> Iterator[Rows]:
         columns = self._columns()
-        start = self.position + columns.nbytes
+        hashes = self._hashes()
+        start = self.position + columns.nbytes + hashes.nbytes
         sizes = columns["size"].astype(np.int64)
-        ends = np.cumsum(sizes)
-        done = at = 0
+        ends, key_ends = np.cumsum(sizes), np.cumsum(columns["keys"], dtype=np.int64)
+        done = at = key = 0
         while done < self.count:
             end = max(done + 1, int(np.searchsorted(ends, at + CHUNK_BYTES, side="right")))
             records = bytearray(int(ends[end - 1]) - at)
             _read_into(self.descriptor, records, start + at)
             chosen = columns[done:end]
+            key_end = int(key_ends[end - 1])
             yield Rows(
-                sizes[done:end],
-                chosen["tags"].astype(np.int64),
-                chosen["time"].astype(np.int64),
-                records,
+                sizes=sizes[done:end],
+                tags=chosen["tags"].astype(np.int64),
+                times=chosen["time"].astype(np.int64),
+                key_counts=chosen["keys"].astype(np.int64),
+                key_hashes=hashes[key:key_end],
+                records=records,
             )
-            done, at = end, int(ends[end - 1])
+            done, at, key = end, int(ends[end - 1]), key_end
 
     def units(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
         columns = self._columns()
@@ -437,6 +466,11 @@ class _Spilled:
         data = bytearray(self.count * _ROW.itemsize)
         _read_into(self.descriptor, data, self.position)
         return np.frombuffer(data, _ROW)
+
+    def _hashes(self) -> NDArray[np.uint64]:
+        data = bytearray(self.key_count * _HASH_BYTES)
+        _read_into(self.descriptor, data, self.position + self.count * _ROW.itemsize)
+        return np.frombuffer(data, np.uint64)
 
 
 def _read_into(descriptor: int, data: bytearray, position: int) -> None:
@@ -470,7 +504,7 @@ class Stager:
     _end: int = 0
 
     def add(self, batch: pa.RecordBatch) -> None:
-        for run in encode_batch(batch, self.columns):
+        for run in encode_batch(batch, self.columns, with_keys=self.index):
             self._waiting.setdefault(run.key, []).append(run)
             self._waiting_bytes += len(run.records)
             if self._waiting_bytes >= self.block_bytes:
@@ -508,12 +542,14 @@ class Stager:
             columns["size"] = np.concatenate([run.message_bytes for run in runs])
             columns["tags"] = np.concatenate([run.tags_codes for run in runs])
             columns["time"] = np.concatenate([run.store_times for run in runs])
+            columns["keys"] = np.concatenate([run.key_counts for run in runs])
+            hashes = np.concatenate([run.key_hashes for run in runs])
             position = self._end
-            self._write(memoryview(columns.tobytes()))
+            self._write(columns.view(np.uint8).data)
+            self._write(hashes.view(np.uint8).data)
             for run in runs:
                 self._write(run.records)
-            size = int(columns["size"].sum())
-            spilled = _Spilled(self._file.fileno(), position, len(columns), size)
+            spilled = _Spilled(self._file.fileno(), position, len(columns), len(hashes))
             self._spilled.setdefault(key, []).append(spilled)
         self._waiting, self._waiting_bytes = {}, 0
 
@@ -548,13 +584,24 @@ class RewriteItem:
     log_offset: int
     runs: tuple[StagedRun, ...]
 
+    def keys(self) -> Iterator[KeyRun]:
+        queue_offset, log_offset = self.queue_offset, self.log_offset
+        for run in self.runs:
+            for keys in run.keys:
+                yield replace(
+                    keys, first_offset=queue_offset, log_shift=log_offset - run.log_offset
+                )
+            queue_offset, log_offset = queue_offset + run.count, log_offset + run.log_bytes
+
 
 def rewrite(
-    config: StoreConfig, folder: str, now_ms: int, with_keys: bool, item: RewriteItem
+    config: StoreConfig, folder: str, now_ms: int, item: RewriteItem
 ) -> Iterator[StagedRun]:
-    """Stage what these runs hold as segments at other offsets. An engine's work."""
+    """Stage what these runs hold as segments at other offsets. An engine's work. Their keys are
+    read moved."""
     provider = worker_provider(config)
     stem = f"{folder}/{now_ms:013d}.again-{uuid.uuid4().hex[:12]}"
-    maker = run_maker(config, provider, stem, with_keys=with_keys)
+    maker = run_maker(config, provider, stem, with_keys=False)
     sources = [StagedSource(scratch=maker.segments, run=run) for run in item.runs]
-    yield maker.made(item.key, sources, queue_offset=item.queue_offset, log_offset=item.log_offset)
+    made = maker.made(item.key, sources, queue_offset=item.queue_offset, log_offset=item.log_offset)
+    yield replace(made, keys=tuple(item.keys()))
