@@ -28,7 +28,7 @@ What a task then makes of them: see `load_segments`.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import pairwise
@@ -44,7 +44,7 @@ with brought_by("jobs"):
     import pyarrow.compute as pc
     import pyarrow.types as kinds
 
-from tieredstore.codec.checks import PROPERTY_CRC_NAME, crc32
+from tieredstore.codec.checks import PROPERTY_CRC_NAME, Buffer, crc32
 from tieredstore.codec.columns import HashedKeys, Properties, hashed_keys
 from tieredstore.codec.key_hashes import key_hashes
 from tieredstore.codec.message import PROPERTY_BYTES_MAX, TOPIC_BYTES_MAX, TOPIC_BYTES_MAX_V1
@@ -80,6 +80,7 @@ _COLUMNS: Final[Mapping[str, str]] = {TAGS: "tags", KEYS: "keys", UNIQUE_KEY: "u
 _NO_TEXTS: Final = ""
 BATCH_BYTES_MAX: Final = 64 << 20  # of what is encoded at a time, or a single message
 _NOTHING: Final = pa.scalar(b"")
+_COPIED_BYTES_MAX: Final = 512  # a body that is quicker copied than looked at through a view
 
 
 class LoadRefusedError(TieredStoreError, ValueError):
@@ -194,7 +195,9 @@ class LoadColumns:
             return self.text(batch, "keys")
         lists = batch.column("keys").cast(pa.list_(_STRING))
         keys = lists.flatten()
-        if keys.null_count or pc.any(pc.match_substring(keys, " ")).as_py():
+        if keys.null_count or (
+            _may_hold(keys, " ") and pc.any(pc.match_substring(keys, " ")).as_py()
+        ):
             raise LoadRefusedError("column keys: a key is null, or holds a blank, which parts keys")
         return pc.binary_join(lists, " ")
 
@@ -314,10 +317,11 @@ class PropertyTexts:
         self._tags = self._own.get(TAGS)
         given = columns.properties(batch)
         pieces = [] if given is None else [self._of_maps(given)]
-        pieces += [
-            pc.binary_join_element_wise(name, NAME_END, values, VALUE_END, _NO_TEXTS).fill_null("")
-            for name, values in self._own.items()
-        ]
+        for name, values in self._own.items():
+            entry = [name + NAME_END, values, VALUE_END]
+            if values.null_count:
+                entry = [pc.binary_join_element_wise(*entry, _NO_TEXTS).fill_null("")]
+            pieces += entry
         self.texts = self._joined(pieces)
 
     def keys(self, before: NDArray[np.uint64]) -> HashedKeys:
@@ -396,7 +400,14 @@ class PropertyTexts:
         return texts.cast(pa.binary())
 
 
+def _may_hold(texts: pa.Array, mark: str) -> bool:
+    """False where no text holds this character of one byte: a look at all their bytes at once."""
+    return bool(len(texts)) and bool((span_bytes(texts)[0] == ord(mark)).any())
+
+
 def _refuse(texts: pa.Array, mark: str, what: str) -> None:
+    if not _may_hold(texts, mark):
+        return
     found = pc.match_substring(texts, mark)
     if pc.any(found).as_py():
         text = texts.filter(found)[0].as_py()
@@ -628,7 +639,12 @@ def _lengths(values: pa.Array) -> NDArray[np.int64]:
 
 def _checksums(bodies: pa.Array) -> NDArray[np.int64]:
     data, ends = span_bytes(bodies)
-    view = data.data
-    spans = map(slice, ends[:-1].tolist(), ends[1:].tolist())
-    found = np.fromiter(map(crc32, map(view.__getitem__, spans)), np.uint32, len(bodies))
+    size = int(ends[1]) if len(bodies) else 0
+    pieces: Iterable[Buffer]
+    if 0 < size <= _COPIED_BYTES_MAX and (np.diff(ends) == size).all():
+        pieces = data.view(f"V{size}").tolist()
+    else:
+        spans = map(slice, ends[:-1].tolist(), ends[1:].tolist())
+        pieces = map(data.data.__getitem__, spans)
+    found = np.fromiter(map(crc32, pieces), np.uint32, len(bodies))
     return (found & INT32_MAX).astype(np.int64)
