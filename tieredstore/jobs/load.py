@@ -17,12 +17,13 @@ What a crash leaves behind, and who removes it:
 from __future__ import annotations
 
 import random
+import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 from tieredstore.access.wiring import catalogue_lock, keeps_catalogue
 from tieredstore.codec.names import queue_path
@@ -35,8 +36,8 @@ from tieredstore.flat.message_file import FlatMessageFile
 from tieredstore.flat.recovery import recover
 from tieredstore.index.uploaded import first_row_below
 from tieredstore.index.watermarks import QueueId, Watermarks
-from tieredstore.jobs.job import Engine, ItemT, LocalEngine, Plan, RowT, Work, no_progress
-from tieredstore.jobs.key_runs import ENTRY_BYTES, RunPart, file_plans, in_order, merged
+from tieredstore.jobs.job import Engine, LocalEngine, Plan, no_progress
+from tieredstore.jobs.key_runs import ENTRY_BYTES, KeyRun, RunPart, file_plans, in_order, merged
 from tieredstore.jobs.load_records import LoadRefusedError
 from tieredstore.jobs.load_segments import (
     RewriteItem,
@@ -180,7 +181,7 @@ def commit_load(
     MetadataError in the last step, after which only the catalogue itself says.
     """
     clock = clock or SystemClock()
-    memory = _Memory()
+    known: dict[_Item, _Made] = {}  # what an earlier try has staged is not made twice
     report = LoadReport()
     note_of_run = run_id if batch is None else f"{run_id}-{batch.number}"
     for tries in range(1, TRIES_MAX + 1):
@@ -201,7 +202,7 @@ def commit_load(
                         tier,
                         run_id,
                         note_of_run,
-                        memory,
+                        known,
                         index=index and config.index_enabled,
                         load_id=load_id,
                         batch=batch,
@@ -246,20 +247,16 @@ def _waited(
 _COMMITTING: Final = ".committing"
 
 
-@dataclass(slots=True)
-class _Memory:
-    """What an earlier try of the same commit has staged: it is not made twice."""
-
-    rewritten: dict[RewriteItem, StagedRun] = field(default_factory=dict)
-    index: dict[_IndexItem, _StagedIndex] = field(default_factory=dict)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _IndexItem:
     """An index file to be made of these parts of runs, and when it begins."""
 
     parts: tuple[RunPart, ...]
     begin: int
+
+    @property
+    def approximate_bytes(self) -> int:
+        return ENTRY_BYTES * sum(part.end - part.start for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,12 +268,24 @@ class _StagedIndex:
     end: int
 
 
-def index_file(
-    config: StoreConfig, folder: str, now_ms: int, item: _IndexItem
-) -> Iterator[_StagedIndex]:
-    """Stage the index file of an item as a segment. An engine's work."""
+_Item: TypeAlias = RewriteItem | _IndexItem
+_Made: TypeAlias = StagedRun | _StagedIndex
+# Each index file takes hundreds of megabytes: in one process they are made one after the other.
+_ONE_INDEX: Final = threading.Lock()
+
+
+def staged_item(config: StoreConfig, folder: str, now_ms: int, item: _Item) -> Iterator[_Made]:
+    """Stage what a commit still lacks. An engine's work."""
+    if isinstance(item, RewriteItem):
+        yield rewrite(config, folder, now_ms, item)
+        return
+    with _ONE_INDEX:
+        yield _index_file(config, f"{folder}/{now_ms:013d}.index-{uuid.uuid4().hex[:12]}", item)
+
+
+def _index_file(config: StoreConfig, name: str, item: _IndexItem) -> _StagedIndex:
+    """Stage the index file of an item as a segment."""
     provider = worker_provider(config)
-    name = f"{folder}/{now_ms:013d}.index-{uuid.uuid4().hex[:12]}"
     columns = merged(scratch_of(config, provider), item.parts, worker_runtime())
     with made_file(config, columns, begin_timestamp=item.begin) as made:
         crc = 0
@@ -288,7 +297,7 @@ def index_file(
                 yield block
 
         size = staged_segments_of(config, provider).put(name, summed())
-        yield _StagedIndex(name=name, size=size, crc=crc, begin=item.begin, end=made.end_timestamp)
+        return _StagedIndex(name=name, size=size, crc=crc, begin=item.begin, end=made.end_timestamp)
 
 
 class _Commit:
@@ -299,7 +308,7 @@ class _Commit:
         tier: OwnedTier,
         run_id: str,
         note_of_run: str,
-        memory: _Memory,
+        known: dict[_Item, _Made],
         *,
         index: bool,
         load_id: str | None,
@@ -310,7 +319,7 @@ class _Commit:
         self._config = tier.config
         self._folder = run_folder(run_id)
         self._note_of_run = note_of_run
-        self._memory = memory
+        self._known = known
         self._index = index
         self._load_id = load_id
         self._batch = batch
@@ -327,13 +336,16 @@ class _Commit:
         if is_one_step:
             tier.scratch.put(f"{self._folder}/{self._now:013d}{_COMMITTING}", [b"1"])
         plan = plan_load(parts, self._config, self._target)
-        runs = [*plan.adopted, *self._rewritten(plan)]
+        keys = plan.keys()
+        made = self._made([*(self._index_items(keys) if self._index else ()), *plan.items])
+        runs = [*plan.adopted, *(each for each in made if isinstance(each, StagedRun))]
         adoptions, rows = self._of_runs(plan, runs)
-        keys: list[Change] = []
+        of_index: list[Change] = []
         if self._index:
-            found, index_rows, keys = self._made_index(plan, runs)
+            files = [each for each in made if isinstance(each, _StagedIndex)]
+            found, index_rows, of_index = self._of_index(plan, files)
             adoptions, rows = [*adoptions, *found], [*rows, *index_rows]
-        changes = [*self._changes(plan, rows), *keys]
+        changes = [*self._changes(plan, rows), *of_index]
         broker = self._config.broker_name
         if is_one_step:
             if not tier.provider.adopt(broker, adoptions, changes):
@@ -348,7 +360,7 @@ class _Commit:
             message_count=plan.message_count,
             log_bytes=sum(run.log_bytes for run in runs),
             queue_count=len(plan.targets),
-            key_count=sum(keys.count for run in runs for keys in run.keys),
+            key_count=sum(run.count for run in keys),
         )
 
     @property
@@ -407,47 +419,33 @@ class _Commit:
         finally:
             file.close()
 
-    def _rewritten(self, plan: LoadPlan) -> list[StagedRun]:
-        """What has to be written once more, by the engine: all of it, or the first error."""
-        known = self._memory.rewritten
-        items = [item for item in plan.items if item not in known]
-        if items:
-            count = sum(run.count for item in items for run in item.runs)
-            queues = len({item.key for item in items})
+    def _made(self, wanted: Sequence[_Item]) -> list[_Made]:
+        """What the engine makes of each item, or an earlier try has made: all, or an error."""
+        known = self._known
+        items = [item for item in wanted if item not in known]
+        moved = [item for item in items if isinstance(item, RewriteItem)]
+        if moved:
             log.warning(
                 "%d messages of %d queues lay in several partitions, or behind what came first, "
                 "and are written once more%s",
-                count,
-                queues,
+                sum(run.count for item in moved for run in item.runs),
+                len({item.key for item in moved}),
                 ""
                 if self._engine is not None
                 else " by the driver: see repartition('topic', 'queue_id') or"
                 " tieredstore.spark.load",
             )
-        work = partial(rewrite, self._config.with_full_paths(), self._folder, self._now)
-        size_of = {item: sum(run.log_bytes for run in item.runs) for item in plan.items}
-        return self._worked(work, size_of, known, threads=THREADS)
-
-    def _worked(
-        self,
-        work: Work[ItemT, RowT],
-        size_of: Mapping[ItemT, int],
-        known: dict[ItemT, RowT],
-        *,
-        threads: int,
-    ) -> list[RowT]:
-        """What the engine makes of each item, or an earlier try has made: all, or an error."""
-        items = [item for item in size_of if item not in known]
+        work = partial(staged_item, self._config.with_full_paths(), self._folder, self._now)
         with ExitStack() as opened:
-            engine = self._engine or opened.enter_context(LocalEngine(threads=threads))
-            work_plan = Plan(items=items, item_bytes=[size_of[item] for item in items])
-            results = engine.results(work, work_plan, on_progress=no_progress)
+            engine = self._engine or opened.enter_context(LocalEngine(threads=THREADS))
+            plan = Plan(items=items, item_bytes=[item.approximate_bytes for item in items])
+            results = engine.results(work, plan, on_progress=no_progress)
             for result in opened.enter_context(closing(results)):
                 if result.failure is not None:
                     raise LoadRefusedError(f"nothing was loaded: {result.failure.text}")
                 for row in result.rows:
                     known[items[result.number]] = row
-        return [known[item] for item in size_of]
+        return [known[item] for item in wanted]
 
     def _of_runs(
         self, plan: LoadPlan, runs: Sequence[StagedRun]
@@ -480,34 +478,31 @@ class _Commit:
                 )
         return adoptions, rows
 
-    def _made_index(
-        self, plan: LoadPlan, runs: Sequence[StagedRun]
+    def _index_items(self, keys: Sequence[KeyRun]) -> list[_IndexItem]:
+        """The files that these keys are to be in."""
+        items_max = self._config.index_item_count - 1
+        files = list(file_plans(self._tier.scratch, in_order(keys), items_max=items_max))
+        used = begins_in_use(self._tier)
+        begins = begin_timestamps([file.first_time for file in files], used)
+        return [
+            _IndexItem(parts=file.parts, begin=begin)
+            for file, begin in zip(files, begins, strict=True)
+        ]
+
+    def _of_index(
+        self, plan: LoadPlan, files: Sequence[_StagedIndex]
     ) -> tuple[list[Adoption], list[SegmentRecord], list[Change]]:
-        """Stage files with these keys; what the catalogue is to say of them.
+        """What the catalogue is to say of these files.
 
         A queue that was not indexed up to where the load begins is still taken to be indexed only
         up to there: a broker that is started then puts all that follows, and messages that it finds
         twice are shown once.
         """
         tier = self._tier
-        keys = [
-            replace(each, topic_id=plan.targets[run.key].topic_id)
-            for run in runs
-            for each in run.keys
-        ]
-        items_max = tier.config.index_item_count - 1
-        files = list(file_plans(tier.scratch, in_order(keys), items_max=items_max))
-        begins = begin_timestamps([file.first_time for file in files], begins_in_use(tier))
         rows: list[SegmentRecord] = []
         adoptions: list[Adoption] = []
         base = next_base(tier)
-        size_of = {
-            _IndexItem(parts=file.parts, begin=begin): file.count * ENTRY_BYTES
-            for file, begin in zip(files, begins, strict=True)
-        }
-        work = partial(index_file, self._config.with_full_paths(), self._folder, self._now)
-        # One at a time on this machine: each takes hundreds of megabytes.
-        for made in self._worked(work, size_of, self._memory.index, threads=1):
+        for made in files:
             row = index_row(tier, base, begin=made.begin, end=made.end, size=made.size)
             rows.append(row)
             adoptions.append(
@@ -590,6 +585,16 @@ class LoadPlan:
     @property
     def message_count(self) -> int:
         return sum(self.ends[key] - target.queue_offset for key, target in self.targets.items())
+
+    def keys(self) -> list[KeyRun]:
+        """Of all messages, as they will lie: also of what is yet to be written there."""
+        found = [(run.key, run.keys) for run in self.adopted]
+        found += [(item.key, item.keys()) for item in self.items]
+        return [
+            replace(each, topic_id=self.targets[key].topic_id)
+            for key, keys in found
+            for each in keys
+        ]
 
 
 def plan_load(

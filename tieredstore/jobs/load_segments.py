@@ -584,24 +584,26 @@ class RewriteItem:
     log_offset: int
     runs: tuple[StagedRun, ...]
 
-    def keys(self) -> Iterator[KeyRun]:
+    @property
+    def approximate_bytes(self) -> int:
+        return sum(run.log_bytes for run in self.runs)
+
+    def keys(self) -> tuple[KeyRun, ...]:
+        """Those that were staged, moved with the messages."""
+        found = []
         queue_offset, log_offset = self.queue_offset, self.log_offset
         for run in self.runs:
             for keys in run.keys:
-                yield replace(
-                    keys, first_offset=queue_offset, log_shift=log_offset - run.log_offset
-                )
+                shift = log_offset - run.log_offset
+                found.append(replace(keys, first_offset=queue_offset, log_shift=shift))
             queue_offset, log_offset = queue_offset + run.count, log_offset + run.log_bytes
+        return tuple(found)
 
 
-def rewrite(
-    config: StoreConfig, folder: str, now_ms: int, item: RewriteItem
-) -> Iterator[StagedRun]:
-    """Stage what these runs hold as segments at other offsets. An engine's work. Their keys are
-    read moved."""
+def rewrite(config: StoreConfig, folder: str, now_ms: int, item: RewriteItem) -> StagedRun:
+    """Stage what these runs hold as segments at other offsets, without their keys."""
     provider = worker_provider(config)
     stem = f"{folder}/{now_ms:013d}.again-{uuid.uuid4().hex[:12]}"
     maker = run_maker(config, provider, stem, with_keys=False)
     sources = [StagedSource(scratch=maker.segments, run=run) for run in item.runs]
-    made = maker.made(item.key, sources, queue_offset=item.queue_offset, log_offset=item.log_offset)
-    yield replace(made, keys=tuple(item.keys()))
+    return maker.made(item.key, sources, queue_offset=item.queue_offset, log_offset=item.log_offset)
