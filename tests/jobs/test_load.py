@@ -43,6 +43,7 @@ from tieredstore.driver.object_client import ObjectFacts
 from tieredstore.driver.provider import LOAD_MS_MAX
 from tieredstore.index.contract import CommittedRun
 from tieredstore.index.keys import keys_of_run
+from tieredstore.jobs import load_records
 from tieredstore.jobs.load import StreamBatch, abort_load, begin_load, commit_load
 from tieredstore.jobs.load_records import (
     EncodedRun,
@@ -372,6 +373,19 @@ def test_keys_are_those_that_an_index_finds_in_the_records(rows: list[Row]) -> N
         assert run.key_hashes.tolist() == found.columns.key_hashes.tolist()
         owners = np.repeat(np.arange(len(run)), run.key_counts)
         assert owners.tolist() == found.columns.log_offsets.tolist()
+
+
+def test_keys_of_a_batch_are_the_same_in_one_piece_and_in_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    batch = joined(rows_of(A, range(40)), rows_of(B, range(3)))
+    (whole, other) = runs_of(batch)
+    for size in (1, 50, 100):
+        monkeypatch.setattr(load_records, "_KEYS_BYTES", size)
+        (found, last) = runs_of(batch)
+        assert found.key_counts.tolist() == whole.key_counts.tolist() == [3] * 40
+        assert found.key_hashes.tolist() == whole.key_hashes.tolist()
+        assert last.key_hashes.tolist() == other.key_hashes.tolist()
 
 
 def test_missing_columns_have_defaults() -> None:

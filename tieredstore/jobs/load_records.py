@@ -80,6 +80,7 @@ _COLUMNS: Final[Mapping[str, str]] = {TAGS: "tags", KEYS: "keys", UNIQUE_KEY: "u
 _NO_TEXTS: Final = ""
 BATCH_BYTES_MAX: Final = 64 << 20  # of what is encoded at a time, or a single message
 _NOTHING: Final = pa.scalar(b"")
+_KEYS_BYTES: Final = 1 << 20  # of properties that are taken apart at a time, or of one message
 _COPIED_BYTES_MAX: Final = 512  # a body that is quicker copied than looked at through a view
 
 
@@ -324,10 +325,20 @@ class PropertyTexts:
             pieces += entry
         self.texts = self._joined(pieces)
 
-    def keys(self, before: NDArray[np.uint64]) -> HashedKeys:
-        """As an index has them; `before` are the hashes of what stands before those of each."""
+    def keys(self, before: NDArray[np.uint64]) -> Iterator[HashedKeys]:
+        """As an index has them, those of some rows after those of others; `before` are the hashes
+        of what stands before the keys of each row."""
         data, ends = span_bytes(self.texts)
-        return hashed_keys(Properties(data, ends[1:]), before)
+        start = 0
+        while start < self._count:
+            first = int(ends[start])
+            stop = int(np.searchsorted(ends, first + _KEYS_BYTES, side="right")) - 1
+            stop = max(start + 1, stop)
+            properties = Properties(
+                data[first : int(ends[stop])], ends[start + 1 : stop + 1] - first
+            )
+            yield hashed_keys(properties, before[start:stop])
+            start = stop
 
     def tags_codes(self) -> NDArray[np.int64]:
         """What a consume queue stores for the tags."""
@@ -482,8 +493,9 @@ class _Encoded:
         self._key_hashes = np.empty(0, np.uint64)
         if with_keys:
             before = key_hashes([f"{name}#" for name in names])
-            keys = properties.keys(before[topic_codes])
-            self._key_counts, self._key_hashes = keys.counts, keys.hashes
+            found = list(properties.keys(before[topic_codes]))
+            self._key_counts = np.concatenate([keys.counts for keys in found])
+            self._key_hashes = np.concatenate([keys.hashes for keys in found])
         self._key_ends = np.concatenate(([0], np.cumsum(self._key_counts)))
         born = _Hosts(columns.text(batch, "born_host"), count, "born_host")
         store = _Hosts(columns.text(batch, "store_host"), count, "store_host")

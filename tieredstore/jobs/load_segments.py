@@ -2,7 +2,8 @@
 
 A task spills what it encodes to a file of its own, and at its end writes the run of each queue as
 segments that begin where the queue ended when it looked. Where that still holds at the commit they
-are adopted as they are. Else they are what the run is written from once more, at its true offsets.
+are adopted as they are. Else they are what the run is written from once more, at its true offsets;
+its keys stay as they were staged, and are read moved.
 
 Names are `load/<run>/<ms>.<attempt>-<number>`, so that an audit sees how old they are.
 """
@@ -506,7 +507,7 @@ class Stager:
     def add(self, batch: pa.RecordBatch) -> None:
         for run in encode_batch(batch, self.columns, with_keys=self.index):
             self._waiting.setdefault(run.key, []).append(run)
-            self._waiting_bytes += len(run.records)
+            self._waiting_bytes += len(run.records) + run.key_hashes.nbytes
             if self._waiting_bytes >= self.block_bytes:
                 self._spill()
 
