@@ -52,6 +52,16 @@ class TestDurability:
             segment.delete()
             assert held(disk, "deletion") == {}
 
+    def test_what_is_staged_has_its_name_when_the_power_fails(
+        self, provider: PosixProvider, tmp_path: Path
+    ) -> None:
+        with ForgetfulDisk(tmp_path) as disk:
+            scratch = provider.scratch("b")
+            assert scratch is not None
+            scratch.put("run/1", [b"staged"])
+            (staged,) = held(disk, "put").items()
+            assert (Path(staged[0]).name, staged[1]) == ("1", b"staged")
+
     def test_what_a_dead_process_left_is_synced_before_it_counts(
         self, provider: PosixProvider, tmp_path: Path
     ) -> None:

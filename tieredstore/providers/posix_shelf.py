@@ -167,6 +167,7 @@ class PosixScratch(Scratch):
                 write_atomically(unfinished, blocks)
                 size = unfinished.stat().st_size
                 os.replace(unfinished, path)
+                fsync_directory(path.parent)
             finally:
                 unfinished.unlink(missing_ok=True)
         return size
