@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any, Final
 
 import pyarrow as pa
@@ -85,6 +87,7 @@ class ScanReader(Shipped):
     def read(self, partition: InputPartition) -> Iterator[Any]:
         if not isinstance(partition, TierPartition):
             return  # Spark's own, where there is nothing to read
+        _spare_the_collector()
         with plain_failures():
             for batch in self._batches(partition.items):
                 # They differ at most in which values may be null.
@@ -104,6 +107,13 @@ class ScanReader(Shipped):
                 left -= len(batch)
                 if left <= 0:
                     return
+
+
+@cache
+def _spare_the_collector() -> None:
+    """Let the collector pass over what this process has loaded: a worker of Spark collects behind
+    each task, and modules stay as long as it does."""
+    gc.freeze()
 
 
 def partitions_of(options: ReadOptions, items: Iterable[ScanItem]) -> list[InputPartition]:
