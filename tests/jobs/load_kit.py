@@ -68,9 +68,7 @@ def staged(
         now_ms=SystemClock().now_ms() if now_ms is None else now_ms,
         block_bytes=block_bytes,
     )
-    for batch in batches:
-        stager.add(batch)
-    return stager.finish()
+    return stager.staged(batches)
 
 
 def loaded(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -52,7 +53,7 @@ from tieredstore.jobs.load_records import (
     LoadRefusedError,
     encode_batch,
 )
-from tieredstore.jobs.load_segments import StagedPart
+from tieredstore.jobs.load_segments import StagedPart, Stager
 from tieredstore.jobs.worker import worker_scratch
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import (
@@ -98,6 +99,35 @@ def test_rows_of_queues_in_any_order_keep_their_order_within_each(config: StoreC
     loaded(config, [[mixed]])
     for key in (A, B, C):
         assert bodies(config, key) == names_of(key, range(40))
+
+
+def test_rows_sorted_by_queue_go_straight_into_segments_that_are_adopted(
+    config: StoreConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    spilled: list[EncodedRun] = []
+    inner = Stager.spilled
+
+    def spilling(stager: Stager, runs: Sequence[EncodedRun], *, with_records: bool = True) -> Any:
+        spilled.extend(runs if with_records else [])
+        return inner(stager, runs, with_records=with_records)
+
+    monkeypatch.setattr(Stager, "spilled", spilling)
+    pieces = [
+        (A, range(60)),
+        (B, range(60)),
+        (A, range(60, 100)),
+        (C, range(5)),
+        (B, range(60, 90)),
+    ]
+    batches = [
+        rows_of(key, numbers[at : at + 7]) for key, numbers in pieces for at in range(0, 60, 7)
+    ]
+    loaded(config, [[batch for batch in batches if len(batch)]])
+    assert not [run for run in spilled if run.key != C]
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    for key, count in ((A, 100), (B, 90), (C, 5)):
+        assert bodies(config, key) == names_of(key, range(count))
+    assert_found(config, {A: range(100), B: range(90), C: range(5)}, samples=5)
 
 
 def test_a_load_goes_on_behind_what_a_queue_has(config: StoreConfig) -> None:
@@ -625,10 +655,16 @@ def test_loads_of_any_partitions_staged_and_committed_in_any_order_add_each_mess
             if batches:
                 work.append((load_number, partition, batches))
     done: list[dict[int, StagedPart]] = [{}, {}]
+    block_bytes = data.draw(st.sampled_from([500, 2_000, 100_000]), label="block")
     for load_number, partition, batches in data.draw(st.permutations(work), label="tasks"):
         for attempt in range(data.draw(st.integers(1, 2), label="attempts")):
             done[load_number][partition] = staged(
-                config, f"run-{load_number}", partition, batches, attempt=str(attempt)
+                config,
+                f"run-{load_number}",
+                partition,
+                batches,
+                attempt=str(attempt),
+                block_bytes=block_bytes,
             )
     for number in (*order, *order):  # each is tried again
         commit_load(config, f"run-{number}", [*done[number].values()])

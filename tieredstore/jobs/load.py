@@ -614,11 +614,11 @@ def plan_load(
     for key, runs in sorted(by_queue.items()):
         target = targets[key] = target_of(key)
         at, log_at = target.queue_offset, target.log_offset
-        first = runs[0]
-        if (first.queue_offset, first.log_offset) == (at, log_at):
-            adopted.append(first)
-            at, log_at = at + first.count, log_at + first.log_bytes
-        left = [run for run in runs if (run is not first or at == target.queue_offset)]
+        left = list(runs)
+        while left and (left[0].queue_offset, left[0].log_offset) == (at, log_at):
+            run = left.pop(0)
+            adopted.append(run)
+            at, log_at = at + run.count, log_at + run.log_bytes
         for some in _together(left, config.commit_log_segment_bytes):
             item = RewriteItem(key=key, queue_offset=at, log_offset=log_at, runs=some)
             items.append(item)

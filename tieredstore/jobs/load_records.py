@@ -441,6 +441,10 @@ class EncodedRun:
     def __len__(self) -> int:
         return len(self.message_bytes)
 
+    @property
+    def held_bytes(self) -> int:
+        return len(self.records) + self.key_hashes.nbytes
+
 
 def encode_batch(
     batch: pa.RecordBatch, columns: LoadColumns, *, with_keys: bool = True

@@ -1,9 +1,9 @@
 """Segments that tasks of a load write: whole and durable, and part of no tier before the commit.
 
-A task spills what it encodes to a file of its own, and at its end writes the run of each queue as
-segments that begin where the queue ended when it looked. Where that still holds at the commit they
-are adopted as they are. Else they are what the run is written from once more, at its true offsets;
-its keys stay as they were staged, and are read moved.
+A task writes the messages of each queue as segments that begin where the queue ended when it
+looked. Where that still holds at the commit they are adopted as they are. Else they are what the
+run is written from once more, at its true offsets; its keys stay as they were staged, and are read
+moved.
 
 Names are `load/<run>/<ms>.<attempt>-<number>`, so that an audit sees how old they are.
 """
@@ -13,9 +13,9 @@ from __future__ import annotations
 import os
 import tempfile
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
-from itertools import count
+from itertools import chain, count
 from typing import Any, Final, Protocol
 
 import google_crc32c
@@ -172,6 +172,7 @@ class QueueEnds:
     def __init__(self, provider: SegmentProvider, broker: str) -> None:
         self._provider, self._broker = provider, broker
         self._known: dict[str, list[int]] | None = None
+        self._moved: dict[QueueKey, tuple[int, int]] = {}
         provider.refresh()
         if provider.shares_rounds:  # one look shows all queues
             self._known = self._listed(broker)
@@ -179,9 +180,15 @@ class QueueEnds:
     def of(self, key: QueueKey) -> tuple[int, int]:
         """The next queue offset, and the next log offset."""
         path = queue_path(self._broker, *key)
+        if key in self._moved:
+            return self._moved[key]
         known = self._listed(path) if self._known is None else self._known
         units, log_offset = known.get(path, [0, 0])
         return units // UNIT_BYTES, log_offset
+
+    def move(self, run: StagedRun) -> None:
+        """The queue ends behind this run."""
+        self._moved[run.key] = run.queue_offset + run.count, run.log_offset + run.log_bytes
 
     def _listed(self, below: str) -> dict[str, list[int]]:
         found: dict[str, list[int]] = {}
@@ -485,8 +492,13 @@ def _read_into(descriptor: int, data: bytearray, position: int) -> None:
 
 @dataclass(slots=True, eq=False)
 class Stager:
-    """Takes the batches of one attempt, one by one. Holds about two blocks in memory, and all rows
-    in a file of this machine that has no name: below SPARK_LOCAL_DIRS, where that is set."""
+    """Stages the batches of one attempt. The rows of one queue, the leading one, go straight into
+    its segments; those of others wait in memory, at most a block of them, and then in a file of
+    this machine that has no name: below SPARK_LOCAL_DIRS, where that is set.
+
+    The leading queue ends where nothing of it came for a block, and the queue of the newest rows
+    leads from there. So rows that are sorted by queue are written once.
+    """
 
     config: StoreConfig
     provider: SegmentProvider
@@ -503,61 +515,121 @@ class Stager:
     _spilled: dict[QueueKey, list[_Spilled]] = field(default_factory=dict)
     _file: Any = None
     _end: int = 0
+    _coming: Iterator[EncodedRun] = field(default_factory=lambda: iter(()))
+    _next: QueueKey | None = None  # the queue that leads next
 
-    def add(self, batch: pa.RecordBatch) -> None:
-        for run in encode_batch(batch, self.columns, with_keys=self.index):
-            self._waiting.setdefault(run.key, []).append(run)
-            self._waiting_bytes += len(run.records) + run.key_hashes.nbytes
-            if self._waiting_bytes >= self.block_bytes:
-                self._spill()
-
-    def finish(self) -> StagedPart:
+    def staged(self, batches: Iterable[pa.RecordBatch]) -> StagedPart:
         try:
-            self._spill()
-            return StagedPart(partition=self.partition, runs=tuple(self._runs()))
+            return StagedPart(partition=self.partition, runs=tuple(self._runs(batches)))
         finally:
             if self._file is not None:
                 self._file.close()
 
-    def _runs(self) -> Iterator[StagedRun]:
-        if not self._spilled:
+    def _runs(self, batches: Iterable[pa.RecordBatch]) -> Iterator[StagedRun]:
+        encoded = (encode_batch(batch, self.columns, with_keys=self.index) for batch in batches)
+        self._coming = chain.from_iterable(encoded)
+        first = next(self._coming, None)
+        if first is None:
             return
-        broker = self.config.broker_name
+        self._hold(first)
+        self._next = first.key
         maker = run_maker(
             self.config,
             self.provider,
             f"{run_folder(self.run_id)}/{self.now_ms:013d}.{self.partition}-{self.attempt}",
             with_keys=self.index,
         )
-        ends = QueueEnds(self.provider, broker)
-        for key, sources in sorted(self._spilled.items()):
+        ends = QueueEnds(self.provider, self.config.broker_name)
+        while (key := self._next) is not None:
             queue_offset, log_offset = ends.of(key)
-            yield maker.made(key, sources, queue_offset=queue_offset, log_offset=log_offset)
+            self._next = None
+            source = _Leading(self, key)
+            run = maker.made(key, [source], queue_offset=queue_offset, log_offset=log_offset)
+            ends.move(run)
+            yield run
+            if self._next is None:  # nothing comes any more
+                self._next = min({*self._waiting, *self._spilled}, default=None)
 
-    def _spill(self) -> None:
-        if self._waiting and self._file is None:
+    def held(self, key: QueueKey) -> tuple[list[_Spilled], list[EncodedRun]]:
+        """All that there is of this queue; it is the caller's now."""
+        runs = self._waiting.pop(key, [])
+        self._waiting_bytes -= sum(run.held_bytes for run in runs)
+        return self._spilled.pop(key, []), runs
+
+    def _hold(self, run: EncodedRun) -> None:
+        self._waiting.setdefault(run.key, []).append(run)
+        self._waiting_bytes += run.held_bytes
+
+    def coming_of(self, key: QueueKey) -> Iterator[EncodedRun]:
+        """What comes of the leading queue; what comes between is held."""
+        others = 0
+        for run in self._coming:
+            if run.key == key:
+                others = 0
+                yield run
+                continue
+            self._hold(run)
+            others += run.held_bytes
+            if others >= self.block_bytes:
+                self._next = run.key
+                return
+            if self._waiting_bytes >= self.block_bytes:
+                for waiting, runs in self._waiting.items():
+                    self._spilled.setdefault(waiting, []).append(self.spilled(runs))
+                self._waiting, self._waiting_bytes = {}, 0
+
+    def spilled(self, runs: Sequence[EncodedRun], *, with_records: bool = True) -> _Spilled:
+        """These runs of one queue, in the file."""
+        if self._file is None:
             folder = os.environ.get("SPARK_LOCAL_DIRS", "").partition(",")[0]
             self._file = tempfile.TemporaryFile(dir=folder or None, buffering=0)  # noqa: SIM115
-        for key, runs in self._waiting.items():
-            columns = np.empty(sum(map(len, runs)), _ROW)
-            columns["size"] = np.concatenate([run.message_bytes for run in runs])
-            columns["tags"] = np.concatenate([run.tags_codes for run in runs])
-            columns["time"] = np.concatenate([run.store_times for run in runs])
-            columns["keys"] = np.concatenate([run.key_counts for run in runs])
-            hashes = np.concatenate([run.key_hashes for run in runs])
-            position = self._end
-            self._write(columns.view(np.uint8).data)
+        columns = np.empty(sum(map(len, runs)), _ROW)
+        columns["size"] = np.concatenate([run.message_bytes for run in runs])
+        columns["tags"] = np.concatenate([run.tags_codes for run in runs])
+        columns["time"] = np.concatenate([run.store_times for run in runs])
+        columns["keys"] = np.concatenate([run.key_counts for run in runs])
+        hashes = np.concatenate([run.key_hashes for run in runs])
+        position = self._end
+        self._write(columns.view(np.uint8).data)
+        if with_records:
             self._write(hashes.view(np.uint8).data)
             for run in runs:
                 self._write(run.records)
-            spilled = _Spilled(self._file.fileno(), position, len(columns), len(hashes))
-            self._spilled.setdefault(key, []).append(spilled)
-        self._waiting, self._waiting_bytes = {}, 0
+        return _Spilled(self._file.fileno(), position, len(columns), len(hashes))
 
     def _write(self, view: memoryview) -> None:
         while view:
             written = os.pwrite(self._file.fileno(), view, self._end)
             view, self._end = view[written:], self._end + written
+
+
+class _Leading:
+    """The rows of the leading queue: those that were there, and those that come."""
+
+    def __init__(self, stager: Stager, key: QueueKey) -> None:
+        self._stager, self._key = stager, key
+        self._read: list[_Spilled] = []
+
+    def rows(self) -> Iterator[Rows]:
+        stager = self._stager
+        spilled, waiting = stager.held(self._key)
+        for each in spilled:
+            self._read.append(each)
+            yield from each.rows()
+        for run in chain(waiting, stager.coming_of(self._key)):
+            self._read.append(stager.spilled([run], with_records=False))
+            yield Rows(
+                sizes=run.message_bytes,
+                tags=run.tags_codes,
+                times=run.store_times,
+                key_counts=run.key_counts,
+                key_hashes=run.key_hashes,
+                records=bytearray(run.records),
+            )
+
+    def units(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        for each in self._read:
+            yield from each.units()
 
 
 def run_maker(

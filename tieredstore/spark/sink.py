@@ -11,7 +11,8 @@ writes meanwhile, one for a frame and one for each batch of a stream.
     | block_bytes                     | records in memory of one task: 16m                       |
     | wait_seconds                    | for another writer of the same directory to end: 60      |
 
-Rows of one queue near each other load fastest: `df.repartition("topic", "queue_id")`. A search by
+Rows load fastest where those of a queue are in one partition, and follow each other:
+`df.repartition("topic", "queue_id").sortWithinPartitions("topic", "queue_id")`. A search by
 time takes the messages of a queue to be in the order of their store times: sort them so. Messages
 older than the retention of their topic are deleted when a broker next expires. A tier in a
 directory needs that directory on all machines of the cluster.
@@ -174,9 +175,7 @@ def staged(
         index=said.index and said.config.index_enabled,
         block_bytes=said.block_bytes,
     )
-    for batch in batches:
-        stager.add(batch)
-    return stager.finish()
+    return stager.staged(batches)
 
 
 def _task() -> TaskContext:
