@@ -562,6 +562,41 @@ def test_a_time_leads_to_one_place_whichever_store_is_asked(
     tiered.store.shutdown()
 
 
+class LaggingTimes(LocalTimes):
+    """Its minimum is older than what it has: its log expires faster than its queues follow."""
+
+    def min_offset(self, topic: str, queue_id: int) -> int | None:
+        return max(0, self.kept_from - 2)
+
+    def offset_by_time(
+        self, topic: str, queue_id: int, timestamp: int, boundary: Boundary = LOWER
+    ) -> int | None:
+        found = super().offset_by_time(topic, queue_id, timestamp, boundary)
+        is_before = found is not None and found < self.kept_from
+        return found if boundary is not LOWER or not is_before else self.kept_from
+
+
+@pytest.mark.parametrize("boundary", [LOWER, UPPER])
+@pytest.mark.parametrize("ahead_ms", [0, 1])
+def test_a_minimum_that_lags_is_no_place_of_a_time(
+    tmp_path: Path, ahead_ms: int, boundary: Boundary
+) -> None:
+    tiered = Broker(tmp_path)
+    tiered.local = LaggingTimes(tiered.runtime)
+    tiered.store = tiered.wrap(tiered.local)
+    tiered.open()
+    tiered.put(10)
+    assert tiered.store.flush()
+    for tiered.local.kept_from in range(10):
+        for number in range(10):
+            found = tiered.store.offset_by_time(TOPIC, 0, time_of(number) - ahead_ms, boundary)
+            assert found == number, tiered.local.kept_from
+    tiered.local.kept_from = 6
+    tiered.local.earliest_time = lambda *_: time_of(0)  # type: ignore[method-assign] # of another queue
+    assert tiered.store.offset_by_time(TOPIC, 0, time_of(6) - ahead_ms, boundary) == 6
+    tiered.store.shutdown()
+
+
 def test_a_time_is_looked_up_in_the_tier_if_its_message_expires_meanwhile(tiered: Broker) -> None:
     tiered.local.kept_from = 2
     ask = tiered.local.offset_by_time

@@ -303,8 +303,9 @@ class Answers:
     ) -> int | None:
         """The tier's where something as old may lie there only.
 
-        What the next store has is all stored at `timestamp` or later then, so its oldest message
-        is the answer where the tier has none that comes before it.
+        What the next store has is all stored at `timestamp` or later then, so its first message is
+        the answer where the tier has none that comes before it. Not its minimum: that may lag
+        behind what has expired.
         """
         fork = self._decision.fork_of(topic, queue_id)
         if fork is not None:
@@ -321,9 +322,7 @@ class Answers:
         )
         if self._decision.is_forced:
             return far
-        if far is None:
-            return self._first_of_next(topic, queue_id, timestamp, boundary)
-        return _smaller(far, self._next.min_offset(topic, queue_id))
+        return _smaller(far, self._first_of_next(topic, queue_id, timestamp, boundary))
 
     def query_message(
         self, topic: str, key: str, *, count_max: int, begin: int, end: int
@@ -542,14 +541,16 @@ class Answers:
     ) -> int | None:
         """What the next store says, as the tier says it.
 
-        With UPPER and no message of this very time a local store gives the last one before it and
-        the tier the first one behind it. So does RocketMQ; its whole store gives the latter.
+        With UPPER and no message of this very time a local store gives the last one before it, or
+        its minimum, and the tier the first one behind it. So does RocketMQ; its whole store gives
+        the latter.
         """
         near = self._next.offset_by_time(topic, queue_id, timestamp, boundary)
         if near is None or boundary is Boundary.LOWER:
             return near
-        time = self._next.store_time(topic, queue_id, near)
-        return near if time is None or time >= timestamp else near + 1
+        if self._next.store_time(topic, queue_id, near) == timestamp:
+            return near
+        return self._next.offset_by_time(topic, queue_id, timestamp, Boundary.LOWER)
 
     def _is_last_of(
         self, topic: str, queue_id: int, near: int, timestamp: int, boundary: Boundary
