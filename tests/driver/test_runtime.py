@@ -7,7 +7,14 @@ from collections.abc import Callable
 
 import pytest
 
-from tieredstore.driver.runtime import ManualClock, Runtime, SystemClock, ThreadPool, with_deadline
+from tieredstore.driver.runtime import (
+    InlineService,
+    ManualClock,
+    Runtime,
+    SystemClock,
+    ThreadPool,
+    with_deadline,
+)
 from tieredstore.model.errors import StoreClosedError
 
 LONG = 240.0  # for what has to come; nobody waits that long
@@ -212,3 +219,21 @@ def test_what_a_call_returns_or_raises_is_in_the_future() -> None:
         with pytest.raises(ValueError, match="invalid literal"):
             with_deadline(runtime, "test", lambda: int("x"), 240).result(0)
         runtime.close()
+
+
+def test_a_call_is_made_once_though_its_service_goes_on() -> None:
+    """A machine may be halted for a day between the end of the call and that of the wait."""
+    steps: list[Callable[[], object]] = []
+
+    class Halted(Runtime):
+        def service(
+            self, name: str, step: Callable[[], object], *, interval_ms: int
+        ) -> InlineService:
+            steps.append(step)
+            return InlineService(step)
+
+    inline, calls = Runtime.inline(), iter(range(2))
+    runtime = Halted(clock=inline.clock, dispatch=inline.dispatch, fetch=inline.fetch)
+    future = with_deadline(runtime, "test", lambda: next(calls), 1)
+    steps[0]()
+    assert (future.result(0), next(calls)) == (0, 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.roundlog.log_kit import Killed, Tier, key_of
+from tests.roundlog.small import everything_small
 from tieredstore.driver.metadata import PutNote
 from tieredstore.driver.provider import TakenIn
 from tieredstore.model.errors import FencedError
@@ -17,7 +18,7 @@ from tieredstore.roundlog.entry import Sealed, SegmentKey
 from tieredstore.roundlog.frames import crc32c
 from tieredstore.roundlog.log import BrokerLog
 from tieredstore.roundlog.salvage import LOST
-from tieredstore.roundlog.upkeep import Upkeep
+from tieredstore.roundlog.upkeep import GRACE_MS, Upkeep
 
 A, B, UNITS = key_of("a"), key_of("b"), key_of("a", type=SegmentType.CONSUME_QUEUE)
 KEYS = (A, B, UNITS)
@@ -176,6 +177,29 @@ def test_what_a_fenced_writer_leaves_beside_a_log_without_a_segment_is_of_no_los
         with pytest.raises(FencedError):
             write(tier, former, 1)
     assert any("/data/" in name for name in tier.objects.held)
+    assert inspection.damage(log) == []
+    taken = taking.take_in(tier.opened()[0])
+    assert (taken.segment_count, taken.losses) == (0, ())
+
+
+def test_nor_when_the_entries_of_his_time_have_given_way_to_states() -> None:
+    tier = Tier()
+    log, _ = tier.opened()
+    log.claim()
+    tier.objects.held[log.key("data/0000000001-of-a-fenced-writer")] = (
+        b"it",
+        log.calls.head(log.key("epoch/0000000001")),
+    )
+    log, _ = tier.opened()
+    log.claim()
+    with everything_small():
+        upkeep = Upkeep(log)
+        for number in range(30):
+            log.append([Draft(changes=[PutNote("note", "of a log without a segment", number)])])
+            while upkeep.step():
+                pass
+            tier.clock.advance(GRACE_MS)
+    assert not any(name.endswith("/log/00000000000000000001") for name in tier.objects.held)
     assert inspection.damage(log) == []
     taken = taking.take_in(tier.opened()[0])
     assert (taken.segment_count, taken.losses) == (0, ())

@@ -337,7 +337,8 @@ def with_deadline(
     future: Future[T] = Future()
 
     def step() -> None:
-        _run(future, call)
+        if not future.done():  # the caller was halted for a day before it could stop the service
+            _run(future, call)
 
     service = runtime.service(name, step, interval_ms=ONCE_MS)
     service.wake()

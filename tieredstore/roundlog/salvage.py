@@ -74,10 +74,13 @@ def begun_by(log: BrokerLog, epoch: int) -> int:
     """The epoch of the oldest entry that is left, or else the one given.
 
     Data objects of epochs before it are of a log that was lost. Younger ones that no entry names
-    are of a writer of this log that was fenced, or ended, before its entry counted.
+    are of a writer of this log that was fenced, or ended, before its entry counted. So are all of
+    them where the first entry has given way to states: its writer had looked for a lost log.
     """
     for listed in log.calls.client.list(log.key("log/")):
-        if number_of(listed.key.removeprefix(log.prefix)):
+        if number := number_of(listed.key.removeprefix(log.prefix)):
+            if number > 1:
+                return 1
             try:
                 return log.entry(listed).epoch
             except (SegmentNotFoundError, MetadataError):
