@@ -463,6 +463,31 @@ def test_after_a_failed_sync_the_log_takes_nothing_more(
     assert log.flushed_offset == 0
 
 
+def test_an_append_that_fails_while_all_before_it_expires_loses_no_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = a_log(tmp_path)
+    log.append(a_record_of(3_000), [0])
+    placed = RecordBatch.placed
+
+    def expire_and_fail(*arguments: Any) -> Any:
+        assert log.queue.delete_before(log.max_offset)
+        raise OSError(28, "no space left")
+
+    monkeypatch.setattr(RecordBatch, "placed", expire_and_fail)
+    with pytest.raises(OSError, match="no space left"):
+        log.append(a_record_of(2_000), [1])
+    assert (log.min_offset, log.max_offset) == (FILE_BYTES, FILE_BYTES)
+    monkeypatch.setattr(RecordBatch, "placed", placed)
+    assert log.append(a_record_of(2_000), [1]).log_offsets == [FILE_BYTES]
+    log.flush()
+    log.close()
+    again = a_log(tmp_path)
+    assert again.min_offset == FILE_BYTES
+    assert [columns.log_offsets.tolist() for columns in again.scan_from(0)] == [[FILE_BYTES]]
+    again.close()
+
+
 def test_appends_readers_and_syncs_run_side_by_side(tmp_path: Path) -> None:
     runtime = Runtime.threads()
     log = CommitLog(a_config(tmp_path), runtime, MappedFiles(open_max=2))

@@ -280,7 +280,7 @@ class CommitLog:
         self._failure = self._failure or failure
         try:
             self.queue.flush()
-            self.queue.truncate_dirty(end)
+            self.queue.truncate_dirty(end, keeps_one=True)
         except Exception:
             log.exception("%s: %s", self.queue.directory, failure)
             return

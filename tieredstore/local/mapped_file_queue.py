@@ -238,16 +238,22 @@ class MappedFileQueue:
                 file.mark_unflushed()
                 file.flush()
 
-    def truncate_dirty(self, offset: int) -> None:
-        """Let everything end at this offset: zeros behind it, files that start behind it go."""
+    def truncate_dirty(self, offset: int, *, keeps_one: bool = False) -> None:
+        """Let everything end at this offset: zeros behind it, files that start behind it go.
+
+        With `keeps_one` the first of these stays, empty, where the file of the offset was deleted
+        meanwhile: without a file nobody knows any more where the next byte belongs.
+        """
         with self._flush_guard:
             with self._grow_guard:  # others may reserve files and delete old ones meanwhile
                 kept = tuple(file for file in self._files if file.start_offset <= offset)
+                if keeps_one and not kept:
+                    kept = self._files[:1]
                 gone = (*self._files[len(kept) :], *self._spares)
                 self._files, self._spares = kept, []
                 self._destroy(gone)
             if kept and offset < kept[-1].end_offset:
-                kept[-1].truncate_to(offset - kept[-1].start_offset)
+                kept[-1].truncate_to(max(0, offset - kept[-1].start_offset))
             self._flushed = self.max_offset
 
     def delete_before(self, offset: int, *, count_max: int | None = None) -> list[MappedFile]:
