@@ -186,10 +186,7 @@ def test_nor_when_the_entries_of_his_time_have_given_way_to_states() -> None:
     tier = Tier()
     log, _ = tier.opened()
     log.claim()
-    tier.objects.held[log.key("data/0000000001-of-a-fenced-writer")] = (
-        b"it",
-        log.calls.head(log.key("epoch/0000000001")),
-    )
+    log.calls.put(log.key("data/0000000001-of-a-fenced-writer"), b"it")
     log, _ = tier.opened()
     log.claim()
     with everything_small():

@@ -91,6 +91,7 @@ def read_page(client: Client, life: Life) -> None:
     queue = dice.choice(QUEUES)
     if dice.random() < 0.1:
         life.store.level = dice.choice(LEVELS)
+        life.forced_count += life.store.level is StorageLevel.FORCE
     if dice.random() < 0.5:
         offset = client.offsets.get(queue, 0)
     else:
@@ -124,10 +125,11 @@ def ask_key(client: Client, life: Life) -> None:
     put = dice.choice(list(model.puts.values()))
     key, topic = dice.choice(put.keys), put.queue.topic
     before, deletions = model.having(topic, key), model.deletions.get(topic, 0)
+    forced, count = life.store.level is StorageLevel.FORCE, life.forced_count
     answer = life.store.query_message(topic, key, count_max=64)
     life.saw()
     world.scheduler.note(f"key {key}: {len(answer.messages)} complete={answer.complete}")
-    if world.is_out_of_room and life.store.level is StorageLevel.FORCE:
+    if world.is_out_of_room and (forced or life.forced_count > count):
         before = []  # the tier alone is asked, and knows nothing of what has no queue unit yet
     model.check_answer(topic, key, answer, before, deletions)
 
@@ -140,13 +142,17 @@ def ask_time(client: Client, life: Life) -> None:
         return
     asked = dice.choice(times) + dice.choice([-1, 0, 1])
     before, deletions = model.required(queue), model.deletions.get(queue.topic, 0)
-    is_exact = life.store.level is not StorageLevel.FORCE  # then the tier alone is asked
+    forced, count = life.store.level is StorageLevel.FORCE, life.forced_count
     end = life.store.max_offset(*queue) or 0
     found = life.store.offset_by_time(*queue, asked, Boundary.LOWER)
     life.saw()
-    model.check_time(
-        *(queue, asked, Boundary.LOWER, found, before, deletions), end=end, is_exact=is_exact
-    )
+    if forced or life.forced_count > count:  # the tier alone was asked: what waits lies behind it
+        end = 0
+        if found is None:
+            return
+    if client.world.was_set_back and client.world.former is not None:
+        return
+    model.check_time(queue, asked, Boundary.LOWER, found, before, deletions, end=end)
 
 
 def ask_ends(client: Client, life: Life) -> None:
@@ -407,7 +413,9 @@ def change_the_weather(outsider: Outsider) -> None:
     elif kind == "503":
         world.bucket.away_until = world.scheduler.clock.monotonic() + dice.choice([0.5, 20, 200])
     elif kind == "clock":
-        world.scheduler.clock.shift_ms += dice.choice([-60_000, -1_000, 3_000, 2 * 3_600_000])
+        shift_ms = dice.choice([-60_000, -1_000, 3_000, 2 * 3_600_000])
+        world.scheduler.clock.shift_ms += shift_ms
+        world.was_set_back = world.was_set_back or shift_ms < 0
     elif kind == "halt":
         life = world.life
         if life is not None:

@@ -35,6 +35,8 @@ from tieredstore.testing.memory_objects import MemoryObjectClient, MemoryObjects
 
 LOOKS: Final = ("open", "pread", "scandir", "listdir", "stat")
 """What another process may have changed just before; nothing is forgotten of them."""
+SECTORS: Final = (512, 4096)
+"""A smaller piece could be lost of a record's head, which no checksum covers."""
 LANDS_MS: Final = 20 * 60_000  # no request lands later than this
 
 
@@ -59,7 +61,7 @@ class Machine:
     def lose_power(self, dice: Random) -> None:
         """What was synced is there, and of each later change perhaps some."""
         after = self.folder.with_name(f"{self.folder.name}-after")
-        self.disk.cut(after, dice)
+        self.disk.cut(after, dice, pieces=SECTORS)
         shutil.rmtree(self.folder)
         after.rename(self.folder)
         self.disk = ForgetfulDisk(self.folder)
@@ -134,6 +136,7 @@ class Bucket:
         self.away_until = 0.0  # 503
         self.is_sound = False  # nothing goes wrong any more
         self.ends: Callable[[str], None] | None = None  # a process may, when a request has landed
+        self.may_end: Callable[[Process], bool] = lambda process: False
 
     def client(self) -> SimClient:
         running = self.scheduler.running
@@ -171,9 +174,9 @@ class SimClient(ParkedClient):
         if scheduler.clock.monotonic() < bucket.away_until:
             verdict = IN_VAIN
         elif bucket.dice.random() < bucket.odds:
-            unusual = (
-                [LOST, IN_VAIN, LATE, TWICE, LAST] if bucket.ends else [LOST, IN_VAIN, LATE, TWICE]
-            )
+            unusual = [LOST, IN_VAIN, LATE, TWICE]
+            if bucket.may_end(self._process):
+                unusual.append(LAST)
             verdict = bucket.dice.choice(unusual if changes else [LOST])
         scheduler.note(f"{request}: {verdict}")
         return verdict

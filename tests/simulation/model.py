@@ -197,7 +197,6 @@ class Model:
         deletions: int,
         *,
         end: int,
-        is_exact: bool,
     ) -> None:
         """Nothing that is at or behind the time lies below what was found. What was found is no
         earlier, unless the queue ends there, at `end` or later: what has no unit yet is not in it.
@@ -208,10 +207,10 @@ class Model:
         puts = [self.queues[queue][at] for at in sorted(there)]
         if boundary is Boundary.LOWER:
             wanted = [put.offset for put in puts if put.store_ms >= asked_ms]
-            if is_exact and wanted and wanted[0] is not None:
+            if wanted and wanted[0] is not None:
                 assert found is not None, f"{queue}: nothing at {asked_ms}, but {wanted[0]}"
                 assert found <= wanted[0], f"{queue}: {found} for {asked_ms}, not {wanted[0]}"
-            if is_exact and found in there and found < end and wanted:
+            if found in there and found < end and wanted:
                 assert self.queues[queue][found].store_ms >= asked_ms, (found, wanted)
 
     def saw_committed(self, queue: QueueKey, committed: int | None, deletions: int) -> None:

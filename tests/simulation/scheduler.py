@@ -66,9 +66,11 @@ class Actor:
     def is_ready(self, now: float) -> bool:
         if self.process.sleeps_until > now:
             return False
-        if self.deadline is not None and self.deadline <= now:
+        until = self.until
+        if until is None:
             return True
-        return self.until is None or self.until()
+        deadline = self.deadline
+        return (deadline is not None and deadline <= now) or until()
 
 
 class VirtualClock:
@@ -105,6 +107,7 @@ class Scheduler:
         self.trace: list[str] = []
         self.at_step: Callable[[str], None] = lambda what: None  # what else may happen there
         self._lowest = 0.0
+        self._has_ended = False  # an actor, since they were last looked through
         self._dying: list[tuple[Process, Callable[[], None]]] = []
         self._hub: Any = getcurrent()
         self._jumps = 0
@@ -192,8 +195,9 @@ class Scheduler:
 
     def _chosen(self) -> Actor | None:
         now = self.clock.passed_ms / 1000
-        if any(each.is_done for each in self.actors):
+        if self._has_ended:
             self.actors = [each for each in self.actors if not each.is_done]
+            self._has_ended = False
         chosen = self._foremost(now) if self.by_priority else self._any(now)
         if chosen is None:
             self._let_time_pass(now)
@@ -252,7 +256,7 @@ class Scheduler:
         except BaseException as error:  # noqa: BLE001 - `run` raises it
             if not actor.process.is_dead:  # what a dying one raises, nobody hears
                 self.failure = self.failure or error
-        actor.is_done = True
+        actor.is_done = self._has_ended = True
 
     # What code under test gets instead of threads
 

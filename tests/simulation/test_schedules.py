@@ -94,7 +94,7 @@ def test_a_search_by_time_ends_where_the_units_end() -> None:
 
     def check(found: int, end: int) -> None:
         asked = queue, START_MS + 1, Boundary.LOWER, found, {0, 1, 2}, 0
-        model.check_time(*asked, end=end, is_exact=True)
+        model.check_time(*asked, end=end)
 
     check(found=1, end=3)
     check(found=0, end=0)

@@ -171,6 +171,7 @@ class Life:
             self.local, world.tier_config(machine), runtime=self.runtime
         )
         self.is_open = self.is_settled = self.is_ending = self.is_over = self.is_forked = False
+        self.forced_count = 0  # how often a client has had the tier alone asked
 
     def run(self, clients: list[Client]) -> None:
         """The process's main thread."""
@@ -245,6 +246,7 @@ class World:
         self.sure_below: int | None = None
         """Of the local log, since it was last opened; None: all of it was on disk then."""
         self.is_sound = False  # nothing goes wrong any more
+        self.was_set_back = False  # the clock: on another machine times begin anew then
 
     # Running it
 
@@ -297,7 +299,7 @@ class World:
         machine = self.machine = Machine("here", self.folder / "here")
         outsiders = [Outsider(self, kind, n, plan.ops) for n, kind in numbered if kind in OUTSIDE]
         if KILLS in plan.faults:
-            self.bucket.ends = self._end
+            self.bucket.ends, self.bucket.may_end = self._end, self._may_end
         if REQUESTS in plan.faults:
             self.bucket.odds = self.dice.choice([0.01, 0.05, 0.2])
         actors = [self.scheduler.spawn(each.name, each.process, each.run) for each in outsiders]
@@ -407,6 +409,10 @@ class World:
         if self.kill_odds and self.dice.random() < self.kill_odds:
             self.kill(life, what)
 
+    def _may_end(self, process: Process) -> bool:
+        """Not one that was taken over from: it has to find out."""
+        return self.life is not None and self.life.process is process and not self.life.is_forked
+
     def _end(self, what: str) -> None:
         assert self.life is not None
         self.kill(self.life, what)
@@ -485,6 +491,8 @@ class World:
         found: list[type[Exception]] = []
         if REQUESTS in self.plan.faults:
             found.append(BackendUnavailableError)
+        if CLOCK in self.plan.faults:
+            found.append(BackendUnavailableError)  # a machine was halted for longer than it waits
         if ROOM in self.plan.faults:
             found += [BackendRefusedError, MetadataError, BackendUnavailableError]
         return tuple(found)

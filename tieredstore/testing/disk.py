@@ -29,7 +29,7 @@ import errno
 import os
 import random
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -107,9 +107,9 @@ class ForgetfulDisk:
         """What was synced and nothing else."""
         return self._picture(target, lambda: True)
 
-    def cut(self, target: Path, dice: random.Random) -> Path:
-        """What was synced, and of each later change perhaps some."""
-        loss, piece = dice.choice(LOSSES), dice.choice(PIECES)
+    def cut(self, target: Path, dice: random.Random, *, pieces: Sequence[int] = PIECES) -> Path:
+        """What was synced, and of each later change perhaps some, in pieces of one such size."""
+        loss, piece = dice.choice(LOSSES), dice.choice(pieces)
         return self._picture(target, lambda: dice.random() < loss, piece)
 
     def _picture(self, target: Path, forgets: Callable[[], bool], piece: int = 1 << 62) -> Path:
