@@ -742,6 +742,22 @@ def test_forced_an_answer_lags_while_messages_wait_for_their_upload(tiered: Brok
     assert tiered.store.query_message(TOPIC, "shared").complete
 
 
+def test_forced_an_answer_lags_though_all_is_uploaded_behind_the_question(tiered: Broker) -> None:
+    tiered.put(3, first=10)
+    tiered.store.level = StorageLevel.FORCE
+    fetcher = tiered.tier.fetcher
+    ask = fetcher.query_message
+
+    def ask_and_upload(*arguments: Any, **named: Any) -> Any:
+        answer = ask(*arguments, **named)
+        assert tiered.store.flush()
+        return answer
+
+    fetcher.query_message = ask_and_upload  # type: ignore[method-assign]
+    result = tiered.store.query_message(TOPIC, "shared")
+    assert (result.complete, result.lags) == (False, True)
+
+
 def test_messages_of_one_millisecond_on_both_sides_come_once(tiered: Broker) -> None:
     """The border between the stores goes through messages that were stored at the same time."""
     tiered.local.kept_from = 10

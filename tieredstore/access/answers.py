@@ -346,6 +346,8 @@ class Answers:
                 return near
         # What was stored in that very millisecond may be in the one or in the other.
         oldest_end = end if forced or earliest is None else min(end, earliest)
+        # Before the tier is asked: what is uploaded meanwhile it has perhaps not looked at.
+        lags = forced and self._waits_for_upload(topic)
         try:
             far = self._timed(
                 "query_message",
@@ -360,7 +362,7 @@ class Answers:
             )
         except BackendUnavailableError:
             far = QueryResult(complete=False)
-        if forced and far.complete and self._waits_for_upload(topic):
+        if lags and far.complete:
             far = replace(far, complete=False, lags=True)
         found = far.messages
         if self._decision.forks:
