@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +19,7 @@ from tieredstore.driver.runtime import ManualClock, Runtime
 from tieredstore.local import store as local_store
 from tieredstore.local.config import LocalConfig
 from tieredstore.local.consume_queue import ConsumeQueue
+from tieredstore.local.dispatch import Dispatch
 from tieredstore.local.mapped_file import MappedFiles
 from tieredstore.local.mapped_file_queue import MappedFileQueue
 from tieredstore.local.store import HOUR_MS, LocalMessageStore, Retention
@@ -351,6 +354,31 @@ def test_what_is_not_dispatched_stays_though_the_disk_is_full(
     assert offset
     got = store.get_message(TOPIC, 0, offset)
     assert (got.status, got.messages[0].log_offset) == (GetStatus.FOUND, minimum)
+
+
+def test_what_is_on_disk_and_not_handed_to_the_dispatch_yet_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody has heard of it: neither the queues, nor the guard of a tier that needs it."""
+    store = a_store(tmp_path)
+    parts, first = parts_of(store), store.max_log_offset()
+    parts.dispatch.drain()
+    monkeypatch.setattr(parts.retention, "_used_percent", lambda _path: 101)
+    known = parts.queues.max_log_end
+    parts.retention.add_guard(lambda: first if parts.queues.max_log_end > known else None)
+    expiry = threading.Thread(target=parts.retention.step)
+    hand_over = Dispatch.submit
+
+    def expire_first(*arguments: Any) -> None:
+        parts.log.flush()
+        expiry.start()
+        expiry.join(0.1)  # it waits for this put
+        hand_over(*arguments)
+
+    monkeypatch.setattr(Dispatch, "submit", expire_first)
+    store.put_messages([a_message(number, body_bytes=200) for number in range(60)])
+    expiry.join()
+    assert 0 < (store.min_log_offset() or 0) <= first
 
 
 def test_the_oldest_append_that_waits_is_what_is_needed(tmp_path: Path) -> None:

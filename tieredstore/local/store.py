@@ -128,7 +128,10 @@ class LocalStore:
         *,
         open_index: Callable[[CommitLog], IndexService] | None = None,
         read_only: bool = False,
+        put_guard: threading.Lock | None = None,
     ) -> LocalStore:
+        """`put_guard` is held while a put goes into the log and is handed to the dispatch."""
+        putting = put_guard or threading.Lock()
         files = StoreFiles(config.root)
         open_files = MappedFiles(read_only=read_only)
         log = CommitLog(config, runtime, open_files)
@@ -158,6 +161,11 @@ class LocalStore:
             timeout_ms=config.sync_flush_timeout_ms,
             before_results=dispatch.keep_up,
         )
+
+        def undispatched_from() -> int | None:
+            with putting:  # a put that is on disk already is perhaps not handed over yet
+                return dispatch.undispatched_from
+
         delays = DelayLevels(config.message_delay_levels)
         deleted = DeletedTopics(files.config / DELETED_FILE)
         truth = UnitTruth(log, queues, delays)
@@ -175,7 +183,7 @@ class LocalStore:
             reader=QueueReader(config, log, queues, truth),
             retention=Retention(
                 *(config, runtime.clock, log, queues, index),
-                undispatched_from=lambda: dispatch.undispatched_from,
+                undispatched_from=undispatched_from,
             ),
             delays=delays,
             checkpoint=StoreCheckpoint(files.checkpoint, CheckpointValues(), written=None),
@@ -724,7 +732,7 @@ class LocalMessageStore(StoreReads):
         with self._life_guard, self._refusals("open"):
             if self._parts is not None:
                 return
-            parts = LocalStore.of(self._config, self._runtime)
+            parts = LocalStore.of(self._config, self._runtime, put_guard=self._put_guard)
             lock = _locked(parts.files, "open")
             try:
                 self.recovery = parts.load()
@@ -835,7 +843,7 @@ class LocalMessageStore(StoreReads):
         self._refuse_a_fork()
         with self._life_guard, self._refusals("destroy"):
             self.shutdown()
-            parts = LocalStore.of(self._config, self._runtime)
+            parts = LocalStore.of(self._config, self._runtime, put_guard=self._put_guard)
             with _locked(parts.files, "destroy"):
                 parts.destroy()
 
