@@ -525,7 +525,9 @@ class World:
             self._delete_again(life)
         life_puts = [each for each in model.puts.values() if each.state == SENT]
         for queue in QUEUES:
-            end = life.local.max_offset(*queue) or 0
+            # The tier's, where the local queue could not begin behind it: then puts are refused.
+            ends = life.local.max_offset(*queue), life.store.committed_offset(*queue)
+            end = max(each or 0 for each in ends)
             first = model.first_unknown(queue)
             seen: dict[int, str] = {}
             at = first
