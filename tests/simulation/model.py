@@ -82,14 +82,18 @@ class Model:
     # What is there
 
     def required(self, queue: QueueKey) -> set[int]:
-        """Offsets of messages that are stored, and too young to go."""
+        """Offsets of messages that are stored, and too young to go. What lies behind a hole waits
+        for the upload in vain: of it the local store alone has a copy, which may expire."""
         if self.deletions.get(queue.topic, 0) % 2:
             return set()
         border = self.newest_ms - self.kept_ms
+        torn = min((at for key, at in self.holes if key == queue), default=None)
         return {
             offset
             for offset, put in self.queues.get(queue, {}).items()
-            if put.state == STORED and put.store_ms > border
+            if put.state == STORED
+            and put.store_ms > border
+            and (torn is None or offset < max(torn, self.committed.get(queue, 0)))
         }
 
     def end(self, queue: QueueKey) -> int:
