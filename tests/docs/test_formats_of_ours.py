@@ -93,7 +93,10 @@ def test_a_footer_is_what_the_page_says(index_file: bytes) -> None:
     names = list(fence)
     assert number(fence[names[0]]) == 0
     assert number(fence[names[1]]) == 28 + 8 * SLOTS
-    assert number(fence[names[3]]) == 28 + 8 * SLOTS + 28 * COUNT
+    items = index_file[28 + 8 * SLOTS : 28 + 8 * SLOTS + 28 * COUNT]
+    assert len(items) <= 16_380
+    assert crc32c(items) == int.from_bytes(fence[names[2]], "big")
+    assert number(fence[names[5]]) == 28 + 8 * SLOTS + 28 * COUNT
     assert covered[:4] == bytes(4)  # the first slot of the one fence block
 
 

@@ -139,9 +139,9 @@ def _uploaded_slot(data: Buffer, random: Random) -> object:
 def _footer(data: Buffer, random: Random) -> object:
     found = footer.decode_tail(data, file_bytes=FOOTER_AT + len(data))
     slot = random.randrange(found.slot_count)
-    at = found.fence_block_position(slot)
+    at = found.fence_block_position(found.fence_block(slot))
     block = bytes(data[at : at + footer.BLOCK_BYTES])
-    return _group(block, slot, found)
+    return _groups(block, slot, found)
 
 
 def _resealed_footer(data: Buffer, random: Random) -> object:
@@ -159,14 +159,14 @@ def _resealed_footer(data: Buffer, random: Random) -> object:
     found = footer.decode_tail(bytes(whole), file_bytes=FOOTER_AT + len(whole))
     payload = bytes(data[: footer.PAYLOAD_BYTES]).ljust(footer.PAYLOAD_BYTES, b"\0")
     block = payload + footer.checksum(payload)
-    found.fence_block_position(random.randrange(found.slot_count))
+    found.fence_block_position(found.fence_block(random.randrange(found.slot_count)))
     footer.may_hold(block, random.getrandbits(64), path="", position=0)
-    return _group(block, random.randrange(found.slot_count), found)
+    return _groups(block, random.randrange(found.slot_count), found)
 
 
-def _group(block: bytes, slot: int, found: footer.Footer) -> footer.Group:
-    first, end = found.items_position, found.position
-    return footer.find_group(block, slot, first=first, end=end, path="", position=end)
+def _groups(block: bytes, slot: int, found: footer.Footer) -> list[footer.Group]:
+    footer.all_groups(block, found, path="", position=found.position)
+    return footer.find_groups(block, slot, found, path="", position=found.position)
 
 
 def _footers() -> list[bytes]:

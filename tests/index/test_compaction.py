@@ -15,6 +15,7 @@ from tests.index.index_kit import (
     BEGIN,
     BEGINS,
     UPLOADED,
+    Bytes,
     Row,
     columns_of,
     create,
@@ -36,22 +37,24 @@ from tieredstore.driver.runtime import Runtime
 from tieredstore.index import compaction
 from tieredstore.index.compaction import Compaction
 from tieredstore.index.footer import (
-    FENCES_A_BLOCK,
+    CHECKED,
     GROUP_BYTES,
+    UNCHECKED,
     Footer,
+    NearFooter,
     block_of,
     build_filter,
     decode_tail,
     encode_fences,
     encode_tail,
     filter_block_count,
-    find_group,
-    first_slots,
+    groups_of,
     has_footer,
     may_hold,
 )
 from tieredstore.index.keys import TimeRange
 from tieredstore.index.local_file import IndexStoreFile
+from tieredstore.index.uploaded import UploadedFile
 from tieredstore.model.errors import SegmentCorruptError
 from tieredstore.model.values import INT32_MAX, SegmentType
 from tieredstore.providers.memory import MemoryProvider
@@ -127,24 +130,29 @@ def test_items_of_every_slot_stand_newest_first(
     assert position == len(data)
 
 
-def a_footer(starts: np.ndarray[tuple[int], np.dtype[np.int32]]) -> tuple[Footer, list[bytes]]:
-    firsts = first_slots(starts)
+def a_footer(
+    starts: np.ndarray[tuple[int], np.dtype[np.int32]], version: int
+) -> tuple[Footer, list[bytes]]:
+    groups = groups_of(starts, version=version)
     footer = Footer(
         slot_count=len(starts) - 1,
         item_count=(int(starts[-1]) - int(starts[0])) // 28,
         used_slot_count=1,
-        group_count=len(firsts),
+        group_count=len(groups.slots),
         filter_blocks=0,
         begin_timestamp=5,
         end_timestamp=9,
         times=TimeRange(first=5, last=9),
-        first_slots=firsts[::FENCES_A_BLOCK].tolist(),
+        first_slots=groups.first_slots,
+        version=version,
     )
-    return footer, encode_fences(firsts, starts)
+    sums = None if version == UNCHECKED else groups.positions[:-1].astype(np.uint32)
+    return footer, encode_fences(groups, sums)
 
 
-@pytest.mark.parametrize("kind", ["small", "large", "sparse", "one", "huge"])
-def test_every_slot_lies_in_a_group_of_16_kib_or_alone(kind: str) -> None:
+@pytest.mark.parametrize("version", [UNCHECKED, CHECKED])
+@pytest.mark.parametrize("kind", ["small", "large", "sparse", "one", "huge", "pages"])
+def test_every_slot_lies_in_a_group_of_16_kib_or_alone(kind: str, version: int) -> None:
     dice = np.random.default_rng(3)
     counts = {
         "small": dice.integers(0, 9, 400_000),
@@ -152,26 +160,35 @@ def test_every_slot_lies_in_a_group_of_16_kib_or_alone(kind: str) -> None:
         "sparse": (dice.integers(0, 99, 200_000) == 5) * dice.integers(0, 900, 200_000),
         "one": np.array([1]),
         "huge": np.array([0, 30_000_000, 0, 0, 1]),
+        # A slot ends with a block of fences, the next one begins in a block and fills two more.
+        "pages": np.array([585 * 340, 585, 585 * 800 + 1, 585 * 340 - 1, 3, 0]),
     }[kind]
     first = 28 + 8 * len(counts)
     ends = first + 28 * np.cumsum(counts)
     starts = np.concatenate(([first], ends)).astype(np.int32)
-    footer, blocks = a_footer(starts)
+    footer, blocks = a_footer(starts, version)
     assert len(blocks) == footer.fence_blocks
+    total = int(starts[-1]) + footer.footer_bytes
+    whole = b"".join(blocks) + encode_tail(footer)
+    reads = Bytes(whole)
+    file = UploadedFile.with_footer(
+        reads.read, footer, near=NearFooter(footer=footer, read=reads.read)
+    )
     alone = set()
     for slot in range(0, len(counts), max(1, len(counts) // 5000)):
-        at = footer.fence_block_position(slot)
-        group = find_group(
-            blocks[at // 4096], slot, first=first, end=int(starts[-1]), path="", position=at
-        )
-        assert group.start <= starts[slot] <= starts[slot + 1] <= group.end
-        if group.end - group.start > GROUP_BYTES:
-            assert (starts[slot], starts[slot + 1]) == group
+        reads.reads.clear()
+        groups = list(file._groups(slot))
+        assert [group.end for group in groups[:-1]] == [group.start for group in groups[1:]]
+        assert groups[0].start <= starts[slot] <= starts[slot + 1] <= groups[-1].end
+        if groups[-1].end - groups[0].start > GROUP_BYTES:
+            assert (starts[slot], starts[slot + 1]) == (groups[0].start, groups[-1].end)
             alone.add(slot)
-    assert bool(alone) == (kind in {"large", "sparse", "huge"})
-    whole = b"".join(blocks) + encode_tail(footer)
+        if version == CHECKED:
+            assert all(group.checksum == group.start for group in groups)
+            assert all(group.end - group.start <= GROUP_BYTES for group in groups)
+        assert len(reads.reads) <= 2 + len(groups) // 340
+    assert bool(alone) == (kind in {"large", "sparse", "huge", "pages"})
     assert len(whole) % 28 == 0
-    total = int(starts[-1]) + len(whole)
     assert decode_tail(whole[-16 * 1024 :], file_bytes=total) == footer
 
 

@@ -22,7 +22,7 @@ from tieredstore.codec.tiered_index import TieredIndexHeader, encode_header, fil
 from tieredstore.driver.runtime import Runtime
 from tieredstore.index.compaction import Compaction
 from tieredstore.index.contract import IndexAnswer
-from tieredstore.index.footer import NearFooter
+from tieredstore.index.footer import UNCHECKED, NearFooter, groups_of
 from tieredstore.index.keys import IndexColumns
 from tieredstore.index.local_file import IndexStoreFile
 from tieredstore.index.uploaded import UploadedFile
@@ -418,6 +418,41 @@ def test_a_copy_that_the_disk_cannot_read_costs_a_read_and_no_answer(
     assert near is not None
     monkeypatch.setattr(file, "near", NearFooter(footer=near.footer, read=broken))
     assert shop.found("k") == [(0, 0)]
+
+
+@pytest.mark.parametrize("near", [True, False])
+def test_an_item_with_another_bit_makes_the_answer_incomplete_not_shorter(
+    tmp_path: Path, near: bool
+) -> None:
+    shop = Shop(tmp_path)
+    shop.put(["k"] * 3, unique=False)
+    shop.index.seal()
+    data = shop.uploaded_bytes()
+    items = 28 + 8 * SLOTS
+    for position in range(items, items + 3 * 28):
+        data[position] ^= 1 << position % 8
+        shop.replace_uploaded(bytes(data))
+        asked = shop.index if near else shop.reader()
+        answer = asked.query(TOPIC, shop.topic_id, "k", **ALL)
+        assert not answer.complete, position
+        data[position] ^= 1 << position % 8
+    shop.replace_uploaded(bytes(data))
+    assert len(shop.found("k")) == 3
+
+
+def test_a_file_of_an_older_version_has_no_checksums_of_items_and_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    older = partial(groups_of, version=UNCHECKED)
+    monkeypatch.setattr("tieredstore.index.compaction.groups_of", older)
+    shop = Shop(tmp_path)
+    shop.put(["k", "l", "k"])
+    shop.index.seal()
+    footer = shop.index._uploaded.segments[0].file().footer
+    assert footer is not None
+    assert footer.version == UNCHECKED
+    assert len(shop.found("k")) == 2
+    assert len(shop.reader().query(TOPIC, shop.topic_id, "k", **ALL).hits) == 2
 
 
 @pytest.mark.parametrize("harm", ["gap", "small cache"])

@@ -40,7 +40,7 @@ from tieredstore.codec.tiered_index import (
     slot_position,
 )
 from tieredstore.index.compaction import fences_of_table
-from tieredstore.index.footer import NearFooter
+from tieredstore.index.footer import DamagedItemsError, NearFooter
 from tieredstore.index.footer_cache import FooterCache, Origin
 from tieredstore.index.keys import Match, TimeRange
 from tieredstore.index.uploaded import ASKED_OFTEN, UploadedFile
@@ -425,3 +425,18 @@ def test_a_slot_with_very_many_items_is_read_in_pages_until_there_are_enough(
     assert len(index_reads(shop)) > 10
     assert shop.found("hot", count_max=3) == [(0, 8_999_000), (0, 8_998_000), (0, 8_997_000)]
     assert len(index_reads(shop)) <= 2
+
+
+def test_a_key_with_many_pages_takes_a_read_a_page_and_each_is_compared(tmp_path: Path) -> None:
+    count = 585 * 2 + 7
+    file = create(tmp_path)
+    file.put(columns_of([Row("T#k", 1, 2, number, 9, BEGIN + number) for number in range(count)]))
+    data = bytearray(uploaded(file))
+    opened, source = warm(bytes(data))
+    assert len(opened.find("T#k", begin=0, end=INT64_MAX, count_max=count)) == count
+    assert [length for _, length in source.reads] == [16_380, 16_380, 7 * 28]
+    data[opened.items_start + 28 * 1171 + 5] ^= 1
+    opened, _ = warm(bytes(data))
+    assert len(opened.find("T#k", begin=0, end=INT64_MAX, count_max=1000)) == 1000
+    with pytest.raises(DamagedItemsError, match="another checksum"):
+        opened.find("T#k", begin=0, end=INT64_MAX, count_max=count)

@@ -310,6 +310,16 @@ def test_a_byte_of_our_footer_that_is_another_is_found(tmp_path: Path) -> None:
     assert "index-file" in kinds(verified(tier.config))
 
 
+@pytest.mark.parametrize("field", range(0, 28, 4))
+def test_a_byte_of_an_item_of_ours_that_is_another_is_found(tmp_path: Path, field: int) -> None:
+    tier = WrittenTier(config=posix_config(tmp_path))
+    tier.add("Orders", 0, 40, seal=True)
+    (path,) = (tmp_path / "tiered").rglob("INDEX/*")
+    with flipped(path, 28 + 8 * 512 + 28 * 7 + field):
+        assert "index-items" in kinds(verified(tier.config))
+    assert "index-items" not in kinds(verified(tier.config))
+
+
 def test_keys_of_the_oldest_messages_may_have_expired_with_their_index_file(
     tmp_path: Path,
 ) -> None:

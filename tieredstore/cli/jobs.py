@@ -46,7 +46,10 @@ app = typer.Typer(rich_markup_mode=None)
 # Kinds of findings that a verb mends.
 _STOPPED: Final = "stopped-queue"
 _OF_THE_INDEX: Final = frozenset(
-    {"index-file", "index-slot", "index-footer", "key-missing", "key-unfounded", "key-time"}
+    {
+        *("index-file", "index-slot", "index-footer", "index-items"),
+        *("key-missing", "key-unfounded", "key-time"),
+    }
 )
 
 

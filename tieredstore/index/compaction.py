@@ -32,13 +32,15 @@ from tieredstore.codec.tiered_index import (
     slot_position,
 )
 from tieredstore.index.footer import (
-    FENCES_A_BLOCK,
+    UNCHECKED,
     Footer,
+    Groups,
+    GroupSums,
     build_filter,
     encode_fences,
     encode_tail,
     filter_block_count,
-    first_slots,
+    groups_of,
 )
 from tieredstore.index.keys import KeyNotes, TimeDisorder, TimeRange
 from tieredstore.index.local_file import IndexStoreFile
@@ -68,6 +70,7 @@ class Compaction:
         self._header = file.header()
         self._items = file.items()
         self._starts: NDArray[np.int32] | None = None
+        self._sums: GroupSums | None = None
         self._are_notes_right = False
 
     @property
@@ -112,13 +115,21 @@ class Compaction:
             table["position"] = ends[:-1]
             table["items_bytes"] = np.diff(ends)
             yield table.view(np.uint8).data
-        yield from self._item_blocks(starts)
+        self._sums = sums = GroupSums(groups_of(starts))
+        for items in self._item_blocks(starts):
+            sums.add(items)
+            yield items
 
     def footer(self) -> Iterator[Buffer]:
-        """The footer in order: it has a filter if the notes beside the file hold all its keys."""
+        """The footer in order, after `blocks`.
+
+        It has a filter if the notes beside the file hold all its keys.
+        """
         times, notes = self._file.times, self._file.notes
         if not self.item_count:
             return
+        if self._sums is None or not self._sums.is_whole:
+            raise ValueError("a footer has checksums of the blocks before it")
         if times is None:
             raise SegmentCorruptError(str(self._file.path), "items without times", position=0)
         count = 0
@@ -133,11 +144,13 @@ class Compaction:
                     reason = "it changed while a filter was made"
                     raise SegmentCorruptError(str(notes.path), reason, position=0) from error
         yield from _fence_blocks(
-            self.starts(),
+            groups_of(self.starts()),
             self._header,
             times,
+            slot_count=self.slot_count,
             filter_blocks=count,
             disorder_seconds=self._disorder_seconds(),
+            sums=self._sums.sums,
         )
 
     def _item_blocks(self, starts: NDArray[np.int32]) -> Iterator[Buffer]:
@@ -252,32 +265,34 @@ def fences_of_table(
     starts[slot_count] = end
     if end != compacted_file_bytes(slot_count=slot_count, item_count=header.item_count):
         raise SegmentCorruptError(path, "slots and items do not add up", position=24)
-    blocks = _fence_blocks(starts.astype(np.int32), header, times, filter_blocks=0)
+    groups = groups_of(starts.astype(np.int32), version=UNCHECKED)
+    blocks = _fence_blocks(groups, header, times, slot_count=slot_count, filter_blocks=0)
     return b"".join(bytes(block) for block in blocks)
 
 
 def _fence_blocks(
-    starts: NDArray[np.int32],
+    groups: Groups,
     header: TieredIndexHeader,
     times: TimeRange,
     *,
+    slot_count: int,
     filter_blocks: int,
     disorder_seconds: int | None = None,
+    sums: NDArray[np.uint32] | None = None,
 ) -> Iterator[Buffer]:
-    firsts = first_slots(starts)
-    fences = encode_fences(firsts, starts)
-    yield b"".join(fences)
+    yield b"".join(encode_fences(groups, sums))
     yield encode_tail(
         Footer(
-            slot_count=len(starts) - 1,
+            slot_count=slot_count,
             item_count=header.item_count,
             used_slot_count=header.used_slot_count,
-            group_count=len(firsts),
+            group_count=len(groups.slots),
             filter_blocks=filter_blocks,
             begin_timestamp=header.begin_timestamp,
             end_timestamp=header.end_timestamp,
             times=times,
-            first_slots=firsts[::FENCES_A_BLOCK].tolist(),
+            first_slots=groups.first_slots,
             disorder_seconds=disorder_seconds,
+            version=groups.version,
         )
     )

@@ -26,7 +26,7 @@ the file cannot hold, and where the items of a slot lie.
     |     56 | i64   | largest store timestamp                                               |
     |     64 | i32   | checksum: 1 = CRC32C                                                  |
     |     68 | u32   | checksum of first slots, padding and the trailer up to here           |
-    |     72 | i32   | version: 1                                                            |
+    |     72 | i32   | version: 2; 1 has no checksums of items                               |
     |     76 |     8 | magic `TSINDEX1`                                                      |
 
 The length of the whole file stays what it was modulo 28, by which files of RocketMQ 5.1 are known;
@@ -40,16 +40,24 @@ bits and the CRC32C of their bytes, u32 big-endian. With m the mixed hash of a k
 for i from 0 to 5; bit b is 1 << b % 8 of byte b / 8. Twelve bits a key let 0.4 % of other keys
 through.
 
-**The fences** say where the items of a slot lie, without the slot table. A group is a run of slots
-whose items take at most 16 380 bytes together, or exactly one slot that takes more. A block is 4
-KiB, big-endian:
+**The fences** say where the items of a slot lie, without the slot table, and what they add up to: a
+group is what a look-up reads at once. It is a run of slots whose items take at most 16 380 bytes
+together, or a page of so many bytes of one slot that takes more. A block is 4 KiB, big-endian:
 
     | offset | width | field                                                              |
     | ------ | ----- | ------------------------------------------------------------------ |
-    |  8 * i | i32   | first slot of a group; 2^31 - 1 behind the last group              |
+    | 12 * i | i32   | first slot of group i, from 0 to 339; 2^31 - 1 behind the last one |
     |      4 | i32   | position in the file where its items start                         |
+    |      8 | u32   | CRC32C of its items                                                |
     |   4088 | i32   | position where the items of the block's last group end              |
     |   4092 | u32   | CRC32C of the bytes before                                         |
+
+Where a block begins within a slot, its *first slot* in the tail is the one behind: so the last
+block whose first slot is not above a slot is the one where the slot's items begin.
+
+In version 1 a group has 8 bytes without a checksum, a block has 511 of them, and a slot that takes
+more is one group. A copy of the slot table of a file that is not ours is still made so: its items
+were not read.
 """
 
 from __future__ import annotations
@@ -57,10 +65,12 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+from google_crc32c import extend as extend_crc32c
 from google_crc32c import value as crc32c
 from numpy.typing import NDArray
 
@@ -89,13 +99,15 @@ _LOW: Final = np.uint64(0xFFFFFFFF)
 _HASHES_A_TURN: Final = 1 << 16
 _BLOCKS_A_PASS: Final = 1900  # 62 MB while their bits are set
 GROUP_BYTES: Final = 16 * 1024 // COMPACTED_ITEM_BYTES * COMPACTED_ITEM_BYTES
-FENCES_A_BLOCK: Final = (PAYLOAD_BYTES - 4) // 8
 MAGIC: Final = b"TSINDEX1"
-VERSION: Final = 1
+UNCHECKED, CHECKED = 1, 2
+"""Versions: without checksums of items and with them."""
+_FENCE_WORDS: Final = {UNCHECKED: 2, CHECKED: 3}
+_END_WORD: Final = PAYLOAD_BYTES // 4 - 1
 CRC32C: Final = 1
 TRAILER_BYTES: Final = 84
 TAIL_BYTES: Final = 16 * 1024
-"""The tail of any file of at most 2 GiB fits: it has fewer than 600 fence blocks."""
+"""The tail of any file of at most 2 GiB fits: it has fewer than 800 fence blocks."""
 _DISORDER_END: Final = (1 << 30) - 1
 _BODY: Final = Struct(">iiiiiiiiqqqqi")
 _END: Final = Struct(">4si8s")
@@ -117,10 +129,11 @@ class Footer:
     times: TimeRange
     first_slots: Sequence[int]
     disorder_seconds: int | None = None  # no item is more seconds older than one put before it
+    version: int = CHECKED
 
     @property
     def fence_blocks(self) -> int:
-        return -(-self.group_count // FENCES_A_BLOCK)
+        return -(-self.group_count // fences_a_block(self.version))
 
     @property
     def items_position(self) -> int:
@@ -137,9 +150,17 @@ class Footer:
         unpadded = BLOCK_BYTES * blocks + 4 * self.fence_blocks + TRAILER_BYTES
         return -(-unpadded // COMPACTED_ITEM_BYTES) * COMPACTED_ITEM_BYTES
 
-    def fence_block_position(self, slot: int) -> int:
-        """Within the footer: the block that knows the slot's group."""
-        number = bisect_right(self.first_slots, slot) - 1
+    def fence_block(self, slot: int) -> int:
+        """The number of the block that knows the slot's group, the first one of several."""
+        return bisect_right(self.first_slots, slot) - 1
+
+    def may_go_on(self, number: int, slot: int) -> bool:
+        """Whether the block behind this one may have more pages of the slot."""
+        behind = number + 1
+        return behind < len(self.first_slots) and self.first_slots[behind] == slot + 1
+
+    def fence_block_position(self, number: int) -> int:
+        """Within the footer."""
         return BLOCK_BYTES * (self.filter_blocks + number)
 
 
@@ -162,10 +183,57 @@ class NearFooter:
 
 
 class Group(NamedTuple):
-    """The bytes of a file that hold all items of a slot, and perhaps those of its neighbours."""
+    """The bytes of a file that hold all items of a slot and perhaps those of its neighbours, or a
+    page of a slot that has many; and their CRC32C, where it is known."""
 
     start: int
     end: int
+    checksum: int | None = None
+
+
+class Groups(NamedTuple):
+    """All groups of a file in order; `positions` has one entry more, where the last one ends."""
+
+    slots: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    version: int
+
+    @property
+    def first_slots(self) -> list[int]:
+        """Of each block, as the tail has them."""
+        heads = np.arange(0, len(self.slots), fences_a_block(self.version))
+        goes_on = self.slots[heads] == np.append(-1, self.slots)[heads]
+        found: list[int] = (self.slots[heads] + goes_on).tolist()
+        return found
+
+
+class DamagedItemsError(SegmentCorruptError):
+    """Items of an uploaded file are not those that its footer speaks of."""
+
+
+class GroupSums:
+    """The CRC32C of the items of each group; they come in order, in blocks of any size."""
+
+    def __init__(self, groups: Groups) -> None:
+        self.sums = np.zeros(len(groups.slots), np.uint32)
+        self._ends: list[int] = groups.positions[1:].tolist()
+        self._position = int(groups.positions[0])
+        self._at = 0
+
+    @property
+    def is_whole(self) -> bool:
+        return self._position == self._ends[-1]
+
+    def add(self, items: Buffer) -> None:
+        view = memoryview(items).cast("B")
+        while view:
+            size = min(len(view), self._ends[self._at] - self._position)
+            found = extend_crc32c(int(self.sums[self._at]), bytes(view[:size]))
+            self.sums[self._at] = found
+            view = view[size:]
+            self._position += size
+            while self._at + 1 < len(self._ends) and self._position == self._ends[self._at]:
+                self._at += 1
 
 
 def has_footer(tail: Buffer) -> bool:
@@ -195,7 +263,7 @@ def decode_tail(tail: Buffer, *, file_bytes: int, path: str = "") -> Footer:
         trailer
     )
     found, version, _ = _END.unpack_from(trailer, _BODY.size)
-    if version != VERSION or kind != CRC32C:
+    if version not in _FENCE_WORDS or kind != CRC32C:
         reason = f"a footer of version {version} with checksum {kind}"
         raise SegmentCorruptError(path, reason, position=at)
     begin, end, first, last = times
@@ -217,6 +285,7 @@ def decode_tail(tail: Buffer, *, file_bytes: int, path: str = "") -> Footer:
         times=TimeRange(first=first, last=last, exact=flags % 2 == 1),
         first_slots=np.frombuffer(tail, ">i4", fences, start).tolist(),
         disorder_seconds=flags // 2 - 1 if flags > 1 else None,
+        version=version,
     )
     adds_up = footer.fence_blocks == fences and footer.footer_bytes == total
     adds_up = adds_up and footer.position + total == file_bytes and file_bytes <= INT32_MAX
@@ -244,7 +313,7 @@ def encode_tail(footer: Footer) -> bytes:
         CRC32C,
     )
     covered = head + padding + body
-    return covered + _END.pack(checksum(covered), VERSION, MAGIC)
+    return covered + _END.pack(checksum(covered), footer.version, MAGIC)
 
 
 def filter_block_count(key_count: int) -> int:
@@ -290,56 +359,76 @@ def may_hold(block: Buffer, key_hash: int, *, path: str, position: int) -> bool:
     return True
 
 
-def first_slots(starts: NDArray[np.int32]) -> NDArray[np.int64]:
-    """The first slot of each group; `starts` are the slots' positions and the end of the last."""
+def fences_a_block(version: int) -> int:
+    return _END_WORD // _FENCE_WORDS[version]
+
+
+def groups_of(starts: NDArray[np.int32], *, version: int = CHECKED) -> Groups:
+    """Cut the items of a file; `starts` are the slots' positions and the end of the last."""
     slot_count = len(starts) - 1
-    found = []
+    slots: list[int] = []
+    positions: list[int] = []
     slot = 0
     while slot < slot_count:
-        found.append(slot)
-        limit = np.int32(min(int(starts[slot]) + GROUP_BYTES, INT32_MAX))
+        start = int(starts[slot])
+        limit = np.int32(min(start + GROUP_BYTES, INT32_MAX))
         after = int(np.searchsorted(starts, limit, side="right")) - 1
-        slot = max(slot + 1, after)
-    return np.array(found, np.int64)
+        pages = [start]
+        if after <= slot:
+            after = slot + 1
+            if version == CHECKED:
+                pages = list(range(start, int(starts[after]), GROUP_BYTES))
+        slots += [slot] * len(pages)
+        positions += pages
+        slot = after
+    positions.append(int(starts[-1]))
+    return Groups(np.array(slots, np.int64), np.array(positions, np.int64), version)
 
 
-def encode_fences(firsts: NDArray[np.int64], starts: NDArray[np.int32]) -> list[bytes]:
-    """The blocks, in order."""
+def encode_fences(groups: Groups, sums: NDArray[np.uint32] | None = None) -> list[bytes]:
+    """The blocks, in order; with the checksums of the groups, but for version 1."""
     blocks = []
-    for at in range(0, len(firsts), FENCES_A_BLOCK):
-        held = firsts[at : at + FENCES_A_BLOCK]
-        after = at + FENCES_A_BLOCK
-        end = int(starts[firsts[after]]) if after < len(firsts) else int(starts[-1])
-        words = np.empty(PAYLOAD_BYTES // 4, ">i4")
-        words[:-1:2] = INT32_MAX
-        words[1::2] = end
-        words[-1] = end
-        words[: 2 * len(held) : 2] = held
-        words[1 : 2 * len(held) : 2] = starts[held]
+    count, width = fences_a_block(groups.version), _FENCE_WORDS[groups.version]
+    for at in range(0, len(groups.slots), count):
+        held = groups.slots[at : at + count]
+        end = int(groups.positions[at + len(held)])
+        words = np.zeros(PAYLOAD_BYTES // 4, ">i4")
+        rows = words[: count * width].reshape(count, width)
+        rows[:, 0], rows[:, 1] = INT32_MAX, end
+        rows[: len(held), 0] = held
+        rows[: len(held), 1] = groups.positions[at : at + len(held)]
+        if sums is not None and groups.version == CHECKED:
+            rows[: len(held), 2] = sums[at : at + len(held)].view(np.int32)
+        words[_END_WORD] = end
         payload = words.tobytes()
         blocks.append(payload + checksum(payload))
     return blocks
 
 
-def find_group(
-    block: Buffer, slot: int, *, first: int, end: int, path: str, position: int
-) -> Group:
-    """The group of a slot that this block covers; groups lie within `first` to `end`."""
-    check_block(block, path=path, position=position)
-    words = np.frombuffer(block, ">i4", PAYLOAD_BYTES // 4)
-    slots, starts = words[:-1:2], words[1:-1:2]
-    at = int(np.searchsorted(slots, slot, side="right")) - 1
-    if at < 0:
-        raise SegmentCorruptError(path, f"slot {slot} lies before its block", position=position)
-    start = int(starts[at])
-    stop = int(starts[at + 1]) if at + 1 < len(starts) else int(words[-1])
-    whole = (stop - start) % COMPACTED_ITEM_BYTES == 0 and (
-        start - first
-    ) % COMPACTED_ITEM_BYTES == 0
-    if not (first <= start <= stop <= end and whole):
-        reason = f"a group from {start} to {stop}, but items lie within {first} to {end}"
-        raise SegmentCorruptError(path, reason, position=position)
-    return Group(start, stop)
+def find_groups(
+    block: Buffer, slot: int, footer: Footer, *, path: str, position: int
+) -> list[Group]:
+    """The group of a slot, or its pages, as far as this block has them: none where it begins behind
+    the slot."""
+    slots, edges, sums = _fences(block, footer, path, position)
+    behind = int(np.searchsorted(slots, slot, side="right"))
+    if not behind:
+        return []
+    head = int(np.searchsorted(slots, slots[behind - 1], side="left"))
+    return _sound_groups(edges[head : behind + 1], sums[head:behind], footer, path, position)
+
+
+def all_groups(block: Buffer, footer: Footer, *, path: str, position: int) -> list[Group]:
+    slots, edges, sums = _fences(block, footer, path, position)
+    count = int(np.searchsorted(slots, INT32_MAX, side="left"))
+    return _sound_groups(edges[: count + 1], sums[:count], footer, path, position)
+
+
+def check_items(items: Buffer, group: Group, *, path: str) -> None:
+    """DamagedItemsError unless these are the items of the group."""
+    if group.checksum is not None and crc32c(bytes(items)) != group.checksum:
+        reason = f"{len(items)} bytes of items have another checksum"
+        raise DamagedItemsError(path, reason, position=group.start)
 
 
 def check_block(block: Buffer, *, path: str, position: int) -> None:
@@ -353,6 +442,36 @@ def check_block(block: Buffer, *, path: str, position: int) -> None:
 
 def checksum(data: Buffer) -> bytes:
     return int(crc32c(bytes(data))).to_bytes(CHECKSUM_BYTES)
+
+
+def _fences(
+    block: Buffer, footer: Footer, path: str, position: int
+) -> tuple[NDArray[Any], list[int], list[int | None]]:
+    """First slots; where groups begin, and the last one ends; their checksums."""
+    check_block(block, path=path, position=position)
+    count, width = fences_a_block(footer.version), _FENCE_WORDS[footer.version]
+    words = np.frombuffer(block, ">i4", PAYLOAD_BYTES // 4)
+    rows = words[: count * width].reshape(count, width)
+    edges = [*rows[:, 1].tolist(), int(words[_END_WORD])]
+    if footer.version == UNCHECKED:
+        return rows[:, 0], edges, [None] * count
+    return rows[:, 0], edges, rows[:, 2].astype(np.uint32).tolist()
+
+
+def _sound_groups(
+    edges: list[int], sums: list[int | None], footer: Footer, path: str, position: int
+) -> list[Group]:
+    first, end = footer.items_position, footer.position
+    found = []
+    for (start, stop), total in zip(pairwise(edges), sums, strict=True):
+        whole = (stop - start) % COMPACTED_ITEM_BYTES == 0 and (
+            start - first
+        ) % COMPACTED_ITEM_BYTES == 0
+        if not (first <= start <= stop <= end and whole):
+            reason = f"a group from {start} to {stop}, but items lie within {first} to {end}"
+            raise SegmentCorruptError(path, reason, position=position)
+        found.append(Group(start, stop, total))
+    return found
 
 
 def _set_bits(

@@ -50,13 +50,15 @@ from tieredstore.index.footer import (
     BLOCK_BYTES,
     GROUP_BYTES,
     TAIL_BYTES,
+    DamagedItemsError,
     Footer,
     Group,
     NearFooter,
     Read,
     block_of,
+    check_items,
     decode_tail,
-    find_group,
+    find_groups,
     footer_or_header,
     has_footer,
     may_hold,
@@ -584,6 +586,8 @@ class UploadedSegment:
                 # Its row was made when it was uploaded: nothing was put into it later.
                 put_before = self.record.create_timestamp or INT64_MAX
                 return [hit._replace(put_before=put_before) for hit in hits]
+            except DamagedItemsError:
+                raise  # without its footer the same items would be believed
             except (SegmentCorruptError, SegmentNotFoundError, OSError) as error:
                 if not isinstance(error, SegmentError) and not self._is_near_failure(error):
                     raise
@@ -782,10 +786,10 @@ class UploadedFile:
             yield from merge(*rows, key=lambda item: -item.store_timestamp)
 
     def _of_hash(self, hash_: int, slot: int, begin: int, end: int) -> Iterator[Match]:
-        group = self._group(slot)
-        for start in range(group.start, group.end, GROUP_BYTES):
-            size = min(GROUP_BYTES, group.end - start)
-            yield from self._items(start, size, hash_, begin, end)
+        for group in self._groups(slot):
+            for start in range(group.start, group.end, GROUP_BYTES):
+                page = group._replace(start=start, end=min(start + GROUP_BYTES, group.end))
+                yield from self._items(page, hash_, begin, end)
 
     def _probes(self, text: str) -> tuple[tuple[int, int], ...]:
         if self.is_legacy:
@@ -795,22 +799,34 @@ class UploadedFile:
         all_ours = self.footer is not None and self.footer.filter_blocks > 0
         return probes[:1] if all_ours else probes
 
-    def _group(self, slot: int) -> Group:
+    def _groups(self, slot: int) -> Iterator[Group]:
+        """What has the items of a slot; more than one where they take more than one read."""
         footer = self.footer
-        if footer is not None:
-            at = footer.fence_block_position(slot)
-            if self.near is not None:
-                block = self.near.read(at, BLOCK_BYTES)
-            else:
-                block = _exactly(self.read, footer.position + at, BLOCK_BYTES, self.path)
-            return find_group(
-                block,
-                slot,
-                first=self.items_start,
-                end=self.items_end,
-                path=self.path,
-                position=footer.position + at,
-            )
+        if footer is None:
+            yield self._group_of_table(slot)
+            return
+        first = number = footer.fence_block(slot)
+        while True:
+            found = self._groups_in_block(footer, number, slot)
+            if not found and number == first:
+                position = footer.position + footer.fence_block_position(number)
+                reason = f"slot {slot} lies before its block"
+                raise SegmentCorruptError(self.path, reason, position=position)
+            yield from found
+            is_full = bool(found) and found[-1].end - found[-1].start == GROUP_BYTES
+            if not is_full or not footer.may_go_on(number, slot):
+                return
+            number += 1
+
+    def _groups_in_block(self, footer: Footer, number: int, slot: int) -> list[Group]:
+        at = footer.fence_block_position(number)
+        if self.near is not None:
+            block = self.near.read(at, BLOCK_BYTES)
+        else:
+            block = _exactly(self.read, footer.position + at, BLOCK_BYTES, self.path)
+        return find_groups(block, slot, footer, path=self.path, position=footer.position + at)
+
+    def _group_of_table(self, slot: int) -> Group:
         at = slot_position(slot)
         data = _exactly(self.read, at, SLOT_BYTES, self.path)
         place = decode_compacted_slot(data, path=self.path)
@@ -820,8 +836,9 @@ class UploadedFile:
             raise SegmentCorruptError(self.path, reason, position=at)
         return Group(place.position, end)
 
-    def _items(self, start: int, size: int, hash_: int, begin: int, end: int) -> Iterator[Match]:
-        data = _exactly(self.read, start, size, self.path)
+    def _items(self, group: Group, hash_: int, begin: int, end: int) -> Iterator[Match]:
+        data = _exactly(self.read, group.start, group.end - group.start, self.path)
+        check_items(data, group, path=self.path)
         items = view_compacted_items(data, path=self.path)
         origin = self.begin_timestamp
         if self.is_legacy:

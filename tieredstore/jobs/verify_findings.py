@@ -68,6 +68,7 @@ class VerifyKind(FindingKind):
     INDEX_FILE = "index-file"
     INDEX_SLOT = "index-slot"
     INDEX_FOOTER = "index-footer"
+    INDEX_ITEMS = "index-items"
     KEY_MISSING = "key-missing"
     KEY_UNFOUNDED = "key-unfounded"
     KEY_TIME = "key-time"

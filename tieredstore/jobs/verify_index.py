@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
@@ -31,13 +32,17 @@ from tieredstore.codec.tiered_index import (
 from tieredstore.driver.segment import FileSegment
 from tieredstore.index.footer import (
     BLOCK_BYTES,
-    FENCES_A_BLOCK,
+    CHECKED,
     TAIL_BYTES,
+    DamagedItemsError,
     Footer,
+    Group,
+    all_groups,
     check_block,
+    check_items,
     decode_tail,
     encode_fences,
-    first_slots,
+    groups_of,
     has_footer,
 )
 from tieredstore.index.local_file import LAYOUT, FileSizes, examine
@@ -178,6 +183,8 @@ class IndexFileCheck:
             with_fences = not self._findings.totals[VerifyKind.INDEX_SLOT]
             for text, at in wrong_in_footer(self._segment, self._footer, header, with_fences):
                 self._add(VerifyKind.INDEX_FOOTER, text, at)
+        if self._footer is not None and self._footer.version == CHECKED:
+            self._check_sums(self._footer)
 
     @property
     def _slot_count(self) -> int:
@@ -301,6 +308,27 @@ class IndexFileCheck:
             text = f"an entry with hash {hashes[row]} is in slot {slots[row]}, not in {wanted[row]}"
             self._findings.describe(VerifyKind.INDEX_SLOT, (self._segment.path, at), text)
 
+    def _check_sums(self, footer: Footer) -> None:
+        """Read the items again, group by group as a look-up does: slots may be cut elsewhere."""
+        blocks = footer.fence_blocks
+        start = blocks * self._item.part // self._item.parts
+        stop = blocks * (self._item.part + 1) // self._item.parts
+        for number in range(start, stop):
+            at = footer.position + footer.fence_block_position(number)
+            block = self._read(at, BLOCK_BYTES)
+            with suppress(SegmentError):  # the block is a finding of the first part
+                self._check_groups(all_groups(block, footer, path=self._segment.path, position=at))
+
+    def _check_groups(self, groups: list[Group]) -> None:
+        start, end = groups[0].start, groups[-1].end
+        items = memoryview(self._read(start, end - start) if end > start else b"")
+        for group in groups:
+            held = items[group.start - start : group.end - start]
+            try:
+                check_items(held, group, path=self._segment.path)
+            except DamagedItemsError as error:
+                self._add(VerifyKind.INDEX_ITEMS, str(error), group.start)
+
     def _read(self, position: int, length: int) -> bytes:
         return self._segment.read(position, length)
 
@@ -319,21 +347,24 @@ def wrong_in_footer(
     ):
         yield "footer and header differ", footer.position
     fences: list[bytes] = []
+    sums: list[int] = []
     for at, block in _blocks(segment, footer):
         try:
             check_block(block, path=segment.path, position=at)
+            if at >= footer.position + BLOCK_BYTES * footer.filter_blocks:
+                fences.append(block)
+                found = all_groups(block, footer, path=segment.path, position=at)
+                sums += [group.checksum or 0 for group in found]
         except SegmentError as error:
             yield str(error), at
-        if at >= footer.position + BLOCK_BYTES * footer.filter_blocks:
-            fences.append(block)
     if not with_fences:
         return
-    starts = _starts(segment, footer)
-    firsts = first_slots(starts)
-    if encode_fences(firsts, starts) != fences:
+    groups = groups_of(_starts(segment, footer), version=footer.version)
+    held = np.array(sums, np.uint32)
+    if len(held) != len(groups.slots) or encode_fences(groups, held) != fences:
         at = footer.position + BLOCK_BYTES * footer.filter_blocks
         yield "its fences lead elsewhere than its slots", at
-    if list(footer.first_slots) != firsts[::FENCES_A_BLOCK].tolist():
+    if list(footer.first_slots) != groups.first_slots:
         yield "its fences are not found where they are", footer.position
 
 
