@@ -523,3 +523,17 @@ def test_half_messages_hide_neither_each_other_nor_a_message(tmp_path: Path) -> 
         assert bodies(result) == bodies(keyed.local.query_message(ORDERS, "k")) == [2, 1, 0]
         assert keyed.store.flush()  # now the message is in the tier as well
     keyed.store.shutdown()
+
+
+@pytest.mark.parametrize(
+    "changed", [{"topic": "Other"}, {"queue_id": 1}, {"queue_offset": 8}], ids=str
+)
+def test_a_record_of_another_queue_at_the_place_of_a_hit_makes_the_answer_incomplete(
+    changed: dict[str, Any],
+) -> None:
+    shelf = Shelf()
+    record = a_record(0, properties={"UNIQ_KEY": "uk"}, **changed)
+    shelf.put([record])
+    result = ask(shelf, "uk")
+    assert not result.messages
+    assert not result.complete

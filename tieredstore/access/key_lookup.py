@@ -18,7 +18,7 @@ from tieredstore.driver.runtime import Runtime
 from tieredstore.flat.append_file import FlatSegment
 from tieredstore.flat.file_store import FlatFileStore
 from tieredstore.flat.message_file import FlatMessageFile, is_believed
-from tieredstore.flat.reading import ByteSource, read_run, record_place
+from tieredstore.flat.reading import ByteSource, damage_at, read_run, record_place
 from tieredstore.index.contract import NOTHING, CommittedRun, Index, IndexAnswer, IndexHit
 from tieredstore.index.keys import keys_of_run
 from tieredstore.model.errors import SegmentCorruptError, TieredStoreError
@@ -375,12 +375,12 @@ class _Search:
             place += CODA_BYTES
             record = file.log.read(place, hit.message_bytes)
         stored = decode_message(record, path=f"{file.path}/{file.log.type.name}", check_crc=False)
+        if (stored.topic, stored.queue_id) != file.key or stored.queue_offset >= file.commit_offset:
+            raise damage_at(file.log, place, "this is no message of the queue")
         is_wanted = (
-            stored.topic == wanted.topic
-            and stored.queue_id == file.key.queue_id
-            and (stored.unique_key == wanted.key or wanted.key in stored.keys)
+            (stored.unique_key == wanted.key or wanted.key in stored.keys)
             and wanted.begin <= stored.store_timestamp <= wanted.end
-            and file.min_offset <= stored.queue_offset < file.commit_offset
+            and file.min_offset <= stored.queue_offset
         )
         if not is_wanted:
             return None

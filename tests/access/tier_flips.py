@@ -1,0 +1,530 @@
+"""Single flipped bits in every kind of file or object of a tier, and what may come of them.
+
+No tests. `TierFlips` fills one tier, in a folder or in a bucket, ends its broker in order, and
+knows what it holds. Each flip goes into a copy, which is read as a reader elsewhere and as the broker
+does, verified, audited and put to. An answer may be right, an explicit error or `complete=False`;
+else it is silently wrong.
+
+No checksum covers some fields of a record. What may be wrong there is said by `UNCOVERED`, for the
+message that was hit alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import pytest
+
+from tests.access.tiered_kit import a_config
+from tieredstore.access.audit import audit
+from tieredstore.access.reader import TieredReader
+from tieredstore.access.store import TieredMessageStore
+from tieredstore.codec.message import decode_message
+from tieredstore.driver.object_client import ObjectFacts
+from tieredstore.driver.runtime import Runtime
+from tieredstore.index.footer import BLOCK_BYTES, decode_tail
+from tieredstore.jobs import worker
+from tieredstore.jobs.job import LocalEngine, run_job
+from tieredstore.jobs.verify import VerifyJob
+from tieredstore.model.config import StoreConfig
+from tieredstore.model.errors import TieredStoreError
+from tieredstore.model.findings import Severity
+from tieredstore.model.messages import SelectedMessage
+from tieredstore.model.values import Boundary, GetStatus, QueueKey
+from tieredstore.providers.object_provider import ObjectProvider
+from tieredstore.testing.memory_objects import MemoryObjectClient, MemoryObjects
+from tieredstore.testing.message_store_contract import ListMessageStore
+from tieredstore.testing.samples import STORE_TIMESTAMP, a_message
+
+TOPICS, QUEUES, COUNT, KEPT_FROM = ("Orders", "Bills"), 2, 48, 9
+STEP_MS = 2_000
+SLOTS = 20
+SETTINGS: dict[str, Any] = {
+    "commit_log_segment_bytes": 1_200,
+    "consume_queue_segment_bytes": 80,
+    "index_slot_count": SLOTS,
+    "index_item_count": 36,
+    "crc_check_enabled": True,
+}
+HEAD = {
+    "size": (0, 4),
+    "magic": (4, 4),
+    "body crc": (8, 4),
+    "queue id": (12, 4),
+    "flag": (16, 4),
+    "queue offset": (20, 8),
+    "log offset": (28, 8),
+    "system flag": (36, 4),
+    "born time": (40, 8),
+    "born host": (48, 8),
+    "store time": (56, 8),
+    "store host": (64, 8),
+    "reconsume times": (72, 4),
+    "prepared offset": (76, 8),
+    "body length": (84, 4),
+}
+UNCOVERED = {
+    *("flag", "system flag", "born time", "born host", "store time", "store host"),
+    *("reconsume times", "prepared offset", "topic", "properties", "queue id"),
+}
+UNIT = {"unit offset": (0, 8), "unit size": (8, 4), "unit tags": (12, 8)}
+BUCKETS: dict[str, MemoryObjects] = {}
+"""By the setting `bucket`, for providers that are made from settings."""
+
+
+class BucketInMemory(ObjectProvider):
+    """A log in a bucket that outlives its providers."""
+
+    @classmethod
+    def from_config(cls, config: StoreConfig, runtime: Runtime) -> Self:
+        client = MemoryObjectClient(BUCKETS[config.bucket])
+        return cls(client, config.cluster_name, runtime)
+
+
+class Outcome(StrEnum):
+    """What came of a flip, if nothing is silently wrong."""
+
+    TOLD = "an error, a damage or an incomplete answer"
+    FOUND = "found by verify or audit alone"
+    HARMLESS = "all answers are right"
+
+
+class Flip(NamedTuple):
+    """One bit; `field` names what it belongs to, `row` the message, if it has one."""
+
+    path: str
+    position: int
+    bit: int
+    field: str
+    row: int = -1
+
+
+class Known(NamedTuple):
+    """A message that is in the tier."""
+
+    key: QueueKey
+    queue_offset: int
+    store_timestamp: int
+    record: bytes
+    names: tuple[str, ...]
+
+
+class TierFlips:
+    """`kind` is `posix` or `bucket`. Paths begin with `disk`, or with `tier`."""
+
+    def __init__(self, root: Path, kind: str) -> None:
+        self._kind = kind
+        self._root = root
+        self._bucket = str(root)
+        BUCKETS[self._bucket] = MemoryObjects()
+        self._local = ListMessageStore(Runtime.inline(now_ms=STORE_TIMESTAMP))
+        self.messages: list[Known] = []
+        self.outcomes: Counter[tuple[str, Outcome]] = Counter()
+        self._fill()
+        self.whole = self._taken()
+        self._objects = dict(BUCKETS[self._bucket].held)
+        self._shapes = self._all_fields()
+
+    # -- a tier -------------------------------------------------------------------------------
+
+    @property
+    def config(self) -> StoreConfig:
+        place: dict[str, Any] = {"provider": "posix", "path": str(self._root / "tier")}
+        if self._kind == "bucket":
+            place = {"provider": f"{__name__}:{BucketInMemory.__name__}", "bucket": self._bucket}
+        return a_config(self._root / "disk", **place, **SETTINGS)
+
+    def _fill(self) -> None:
+        """Sealed files and open ones, and a bucket whose log has been merged."""
+        runtime = Runtime.inline(now_ms=STORE_TIMESTAMP)
+        self._local = ListMessageStore(runtime)
+        store = TieredMessageStore(self._local, self.config, runtime=runtime)
+        store.load()
+        store.start()
+        puts = []
+        for number in range(COUNT):
+            runtime.clock.advance(STEP_MS)  # type: ignore[attr-defined]
+            names = (f"u{number}", f"k{number}")
+            message = a_message(
+                number,
+                topic=TOPICS[number % 2],
+                queue_id=number // 2 % QUEUES,
+                body_bytes=100 if number % 3 else 137,
+                properties={"TAGS": f"t{number % 5}", "UNIQ_KEY": names[0], "KEYS": names[1]},
+            )
+            put = store.put_message(message)
+            puts.append((QueueKey(message.topic, message.queue_id), names, put))
+            if number % 6 == 5:
+                assert store.flush(seal=number == COUNT * 3 // 4 - 1)
+        store.shutdown()
+        with self._reader() as reader:
+            for key, names, put in puts:
+                found = reader.get_message(*key, put.queue_offset, count_max=1)
+                time = put.store_timestamp
+                record = found.messages[0].record
+                self.messages.append(Known(key, put.queue_offset, time, record, names))
+
+    def _taken(self) -> dict[str, bytes]:
+        found = {
+            str(path.relative_to(self._root)): path.read_bytes()
+            for path in sorted(self._root.rglob("*"))
+            if path.is_file() and path.stat().st_size
+        }
+        objects = BUCKETS[self._bucket].held
+        return found | {f"tier/{key}": data for key, (data, _) in objects.items() if data}
+
+    def _put_back(self, flip: Flip) -> None:
+        data = bytearray(self.whole[flip.path])
+        data[flip.position] ^= 1 << flip.bit
+        for folder in ("disk", "tier"):
+            shutil.rmtree(self._root / folder, ignore_errors=True)
+        in_bucket = {f"tier/{key}" for key in self._objects}
+        for path, content in self.whole.items():
+            if path not in in_bucket:
+                place = self._root / path
+                place.parent.mkdir(parents=True, exist_ok=True)
+                place.write_bytes(data if path == flip.path else content)
+        held: dict[str, tuple[bytes, ObjectFacts]] = dict(self._objects)
+        if flip.path in in_bucket:
+            key = flip.path.removeprefix("tier/")
+            held[key] = bytes(data), held[key][1]
+        BUCKETS[self._bucket] = MemoryObjects()
+        BUCKETS[self._bucket].held = held
+
+    # -- which bits ---------------------------------------------------------------------------
+
+    def some(self, seed: int, count: int) -> Iterator[Flip]:
+        """So many flips, as many of each field of each kind of file as of each other."""
+        dice = random.Random(seed)
+        fields = sorted(self._shapes)
+        dice.shuffle(fields)
+        for number in range(count):
+            field = fields[number % len(fields)]
+            path, start, width, row = dice.choice(self._shapes[field])
+            at = start + dice.randrange(width)
+            yield Flip(path, at, dice.randrange(8), field, row)
+
+    def _all_fields(self) -> dict[str, list[tuple[str, int, int, int]]]:
+        """By the name of a field all its places: path, position, width and message."""
+        found: dict[str, list[tuple[str, int, int, int]]] = {}
+
+        def add(field: str, path: str, start: int, width: int, row: int = -1) -> None:
+            if width > 0:
+                found.setdefault(field, []).append((path, start, width, row))
+
+        for path, data in self.whole.items():
+            kind = path.split("/")[-2]
+            if kind in ("COMMIT_LOG", "CONSUME_QUEUE") and path.startswith("tier/"):
+                continue
+            if kind == "INDEX" and path.startswith("tier/"):
+                self._add_index(path, data, add)
+            else:
+                add(_kind_of_file(path), path, 0, len(data))
+        for row, known in enumerate(self.messages):
+            place = self._file_of(known.key, "CONSUME_QUEUE", 20 * known.queue_offset)
+            if place is None:
+                continue  # its unit is in an entry of the log
+            path, at = place
+            unit = self.whole[path][at : at + 20]
+            for field, (first, width) in UNIT.items():
+                add(field, path, at + first, width, row)
+            place = self._file_of(known.key, "COMMIT_LOG", int.from_bytes(unit[:8]))
+            if place is None:
+                continue
+            path, at = place
+            for field, (first, width) in HEAD.items():
+                add(field, path, at + first, width, row)
+            body = 88 + len(decode_message(known.record).body)
+            topic = body + 1 + len(known.key.topic)
+            add("body", path, at + 88, body - 88, row)
+            add("topic", path, at + body, topic - body, row)
+            add("properties", path, at + topic, len(known.record) - topic, row)
+        return found
+
+    def _add_index(self, path: str, data: bytes, add: Callable[..., None]) -> None:
+        footer = decode_tail(data[-16 * 1024 :], file_bytes=len(data))
+        for name, at, width in (("magic", 0, 4), ("begin", 4, 8), ("end", 12, 8), ("used", 20, 4)):
+            add(f"index {name}", path, at, width)
+        add("index count", path, 24, 4)
+        add("index slot", path, 28, 8 * footer.slot_count)
+        for item in range(footer.item_count):
+            at = footer.items_position + 28 * item
+            for name, first, width in (
+                *(("hash", 0, 4), ("topic", 4, 4), ("queue", 8, 4)),
+                *(("offset", 12, 8), ("size", 20, 4), ("seconds", 24, 4)),
+            ):
+                add(f"index item {name}", path, at + first, width)
+        fences = footer.position + BLOCK_BYTES * footer.filter_blocks
+        tail = fences + BLOCK_BYTES * footer.fence_blocks
+        add("index filter", path, footer.position, fences - footer.position)
+        add("index fences", path, fences, 64)
+        add("index fences", path, fences, tail - fences)
+        add("index tail", path, tail, len(data) - tail)
+
+    def _file_of(self, key: QueueKey, kind: str, offset: int) -> tuple[str, int] | None:
+        """The file or sealed object that has this byte of a queue, and where."""
+        folder = f"/{key.topic}/{key.queue_id}/{kind}/"
+        for path, data in self.whole.items():
+            if folder in path and path.startswith("tier/"):
+                base = int(path[-20:])
+                if base <= offset < base + len(data):
+                    return path, offset - base
+        return None
+
+    # -- what comes of it ---------------------------------------------------------------------
+
+    def wrong(self, flip: Flip) -> list[str]:
+        """What is silently wrong in a tier with this bit flipped."""
+        self._put_back(flip)
+        check = _Check(self.messages, flip)
+        with pytest.MonkeyPatch.context() as patch:
+            inline = Runtime.inline(now_ms=STORE_TIMESTAMP)
+            patch.setattr(worker, "_PARTS", worker._Parts(runtime=inline))
+            check.run("a reader", self._read_elsewhere)
+            check.run("verify", self._verify)
+            check.run("audit", self._audit)
+            check.run("the broker", self._as_broker)
+        self.outcomes[flip.field, check.outcome] += 1
+        return check.wrong
+
+    def _reader(self) -> TieredReader:
+        elsewhere = dataclasses.replace(self.config, store_path=str(self._root / "nowhere"))
+        reader = TieredReader(elsewhere, runtime=Runtime.inline(now_ms=STORE_TIMESTAMP))
+        reader.load()
+        return reader
+
+    def _read_elsewhere(self, check: _Check) -> None:
+        with self._reader() as reader:
+            check.by_offset(reader)
+            check.runs(reader)
+            check.by_key(reader)
+            check.by_time(reader)
+            check.filtered(reader)
+
+    def _verify(self, check: _Check) -> None:
+        runtime = Runtime.inline(now_ms=STORE_TIMESTAMP)
+        engine = LocalEngine(runtime=runtime, threads=1)
+        report = run_job(VerifyJob(config=self.config), engine, clock=runtime.clock)
+        check.is_found |= any(one.severity is Severity.DAMAGE for one in report.findings)
+
+    def _audit(self, check: _Check) -> None:
+        runtime = Runtime.inline(now_ms=STORE_TIMESTAMP)
+        with TieredReader(self.config, runtime=runtime) as reader:
+            tier = reader._loaded()
+            report = audit(tier.metadata, tier.provider, self.config, tier.runtime)
+            check.is_found |= not report.is_clean
+
+    def _as_broker(self, check: _Check) -> None:
+        """It reads old messages from the tier; it puts more, and they are read as well."""
+        runtime = Runtime.inline(now_ms=STORE_TIMESTAMP + COUNT * STEP_MS)
+        local = ListMessageStore(runtime)
+        local._log = list(self._local._log)
+        local._queues = {key: list(rows) for key, rows in self._local._queues.items()}
+        local._begins, local._end = dict(self._local._begins), self._local._end
+        local.kept_from = local.cached_from = KEPT_FROM
+        store = TieredMessageStore(local, self.config, runtime=runtime)
+        store.load()
+        try:
+            store.start()
+            check.by_offset(store)
+            check.by_key(store)
+            check.by_time(store)
+            check.filtered(store)
+            check.goes_on(store)
+            check.is_told |= not store.health().ok
+        finally:
+            store.shutdown()
+        with self._reader() as reader:
+            check.by_offset(reader)
+
+
+def _kind_of_file(path: str) -> str:
+    """What kind of file it is, without numbers."""
+    parts = path.split("/")
+    if path.startswith("tier/.rounds"):
+        return f"bucket: {parts[4]}"
+    if path.startswith("tier/.catalog"):
+        return "published catalogue"
+    if path.startswith("tier/.certify"):
+        return "certificate"
+    name = parts[-1]
+    if parts[-2] == "footers":
+        return "copy of a footer"
+    if parts[-2] == "tiered_index_file":
+        return f"local index {name.lstrip('0123456789')}"
+    return name
+
+
+class _Check:
+    """Compares what stores answer with what is known."""
+
+    def __init__(self, messages: list[Known], flip: Flip) -> None:
+        self._messages = messages
+        self._flip = flip
+        self._hit = flip.row if flip.field in UNCOVERED else -1
+        self._who = ""
+        self.wrong: list[str] = []
+        self.is_told = self.is_found = False
+
+    @property
+    def outcome(self) -> Outcome:
+        if self.is_told:
+            return Outcome.TOLD
+        return Outcome.FOUND if self.is_found else Outcome.HARMLESS
+
+    def run(self, who: str, look: Callable[[_Check], None]) -> None:
+        self._who = who
+        try:
+            look(self)
+        except TieredStoreError:
+            self.is_told = True  # refused, and said why
+        except Exception as error:  # noqa: BLE001 - a raw error of Python is what is looked for
+            self._say(f"{type(error).__name__}: {error}")
+
+    def _say(self, text: str) -> None:
+        self.wrong.append(f"{self._who}: {text}")
+
+    def _asked(self, ask: Callable[[], Any]) -> Any:
+        try:
+            return ask()
+        except TieredStoreError:
+            self.is_told = True
+            return None
+
+    def _keys(self) -> Iterator[tuple[QueueKey, list[Known]]]:
+        for key in dict.fromkeys(known.key for known in self._messages):
+            yield key, [known for known in self._messages if known.key == key]
+
+    def _is_same(self, found: SelectedMessage, known: Known) -> bool:
+        if found.queue_offset != known.queue_offset:
+            return False
+        return _same(found.record, known.record) or self._is_hit(known)
+
+    def _is_hit(self, known: Known) -> bool:
+        return self._hit >= 0 and self._messages[self._hit] == known
+
+    def _is_numbered_anew(self, known: Known) -> bool:
+        """By key nothing else says which number a message has; listed."""
+        return self._flip.field == "queue offset" and self._messages[self._flip.row] == known
+
+    def by_offset(self, store: Any) -> None:
+        """Pages from the beginning to the end, as a consumer reads them, and each one alone."""
+        for key, wanted in self._keys():
+            first = self._asked(partial(store.min_offset, *key))
+            end = self._asked(partial(store.max_offset, *key))
+            if first or (end is not None and end < len(wanted)):
+                self._say(f"{key}: {first} to {end}, not 0 to {len(wanted)}")
+            for offset in range(0, len(wanted), 3):
+                self._page(store, key, wanted, offset, count_max=1)
+            offset = 0
+            while offset < len(wanted):
+                offset = self._page(store, key, wanted, offset)
+
+    def _page(self, store: Any, key: QueueKey, wanted: list[Known], offset: int, **how: int) -> int:
+        got = self._asked(partial(store.get_message, *key, offset, **how))
+        if got is None:
+            return offset + 1
+        numbers = [one.queue_offset for one in got.messages]
+        if got.status is not GetStatus.FOUND or numbers != list(range(offset, got.next_offset)):
+            self._say(f"{key}: from {offset} {got.status.name} {numbers}, next {got.next_offset}")
+            return offset + 1
+        for one in got.messages:
+            if one.queue_offset < len(wanted) and not self._is_same(one, wanted[one.queue_offset]):
+                self._say(f"{key}: another record {one.queue_offset}")
+        return int(got.next_offset)
+
+    def runs(self, reader: TieredReader) -> None:
+        for key, wanted in self._keys():
+            expected = 0
+            try:
+                for _, run in reader.runs(*key):
+                    for row in range(len(run)):
+                        known = wanted[expected]
+                        if not _same(bytes(run.record(row)), known.record) and not self._is_hit(
+                            known
+                        ):
+                            self._say(f"{key}: the run has another {expected}")
+                        expected += 1
+            except TieredStoreError:
+                self.is_told = True
+                continue
+            if expected != len(wanted):
+                self._say(f"{key}: the runs end at {expected}")
+
+    def by_key(self, store: Any) -> None:
+        first = int(isinstance(store, TieredReader))
+        step = 1 if "index" in self._flip.field else 3
+        for row, known in enumerate(self._messages):
+            if (row + first) % step and row != self._flip.row:
+                continue
+            one = (row // step + first) % 2
+            for name in known.names if row == self._flip.row else known.names[one : one + 1]:
+                got = self._asked(partial(store.query_message, known.key.topic, name))
+                if got is None or not got.complete:
+                    self.is_told |= got is not None and not got.lags
+                    continue
+                if len(got.messages) != 1:
+                    if not self._is_hit(known):
+                        self._say(f"{name}: {len(got.messages)} messages, complete")
+                elif not (self._is_same(got.messages[0], known) or self._is_numbered_anew(known)):
+                    self._say(f"{name}: another record")
+
+    def by_time(self, store: Any) -> None:
+        if self._flip.field in ("store time", "system flag"):
+            return  # what says the time is what was hit; listed
+        for known in self._messages[::7]:
+            found = self._asked(
+                partial(store.offset_by_time, *known.key, known.store_timestamp, Boundary.LOWER)
+            )
+            if found is not None and found != known.queue_offset:
+                self._say(f"{known.key}: by the time of {known.queue_offset} it is {found}")
+
+    def filtered(self, store: Any) -> None:
+        for known in self._messages[::11]:
+            if self._is_hit(known):
+                continue
+            tagged = Tagged(decode_message(known.record).tags_code)
+            got = self._asked(
+                partial(store.get_message, *known.key, known.queue_offset, message_filter=tagged)
+            )
+            numbers = [] if got is None else [one.queue_offset for one in got.messages]
+            if got is not None and known.queue_offset not in numbers:
+                self._say(f"{known.key}: {known.queue_offset} is not among those of its tag")
+
+    def goes_on(self, store: TieredMessageStore) -> None:
+        for key, wanted in self._keys():
+            for number in range(2):
+                message = a_message(COUNT + number, topic=key.topic, queue_id=key.queue_id)
+                put = store.put_message(message)
+                if put.stored and put.queue_offset != len(wanted) + number:
+                    self._say(f"{key}: a new message got {put.queue_offset}")
+        if not store.flush():
+            self.is_told = True
+
+
+class Tagged:
+    """Chooses by tags code."""
+
+    def __init__(self, tags_code: int) -> None:
+        self.tags_code = tags_code
+
+    def matches_tags_code(self, tags_code: int) -> bool:
+        return tags_code == self.tags_code
+
+    def matches_record(self, record: bytes) -> bool:
+        return decode_message(record).tags_code == self.tags_code
+
+
+def _same(record: bytes, known: bytes) -> bool:
+    """But for the log offset: the tier counts by queue, and no reader looks at that field."""
+    first, width = HEAD["log offset"]
+    behind = first + width
+    return record[:first] == known[:first] and record[behind:] == known[behind:]
