@@ -489,8 +489,9 @@ class _Check:
 
     def filtered(self, store: Any) -> None:
         for known in self._messages[::11]:
-            if self._is_hit(known):
-                continue
+            is_unit = self._flip.field == "unit tags" and self._messages[self._flip.row] == known
+            if is_unit or self._is_hit(known):
+                continue  # a filter believes the unit; listed
             tagged = Tagged(decode_message(known.record).tags_code)
             got = self._asked(
                 partial(store.get_message, *known.key, known.queue_offset, message_filter=tagged)
