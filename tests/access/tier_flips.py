@@ -1,9 +1,9 @@
 """Single flipped bits in every kind of file or object of a tier, and what may come of them.
 
 No tests. `TierFlips` fills one tier, in a folder or in a bucket, ends its broker in order, and
-knows what it holds. Each flip goes into a copy, which is read as a reader elsewhere and as the broker
-does, verified, audited and put to. An answer may be right, an explicit error or `complete=False`;
-else it is silently wrong.
+knows what it holds. Each flip goes into a copy, which is read as a reader elsewhere and as the
+broker does, verified, audited and put to. An answer may be right, an explicit error or
+`complete=False`; else it is silently wrong.
 
 No checksum covers some fields of a record. What may be wrong there is said by `UNCOVERED`, for the
 message that was hit alone.
