@@ -143,7 +143,7 @@ class TierFlips:
         return a_config(self._root / "disk", **place, **SETTINGS)
 
     def _fill(self) -> None:
-        """Sealed files and open ones, and a bucket whose log has been merged."""
+        """Sealed files and open ones; a bucket has entries, data objects and sealed objects."""
         runtime = Runtime.inline(now_ms=STORE_TIMESTAMP)
         self._local = ListMessageStore(runtime)
         store = TieredMessageStore(self._local, self.config, runtime=runtime)
