@@ -311,7 +311,7 @@ class TierFlips:
 
     def _verify(self, check: _Check) -> None:
         runtime = Runtime.inline(now_ms=STORE_TIMESTAMP)
-        engine = LocalEngine(runtime=runtime, threads=1)
+        engine = LocalEngine(pool=runtime.dispatch, threads=1)
         report = run_job(VerifyJob(config=self.config), engine, clock=runtime.clock)
         check.is_found |= any(one.severity is Severity.DAMAGE for one in report.findings)
 
