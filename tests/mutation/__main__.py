@@ -1,0 +1,246 @@
+"""Mutants of a package, and which of them the quick tests kill: `python -m tests.mutation flat`.
+
+Everything is imported and collected once. Each mutant is a fork of that process, in which one
+function has got other code, and which runs the tests that reach the changed line until one fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib
+import json
+import os
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FunctionType
+
+import coverage
+import pytest
+from _pytest.runner import runtestprotocol
+
+from tests.mutation.mutants import ROOT, Mutant, Unit, sample
+
+QUICK = "not (slow or spark or s3 or fuzz or torture or interop or cluster)"
+SURVIVORS = Path(__file__).with_name("survivors.txt")
+KILLED_MIN = 0.85  # of those that are not equal
+TESTS_SECONDS_MAX = 40.0  # of clean time for one mutant, those that are likeliest to see it first
+MEMORY_BYTES_MAX = 8 << 30  # addresses, of which pyarrow takes many
+PATIENCE_SECONDS = 5.0  # beyond five times the clean time of a test
+MEMORY = "/dev/shm"
+SURVIVED, KILLED = 0, 1
+
+
+@dataclass(frozen=True)
+class Package:
+    """Files that are changed, and folders of tests, of which those that reach a line are run."""
+
+    files: Sequence[str]
+    tests: Sequence[str]
+
+    def paths(self) -> list[str]:
+        found = (path for pattern in self.files for path in ROOT.glob(f"tieredstore/{pattern}"))
+        return sorted(str(path.relative_to(ROOT)) for path in found)
+
+
+PACKAGES = {
+    "queues": Package(
+        ("local/queue_*.py", "local/consume_queue*.py", "local/unit_truth.py"), ("tests/local",)
+    ),
+    "flat": Package(("flat/*.py",), ("tests/flat",)),
+    "index": Package(("index/*.py",), ("tests/index",)),
+    "roundlog": Package(("roundlog/*.py",), ("tests/roundlog",)),
+}
+
+
+@dataclass
+class Reached:
+    """Which tests came to which line, and how long each of them takes."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    lines: dict[str, dict[str, list[str]]] = field(default_factory=dict)
+
+    def tests(self, mutant: Mutant) -> list[str]:
+        """Those of the module's own file first, then the quickest."""
+        stem = f"test_{Path(mutant.unit.path).stem}"
+        by_line = self.lines[mutant.unit.path]
+        reached = {test for line in mutant.lines for test in by_line.get(str(line), [])}
+        known = [test for test in reached if test in self.seconds]
+        known.sort(key=lambda test: (stem not in test, self.seconds[test]))
+        chosen: list[str] = []
+        left = TESTS_SECONDS_MAX
+        for test in known:
+            left -= self.seconds[test]
+            if left < 0:
+                break
+            chosen.append(test)
+        return chosen
+
+
+class Killing:
+    """A plugin of pytest that runs tests on mutants instead of once."""
+
+    def __init__(self, package: Package, mutants: Sequence[Mutant], scratch: Path) -> None:
+        self._package = package
+        self._mutants = mutants
+        self._scratch = scratch
+        self.survivors: list[Mutant] = []
+        self.killed_count = 0
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        if session.testsfailed:
+            raise session.Interrupted("some tests could not be collected")
+        items = {item.nodeid: item for item in session.items}
+        measured = self._scratch / "reached.json"
+        since = time.monotonic()
+        self._in_fork(lambda: measure(items, self._package, measured))
+        reached = Reached(**json.loads(measured.read_text()))
+        tell(f"{len(reached.seconds)} of {len(items)} tests, {time.monotonic() - since:.0f} s")
+        live = live_functions({mutant.unit.path for mutant in self._mutants})
+        gc.freeze()
+        for number, mutant in enumerate(self._mutants, 1):
+            chosen = {test: reached.seconds[test] for test in reached.tests(mutant)}
+
+            def verdict(mutant: Mutant = mutant, chosen: dict[str, float] = chosen) -> int:
+                code = mutant.code()
+                for function in live[mutant.unit]:
+                    function.__code__ = code
+                return run([items[test] for test in chosen], chosen)
+
+            since = time.monotonic()
+            survived = not chosen or self._in_fork(verdict) == SURVIVED
+            if survived:
+                self.survivors.append(mutant)
+            self.killed_count += not survived
+            took = f"{time.monotonic() - since:.1f} s, {len(chosen)} tests"
+            word = "SURVIVED" if survived else "killed"
+            tell(f"{number} {word} {mutant.unit.path}:{mutant.lines[-1]} {mutant.change} ({took})")
+        return True
+
+    def _in_fork(self, work: Callable[[], int]) -> int:
+        """What the work says, or the signal that ended it; what it started ends with it."""
+        folder = self._scratch / "tests"
+        folder.mkdir()
+        child = os.fork()
+        if child == 0:
+            status = KILLED
+            try:
+                os.setpgid(0, 0)
+                silence = os.open(os.devnull, os.O_RDWR)
+                for stream in (1, 2):
+                    os.dup2(silence, stream)
+                tempfile.tempdir = str(folder)
+                resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
+                status = work()
+            finally:
+                os._exit(status)
+        _, status = os.waitpid(child, 0)
+        with suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)
+        shutil.rmtree(folder, ignore_errors=True)
+        return os.waitstatus_to_exitcode(status)
+
+
+def run(items: Sequence[pytest.Item], seconds: dict[str, float]) -> int:
+    """Run tests until one fails; one that takes far too long ends the process."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    for item, following in zip(items, [*items[1:], None], strict=True):
+        signal.setitimer(signal.ITIMER_REAL, PATIENCE_SECONDS + 5 * seconds[item.nodeid])
+        if any(report.failed for report in runtestprotocol(item, log=False, nextitem=following)):
+            return KILLED
+    return SURVIVED
+
+
+def measure(items: dict[str, pytest.Item], package: Package, answer: Path) -> int:
+    """Run all tests once as they are; those that fail, or are skipped, are of no use."""
+    reached = Reached()
+    watch = coverage.Coverage(
+        data_file=None, config_file=False, include=[str(ROOT / path) for path in package.paths()]
+    )
+    watch.start()
+    every = list(items.values())
+    for item, following in zip(every, [*every[1:], None], strict=True):
+        watch.switch_context(item.nodeid)
+        since = time.monotonic()
+        reports = runtestprotocol(item, log=False, nextitem=following)
+        if all(report.passed for report in reports):
+            reached.seconds[item.nodeid] = time.monotonic() - since
+    watch.stop()
+    data = watch.get_data()
+    for path in package.paths():
+        lines = data.contexts_by_lineno(str(ROOT / path))
+        reached.lines[path] = {str(line): sorted(tests) for line, tests in lines.items()}
+    answer.write_text(json.dumps(reached.__dict__))
+    return 0
+
+
+def live_functions(paths: set[str]) -> dict[Unit, list[FunctionType]]:
+    """Every function of these files, whatever holds it: a module, a class, a decorator."""
+    for path in paths:
+        importlib.import_module(
+            path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        )
+    names = {str(ROOT / path): path for path in paths}
+    found: dict[Unit, list[FunctionType]] = {}
+    for each in gc.get_objects():
+        if isinstance(each, FunctionType) and each.__code__.co_filename in names:
+            code = each.__code__
+            unit = Unit(names[code.co_filename], code.co_qualname, code.co_firstlineno)
+            found.setdefault(unit, []).append(each)
+    return found
+
+
+def known_survivors() -> dict[str, str]:
+    """The word of each that is listed: `equal`, or `left` where no quick test is worth it."""
+    rows = (line.split(" | ") for line in SURVIVORS.read_text().splitlines() if " | " in line)
+    return {key: word for word, key, _ in rows}
+
+
+def tell(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__)
+    parser.add_argument("package", choices=PACKAGES)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--count", type=int, default=300)
+    parser.add_argument("--only", default="", help="of these, those whose key contains it")
+    given = parser.parse_args(arguments)
+    package = PACKAGES[given.package]
+    mutants = [
+        each for each in sample(package.paths(), given.seed, given.count) if given.only in each.key
+    ]
+    known = known_survivors()
+    with tempfile.TemporaryDirectory(
+        prefix="mutants-", dir=MEMORY if os.access(MEMORY, os.W_OK) else None
+    ) as scratch:
+        killing = Killing(package, mutants, Path(scratch))
+        options = ["-q", "-s", "-n", "0", "-m", QUICK, "-p", "no:cacheprovider"]
+        options += [f"--basetemp={scratch}/pytest"]  # each process makes it anew
+        pytest.main([*options, *package.tests], plugins=[killing])
+    words = Counter(known.get(mutant.key, "new") for mutant in killing.survivors)
+    for mutant in killing.survivors:
+        tell(f"{known.get(mutant.key, 'new')} | {mutant.key} | line {mutant.lines[-1]}")
+    counted = killing.killed_count + words["left"] + words["new"]
+    share = killing.killed_count / max(counted, 1)
+    tell(
+        f"{given.package}: {len(mutants)} mutants, {killing.killed_count} killed,"
+        f" {words['equal']} equal, {words['left']} left, {words['new']} not listed;"
+        f" {share:.1%} of those that are not equal are killed"
+    )
+    return int(share < KILLED_MIN or words["new"] > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
