@@ -33,7 +33,7 @@ from tests.mutation.mutants import ROOT, Mutant, Unit, sample
 QUICK = "not (slow or spark or s3 or fuzz or torture or interop or cluster)"
 SURVIVORS = Path(__file__).with_name("survivors.txt")
 KILLED_MIN = 0.85  # of those that are not equal
-TESTS_SECONDS_MAX = 40.0  # of clean time for one mutant, those that are likeliest to see it first
+TESTS_SECONDS_MAX = 20.0  # of clean time for one mutant, those that are likeliest to see it first
 MEMORY_BYTES_MAX = 8 << 30  # addresses, of which pyarrow takes many
 PATIENCE_SECONDS = 5.0  # beyond five times the clean time of a test
 MEMORY = "/dev/shm"
@@ -42,23 +42,25 @@ SURVIVED, KILLED = 0, 1
 
 @dataclass(frozen=True)
 class Package:
-    """Files that are changed, and folders of tests, of which those that reach a line are run."""
+    """Files that are changed, folders of tests of their own, and others that use what they do."""
 
     files: Sequence[str]
     tests: Sequence[str]
+    others: Sequence[str]
 
     def paths(self) -> list[str]:
         found = (path for pattern in self.files for path in ROOT.glob(f"tieredstore/{pattern}"))
         return sorted(str(path.relative_to(ROOT)) for path in found)
 
 
+QUEUES = ("local/queue_*.py", "local/consume_queue*.py", "local/unit_truth.py")
 PACKAGES = {
-    "queues": Package(
-        ("local/queue_*.py", "local/consume_queue*.py", "local/unit_truth.py"), ("tests/local",)
+    "queues": Package(QUEUES, ("tests/local",), ("tests/access",)),
+    "flat": Package(("flat/*.py",), ("tests/flat",), ("tests/access", "tests/jobs")),
+    "index": Package(("index/*.py",), ("tests/index",), ("tests/access", "tests/jobs")),
+    "roundlog": Package(
+        ("roundlog/*.py",), ("tests/roundlog",), ("tests/access", "tests/jobs", "tests/providers")
     ),
-    "flat": Package(("flat/*.py",), ("tests/flat",)),
-    "index": Package(("index/*.py",), ("tests/index",)),
-    "roundlog": Package(("roundlog/*.py",), ("tests/roundlog",)),
 }
 
 
@@ -87,27 +89,47 @@ class Reached:
 
 
 class Killing:
-    """A plugin of pytest that runs tests on mutants instead of once."""
+    """A plugin of pytest that runs tests on mutants instead of once: those of the package itself
+    on each, the others on what these let through."""
 
-    def __init__(self, package: Package, mutants: Sequence[Mutant], scratch: Path) -> None:
+    def __init__(
+        self, package: Package, mutants: Sequence[Mutant], equal: set[str], scratch: Path
+    ) -> None:
         self._package = package
         self._mutants = mutants
+        self._equal = equal
         self._scratch = scratch
         self.survivors: list[Mutant] = []
-        self.killed_count = 0
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         if session.testsfailed:
             raise session.Interrupted("some tests could not be collected")
-        items = {item.nodeid: item for item in session.items}
+        live = live_functions({mutant.unit.path for mutant in self._mutants})
+        gc.freeze()
+        self.survivors = list(self._mutants)
+        for folders in (self._package.tests, self._package.others):
+            chosen = {
+                item.nodeid: item for item in session.items if item.nodeid.startswith((*folders,))
+            }
+            left = [each for each in self.survivors if each.key not in self._equal]
+            if left:
+                killed = self._killed(left, chosen, live)
+                self.survivors = [each for each in self.survivors if each.key not in killed]
+        return True
+
+    def _killed(
+        self,
+        mutants: Sequence[Mutant],
+        items: dict[str, pytest.Item],
+        live: dict[Unit, list[FunctionType]],
+    ) -> set[str]:
         measured = self._scratch / "reached.json"
         since = time.monotonic()
         self._in_fork(lambda: measure(items, self._package, measured))
         reached = Reached(**json.loads(measured.read_text()))
         tell(f"{len(reached.seconds)} of {len(items)} tests, {time.monotonic() - since:.0f} s")
-        live = live_functions({mutant.unit.path for mutant in self._mutants})
-        gc.freeze()
-        for number, mutant in enumerate(self._mutants, 1):
+        killed = set()
+        for number, mutant in enumerate(mutants, 1):
             chosen = {test: reached.seconds[test] for test in reached.tests(mutant)}
 
             def verdict(mutant: Mutant = mutant, chosen: dict[str, float] = chosen) -> int:
@@ -117,14 +139,12 @@ class Killing:
                 return run([items[test] for test in chosen], chosen)
 
             since = time.monotonic()
-            survived = not chosen or self._in_fork(verdict) == SURVIVED
-            if survived:
-                self.survivors.append(mutant)
-            self.killed_count += not survived
+            if chosen and self._in_fork(verdict) != SURVIVED:
+                killed.add(mutant.key)
+            word = "killed" if mutant.key in killed else "SURVIVED"
             took = f"{time.monotonic() - since:.1f} s, {len(chosen)} tests"
-            word = "SURVIVED" if survived else "killed"
-            tell(f"{number} {word} {mutant.unit.path}:{mutant.lines[-1]} {mutant.change} ({took})")
-        return True
+            tell(f"{number} {word} line {mutant.lines[-1]} {mutant.key} ({took})")
+        return killed
 
     def _in_fork(self, work: Callable[[], int]) -> int:
         """What the work says, or the signal that ended it; what it started ends with it."""
@@ -222,20 +242,21 @@ def main(arguments: Sequence[str]) -> int:
         each for each in sample(package.paths(), given.seed, given.count) if given.only in each.key
     ]
     known = known_survivors()
+    equal = {key for key, word in known.items() if word == "equal"}
     with tempfile.TemporaryDirectory(
         prefix="mutants-", dir=MEMORY if os.access(MEMORY, os.W_OK) else None
     ) as scratch:
-        killing = Killing(package, mutants, Path(scratch))
+        killing = Killing(package, mutants, equal, Path(scratch))
         options = ["-q", "-s", "-n", "0", "-m", QUICK, "-p", "no:cacheprovider"]
         options += [f"--basetemp={scratch}/pytest"]  # each process makes it anew
-        pytest.main([*options, *package.tests], plugins=[killing])
+        pytest.main([*options, *package.tests, *package.others], plugins=[killing])
     words = Counter(known.get(mutant.key, "new") for mutant in killing.survivors)
     for mutant in killing.survivors:
         tell(f"{known.get(mutant.key, 'new')} | {mutant.key} | line {mutant.lines[-1]}")
-    counted = killing.killed_count + words["left"] + words["new"]
-    share = killing.killed_count / max(counted, 1)
+    killed_count = len(mutants) - len(killing.survivors)
+    share = killed_count / max(len(mutants) - words["equal"], 1)
     tell(
-        f"{given.package}: {len(mutants)} mutants, {killing.killed_count} killed,"
+        f"{given.package}: {len(mutants)} mutants, {killed_count} killed,"
         f" {words['equal']} equal, {words['left']} left, {words['new']} not listed;"
         f" {share:.1%} of those that are not equal are killed"
     )

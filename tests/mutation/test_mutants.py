@@ -128,4 +128,4 @@ def test_the_quick_tests_are_those_of_make_quick() -> None:
 @pytest.mark.parametrize("package", PACKAGES.values(), ids=PACKAGES)
 def test_a_package_names_files_and_folders_that_are_there(package: Package) -> None:
     assert package.paths()
-    assert all((ROOT / folder).is_dir() for folder in package.tests)
+    assert all((ROOT / folder).is_dir() for folder in (*package.tests, *package.others))
