@@ -14,6 +14,7 @@ import pytest
 
 from tests.flat.store_kit import KEY, LOG, PATH, Tier, append, content
 from tests.flat.tiers import numbered
+from tieredstore.driver.metadata import DeleteNote
 from tieredstore.driver.provider import ProviderWrapper, SegmentProvider, SegmentWrapper
 from tieredstore.driver.runtime import InlinePool, ManualClock, Runtime
 from tieredstore.driver.segment import FileSegment
@@ -490,7 +491,10 @@ def test_a_note_that_makes_no_sense_is_passed_over(
     key: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     tier, provider, _ = a_destroyed_queue()
-    tier.catalogue().put_note(append_file.DELETION_NOTE, key, 1)
+    others = tier.catalogue().notes(DELETION_NOTE)
+    tier.catalogue().apply([DeleteNote(DELETION_NOTE, each) for each in others])
+    for each in (key, *others):  # it comes first
+        tier.catalogue().put_note(DELETION_NOTE, each, 1)
     with caplog.at_level(logging.WARNING):
         store = tier.open()
         assert store.delete_pending(is_stopped=go_on) == 0

@@ -26,7 +26,7 @@ from tieredstore.model.values import SegmentType, TopicRecord
 from tieredstore.roundlog.draft import DATA_BYTES_MAX, Draft, DraftWrite
 from tieredstore.roundlog.entry import NO_ROW, Entry, Extents, SegmentKey
 from tieredstore.roundlog.frames import crc32c
-from tieredstore.roundlog.layout import ObjectLayout, log_name, state_name
+from tieredstore.roundlog.layout import ObjectLayout, epoch_name, log_name, state_name
 from tieredstore.roundlog.log import INLINE_BYTES_MAX, BrokerLog
 from tieredstore.roundlog.object_calls import ObjectCalls
 from tieredstore.testing.memory_objects import MemoryObjectClient, MemoryObjects
@@ -293,6 +293,23 @@ def test_a_claim_that_failed_goes_on_with_the_same_number(tier: Tier, lands: boo
     assert log.claim() == 1
     put(log, b"one")
     assert contents(tier) == b"one"
+
+
+def test_each_claim_is_the_object_of_the_first_number_that_nobody_has(tier: Tier) -> None:
+    late = tier.open(claims=False)
+    claimed: list[int | None] = []
+
+    def meanwhile(name: str, key: str, _: bool) -> None:
+        if name == "put" and "/epoch/" in key and not claimed:
+            claimed.append(None)
+            claimed[:] = [tier.open().epoch for _ in range(3)]
+
+    tier.clients[-1].mood = meanwhile
+    assert late.claim() == 4
+    assert claimed == [1, 2, 3]
+    prefix = tier.layout.rounds("broker")
+    epochs = [name for name in sorted(tier.objects.held) if "/epoch/" in name]
+    assert epochs == [prefix + epoch_name(number) for number in range(1, 5)]
 
 
 # Several writers
