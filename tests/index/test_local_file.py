@@ -30,7 +30,13 @@ from tests.index.index_kit import (
     scan,
     uploaded,
 )
-from tieredstore.codec.tiered_index import BEGIN_MAGIC, decode_header, item_position, slot_position
+from tieredstore.codec.tiered_index import (
+    BEGIN_MAGIC,
+    END_MAGIC,
+    decode_header,
+    item_position,
+    slot_position,
+)
 from tieredstore.index.footer import decode_tail
 from tieredstore.index.keys import IndexColumns
 from tieredstore.index.local_file import IndexStoreFile
@@ -201,6 +207,44 @@ def test_a_reader_is_not_led_in_a_circle(tmp_path: Path) -> None:
     reader = reopen(file.path, read_only=True)
     with pytest.raises(SegmentCorruptError, match="item 40 of 50 follows item 20"):
         reader.find("T#hot", **FOREVER, count_max=99)
+
+
+def test_a_reader_is_not_led_behind_the_last_item(tmp_path: Path) -> None:
+    file = create(tmp_path)
+    file.put(columns_of([row._replace(text="T#hot") for row in rows_of(50)]))
+    data = bytearray(file.path.read_bytes())
+    slots = range(28, slot_position(97), 8)
+    heads = [at for at in slots if data[at : at + 4] == (50).to_bytes(4)]
+    heads += [at + 4 for at in slots if data[at + 4 : at + 8] == (50).to_bytes(4)]
+    (head,) = heads
+    data[head : head + 4] = (51).to_bytes(4)
+    file.path.write_bytes(data)
+    reader = reopen(file.path, read_only=True)
+    with pytest.raises(SegmentCorruptError, match="item 51 of 50"):
+        reader.find("T#hot", **FOREVER, count_max=99)
+
+
+@pytest.mark.parametrize("count", [0, 1, 50])
+def test_opening_puts_the_header_right_on_the_disk(tmp_path: Path, count: int) -> None:
+    file = create(tmp_path)
+    file.put(columns_of(rows_of(count)))
+    file.close()
+    whole = file.path.read_bytes()
+    used = decode_header(whole).used_slot_count
+    assert (used > 0) == (count > 0)
+    for at, wrong in ((0, END_MAGIC.to_bytes(4, signed=True)), (20, (used + 1).to_bytes(4))):
+        damaged = bytearray(whole)
+        damaged[at : at + 4] = wrong
+        file.path.write_bytes(damaged)
+        reopen(file.path).close()
+        assert file.path.read_bytes() == whole
+
+
+def test_a_message_has_bytes(tmp_path: Path) -> None:
+    file = create(tmp_path)
+    with pytest.raises(ValueError, match="at least one byte"):
+        file.put(columns_of([rows_of(1)[0]._replace(message_bytes=0)]))
+    assert file.item_count == 0
 
 
 def test_a_reader_sees_what_another_process_puts(tmp_path: Path) -> None:

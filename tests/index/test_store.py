@@ -5,6 +5,7 @@ RocketMQ or an older version of it left is taken over, cleared away or made agai
 from __future__ import annotations
 
 import dataclasses
+import os
 import shutil
 import threading
 from contextlib import suppress
@@ -262,6 +263,18 @@ def test_other_sizes_than_those_of_the_store_are_refused(tmp_path: Path) -> None
             shop.open(config=config)
     shop.open()
     assert shop.found("k") == [(0, 0)]
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="nobody says which files are open")
+def test_an_index_that_is_shut_down_holds_no_file_open(tmp_path: Path) -> None:
+    shop = Shop(tmp_path, items=20)
+    shop.put(["k"] * 50)
+    shop.index.step()
+    shop.index.seal()
+    shop.put(["k"] * 5)
+    shop.index.shutdown()
+    held = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+    assert [path for path in held if path.startswith(str(tmp_path))] == []
 
 
 def test_a_closed_index_says_so(tmp_path: Path) -> None:

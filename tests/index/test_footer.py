@@ -1,0 +1,70 @@
+"""A footer's parts: groups of slots, and a copy that was cut off."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.index.store_kit import Shop
+from tieredstore.driver.segment import Buffer
+from tieredstore.index.footer import GROUP_BYTES, NearFooter, decode_tail, first_slots
+from tieredstore.index.footer_cache import FooterCache, FooterCopy, Origin
+from tieredstore.model.errors import SegmentCorruptError
+
+
+@pytest.mark.parametrize(
+    ("sizes", "groups"),
+    [
+        ([GROUP_BYTES // 4] * 10, [0, 4, 8]),
+        ([GROUP_BYTES // 4] * 8, [0, 4]),
+        ([GROUP_BYTES] * 3, [0, 1, 2]),
+        ([GROUP_BYTES + 1, 1, GROUP_BYTES + 1, 0, 0], [0, 1, 2, 3]),
+        ([0, 0, 0], [0]),
+        ([1], [0]),
+    ],
+)
+def test_a_group_is_as_many_slots_as_one_read_takes(sizes: list[int], groups: list[int]) -> None:
+    starts = np.cumsum([100, *sizes]).astype(np.int32)
+    assert first_slots(starts).tolist() == groups
+
+
+def test_a_copy_of_a_footer_that_lacks_its_begin_is_damage(tmp_path: Path) -> None:
+    shop = Shop(tmp_path)
+    shop.put(["k"] * 5)
+    shop.index.seal()
+    data = bytes(shop.uploaded_bytes())
+    size = decode_tail(data, file_bytes=len(data)).footer_bytes
+    for cut in (0, 1, 28):
+        copy: Buffer = data[len(data) - size + cut :]
+
+        def read(position: int, length: int, copy: Buffer = copy) -> bytes:
+            return bytes(copy[position : position + length])
+
+        if cut:
+            with pytest.raises(SegmentCorruptError, match="cut off|another checksum"):
+                NearFooter.open(read, size - cut, file_bytes=len(data), path="copy")
+        else:
+            near = NearFooter.open(read, size, file_bytes=len(data), path="copy")
+            assert near.footer.footer_bytes == size
+
+
+def test_a_copy_that_is_given_up_leaves_nothing(tmp_path: Path) -> None:
+    cache = FooterCache(tmp_path / "footers", bytes_max=100)
+    cache.load()
+    copy = FooterCopy(cache)
+    assert not copy.keep(Origin(0, 1, 100))  # of nothing
+    copy.write(b"abc")
+    assert [path.read_bytes() for path in cache.folder.iterdir()] == [b"abc"]
+    copy.close()
+    assert list(cache.folder.iterdir()) == []
+    copy.write(b"too late")
+    assert not copy.keep(Origin(0, 1, 100))
+
+
+def test_a_folder_that_cannot_be_made_costs_the_copy_only(tmp_path: Path) -> None:
+    (tmp_path / "footers").write_bytes(b"a file")
+    copy = FooterCopy(FooterCache(tmp_path / "footers", bytes_max=100))
+    copy.write(b"abc")
+    assert not copy.keep(Origin(0, 1, 100))

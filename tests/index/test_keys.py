@@ -1,0 +1,33 @@
+"""Times of keys: which files a question is about, and which of their items."""
+
+from __future__ import annotations
+
+import pytest
+
+from tieredstore.index.keys import Match, TimeRange, with_true_times
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "exact", "about_seconds"),
+    [
+        (0, 4_000, False, False),
+        (0, 4_001, False, True),  # a second that has begun counts whole
+        (0, 5_000, True, True),
+        (9_000, 9_999, True, True),
+        (9_001, 9_999, False, True),
+        (10_000, 10_999, False, False),
+    ],
+)
+def test_a_range_of_whole_seconds_reaches_into_those_beside_it(
+    begin: int, end: int, exact: bool, about_seconds: bool
+) -> None:
+    assert TimeRange(first=5_000, last=9_000).overlaps(begin, end) is exact
+    seconds = TimeRange(first=5_000, last=9_000, exact=False)
+    assert seconds.overlaps(begin, end) is about_seconds
+
+
+def test_an_item_is_within_a_window_if_its_second_may_be() -> None:
+    times = TimeRange(first=1_000, last=90_000)
+    items = [Match(1, 2, 0, 9, at) for at in (999, 4_000, 4_001, 9_999, 10_000, 90_001)]
+    found = list(with_true_times(items, times, begin=5_000, end=9_000))
+    assert [item.store_timestamp for item in found] == [90_000, 4_001, 9_999, 90_000]
