@@ -67,6 +67,14 @@ def test_a_tier_at_work_has_no_orphans() -> None:
     assert list(lived.reader().provider.damage(BROKER)) == []
 
 
+def test_a_tier_that_has_just_begun_has_nothing_left_over() -> None:
+    bucket = Bucket()
+    writer = bucket.process()
+    writer.open(PATH, LOG, 0).write(0, b"x")
+    assert list(writer.provider.leftovers(BROKER)) == []
+    assert list(bucket.process().provider.leftovers(BROKER)) == []
+
+
 def test_what_nothing_names_is_found_and_removed() -> None:
     lived = Lived()
     lived.writer.provider.remove_leftovers(lived.found())

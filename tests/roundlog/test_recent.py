@@ -49,3 +49,23 @@ def test_an_object_that_is_added_again_counts_once() -> None:
         held.add("b", b"b" * 10)
     held.ranges([Range("a", 0, 10), Range("b", 0, 10)])
     assert client.requests["get"] == 0
+
+
+def test_all_room_is_used() -> None:
+    held, client = recent(20)
+    held.ranges([Range("a", 0, 10), Range("b", 0, 10)])
+    assert client.requests["get"] == 0
+
+
+def test_what_may_still_change_is_not_kept() -> None:
+    held, client = recent(20)
+    held.add("c", bytearray(b"?" * 10))
+    assert [bytes(each) for each in held.ranges([Range("c", 0, 3)])] == [b"ccc"]
+    assert client.requests["get"] == 1
+
+
+def test_a_range_that_is_not_wholly_here_is_asked_for() -> None:
+    held, client = recent(20)
+    held.add("c", b"c" * 5)  # as much as was sent so far
+    assert [bytes(each) for each in held.ranges([Range("c", 3, 3)])] == [b"ccc"]
+    assert client.requests["get"] == 1

@@ -17,7 +17,7 @@ from tieredstore.roundlog.draft import Draft
 from tieredstore.roundlog.entry import Sealed, SegmentKey
 from tieredstore.roundlog.frames import crc32c
 from tieredstore.roundlog.log import BrokerLog
-from tieredstore.roundlog.salvage import LOST
+from tieredstore.roundlog.salvage import LOST, _following, _Found
 from tieredstore.roundlog.upkeep import GRACE_MS, Upkeep
 
 A, B, UNITS = key_of("a"), key_of("b"), key_of("a", type=SegmentType.CONSUME_QUEUE)
@@ -115,6 +115,43 @@ def test_a_damaged_object_is_named_and_the_others_are_found() -> None:
     assert any(f"{names[1]} is damaged at byte 0" in loss for loss in taken.losses)
     assert any("a data object tells nothing" in loss for loss in taken.losses)
     assert taken.size >= len(found[A])
+
+
+def test_behind_damaged_bytes_a_segment_ends_and_others_go_on() -> None:
+    tier = Tier()
+    log, _ = tier.opened()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(log_module, "INLINE_BYTES_MAX", 0)
+        write(tier, log, 1)
+        before = tier.acknowledged[A]
+        write(tier, log, 2)
+    name = tier.objects.held_keys(log.key("data/"))[1]
+    data, facts = tier.objects.held[name]
+    tier.objects.held[name] = b"?" + data[1:], facts
+    lose_the_log(tier)
+    log, _ = tier.opened()
+    taken = taking.take_in(log)
+    assert f"{name} is damaged at byte 0" in taken.losses
+    tier.acknowledged[A] = before
+    tier.check(log)
+    tier.check()
+
+
+def test_of_bytes_that_lie_in_several_objects_the_longest_are_taken() -> None:
+    found = [
+        _Found(position, end, name, 0, 0)
+        for position, end, name in [
+            (0, 5, "a"),
+            (0, 9, "b"),
+            (3, 9, "c"),
+            (5, 12, "d"),
+            (9, 12, "e"),
+            (13, 20, "behind a gap"),
+        ]
+    ]
+    assert [row.key for row in _following(found, 0)] == ["b", "d"]
+    assert [row.key for row in _following(found, 12)] == []
+    assert [row.key for row in _following(found, 13)] == ["behind a gap"]
 
 
 def test_a_log_that_is_there_is_left_alone() -> None:

@@ -228,3 +228,23 @@ def test_the_order_is_that_in_which_segments_began(bucket: Bucket) -> None:
     assert reading_order(lambda _: bucket.log, [unknown, *rows]) == [INT64_MAX, *range(1, 41)]
     # The order of the names is another one.
     assert rows != sorted(rows, key=lambda row: row.path)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "batches"),
+    [
+        ([4, 6, 1], [[4, 6], [1]]),
+        ([4, 7], [[4], [7]]),
+        ([1, 1, 1, 1], [[1, 1, 1], [1]]),
+        ([11, 1], [[11], [1]]),
+        ([], []),
+    ],
+)
+def test_no_more_is_under_way_than_memory_and_pool_take(
+    sizes: list[int], batches: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(together, "UNDER_WAY_BYTES", 10)
+    monkeypatch.setattr(together, "UNDER_WAY_MAX", 3)
+    ranges = [together._Range("object", 100, 100 + size, []) for size in sizes]
+    found = [[each.end - each.start for each in some] for some in together._batches(ranges)]
+    assert found == batches

@@ -631,3 +631,44 @@ def test_what_does_not_fit_in_memory_is_read_back() -> None:
     run(Upkeep(log))
     assert 0 < requests(client)["get"] - before < upkeep_module.ROUNDS_MERGED
     tier.check()
+
+
+def test_bytes_are_joined_only_with_those_that_go_on_in_their_segment() -> None:
+    rows = [(1, 0, 5), (1, 5, 5), (2, 10, 5), (2, 20, 5), (2, 25, 1)]
+    number, position, length = np.array(rows, np.int64).T
+    nothing = np.zeros(len(rows), np.int64)
+    data = bytes(range(21))
+    joined = upkeep_module._joined(
+        Extents(
+            number=number,
+            position=position,
+            length=length,
+            object=nothing,
+            offset=nothing,
+            crc=nothing,
+            begin=nothing,
+            end=nothing,
+        ),
+        data,
+        7,
+    )
+    found = zip(
+        joined.number.tolist(), joined.position.tolist(), joined.length.tolist(), strict=True
+    )
+    assert list(found) == [(1, 0, 10), (2, 10, 5), (2, 20, 6)]
+    assert joined.offset.tolist() == [0, 10, 15]
+    assert joined.object.tolist() == [7, 7, 7]
+    assert joined.crc.tolist() == [crc32c(data[:10]), crc32c(data[10:15]), crc32c(data[15:])]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "together"),
+    [([4, 6, 1], [[4, 6], [1]]), ([11, 1], [[11], [1]]), ([4, 7], [[4], [7]]), ([], [])],
+)
+def test_so_many_ranges_are_read_at_once_as_memory_takes(
+    lengths: list[int], together: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeep_module, "READ_BYTES", 10)
+    spans = [upkeep_module._Span(1, 50, 50 + length, []) for length in lengths]
+    found = [[each.end - each.start for each in some] for some in upkeep_module._together(spans)]
+    assert found == together
