@@ -37,7 +37,7 @@ TESTS_SECONDS_MAX = 20.0  # of clean time for one mutant, those that are likelie
 MEMORY_BYTES_MAX = 8 << 30  # addresses, of which pyarrow takes many
 PATIENCE_SECONDS = 5.0  # beyond five times the clean time of a test
 MEMORY = "/dev/shm"
-SURVIVED, KILLED = 0, 1
+SURVIVED, KILLED, BROKEN = 0, 1, 2
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Killing:
                 item.nodeid: item for item in session.items if item.nodeid.startswith((*folders,))
             }
             left = [each for each in self.survivors if each.key not in self._equal]
-            if left:
+            if left and chosen:
                 killed = self._killed(left, chosen, live)
                 self.survivors = [each for each in self.survivors if each.key not in killed]
         return True
@@ -125,7 +125,8 @@ class Killing:
     ) -> set[str]:
         measured = self._scratch / "reached.json"
         since = time.monotonic()
-        self._in_fork(lambda: measure(items, self._package, measured))
+        if self._in_fork(lambda: measure(items, self._package, measured)) != 0:
+            raise RuntimeError("the tests could not be measured")
         reached = Reached(**json.loads(measured.read_text()))
         tell(f"{len(reached.seconds)} of {len(items)} tests, {time.monotonic() - since:.0f} s")
         killed = set()
@@ -152,7 +153,7 @@ class Killing:
         folder.mkdir()
         child = os.fork()
         if child == 0:
-            status = KILLED
+            status = BROKEN
             try:
                 os.setpgid(0, 0)
                 silence = os.open(os.devnull, os.O_RDWR)
@@ -167,7 +168,10 @@ class Killing:
         with suppress(ProcessLookupError):
             os.killpg(child, signal.SIGKILL)
         shutil.rmtree(folder, ignore_errors=True)
-        return os.waitstatus_to_exitcode(status)
+        code = os.waitstatus_to_exitcode(status)
+        if code == BROKEN:
+            raise RuntimeError("the tool itself failed, which kills no mutant")
+        return code
 
 
 def run(items: Sequence[pytest.Item], seconds: dict[str, float]) -> int:
@@ -175,7 +179,11 @@ def run(items: Sequence[pytest.Item], seconds: dict[str, float]) -> int:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     for item, following in zip(items, [*items[1:], None], strict=True):
         signal.setitimer(signal.ITIMER_REAL, PATIENCE_SECONDS + 5 * seconds[item.nodeid])
-        if any(report.failed for report in runtestprotocol(item, log=False, nextitem=following)):
+        try:
+            reports = runtestprotocol(item, log=False, nextitem=following)
+        except BaseException:  # noqa: BLE001 - pytest itself may fail at what a mutant raises
+            return KILLED
+        if any(report.failed for report in reports):
             return KILLED
     return SURVIVED
 
