@@ -25,7 +25,7 @@ from tieredstore.model.errors import (
     MetadataError,
     StoreClosedError,
 )
-from tieredstore.model.values import QueueKey, SegmentRecord, SegmentType
+from tieredstore.model.values import QueueKey, SegmentRecord, SegmentType, TopicRecord
 from tieredstore.providers.memory import MemoryProvider
 from tieredstore.testing.faults import Fault, Faults
 from tieredstore.testing.samples import TOPIC
@@ -80,7 +80,9 @@ def test_topics_are_deleted_with_their_queues() -> None:
             file = store.create(topic, queue_id)
             file.start_at(0)
             append(file, numbered(0, 1))
-    assert store.delete_topics(["one", "three", "never heard of"]) == 2
+    tier.catalogue().put(TopicRecord(topic="without queues", topic_id=99))
+    gone = ["one", "three", "without queues", "never heard of"]
+    assert store.delete_topics(gone) == 3
     assert {file.key.topic for file in store.files()} == {"two"}
     assert [row.topic for row in tier.catalogue().topics()] == ["two"]
     assert {each.path for each in tier.inner.list()} == {"broker-a/two/0", "broker-a/two/1"}

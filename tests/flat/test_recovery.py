@@ -12,9 +12,9 @@ from tests.flat.tiers import numbered, run_of
 from tieredstore.codec.record import BORN_HOST_IPV6
 from tieredstore.driver.metadata import Put
 from tieredstore.flat.message_file import FlatMessageFile
-from tieredstore.flat.recovery import recover
+from tieredstore.flat.recovery import UNCONFIRMED_NOTE, recover, take_back
 from tieredstore.model.errors import BackendRefusedError, OffsetOutOfRangeError, SegmentError
-from tieredstore.model.values import Host, SegmentRecord, SegmentType
+from tieredstore.model.values import Host, Json, SegmentRecord, SegmentType
 from tieredstore.testing.faults import Fault, Faults
 from tieredstore.testing.samples import STORE_TIMESTAMP, a_record
 
@@ -102,6 +102,57 @@ def test_log_bytes_that_no_unit_names_are_not_committed_and_not_sent_again() -> 
     assert file.log.append_offset == sum(map(len, numbered(0, 4)))
     goes_on(tier, 6)
     assert tier.held(LOG) == log
+
+
+@pytest.mark.parametrize(
+    "note",
+    [
+        {"from": 3},
+        {"rows": []},
+        {"from": "x", "rows": []},
+        {"from": 3, "rows": [["NO_TYPE", 0, 0, None, None]]},
+        {"from": 3, "rows": [["COMMIT_LOG", None, 0, None, None]]},
+        {"from": 3, "rows": [["COMMIT_LOG", 0, 0]]},
+        {"from": 3, "rows": 7},
+        5,
+    ],
+)
+def test_a_note_of_what_nobody_compared_that_makes_no_sense_is_passed_over(
+    note: Json, caplog: pytest.LogCaptureFixture
+) -> None:
+    tier = a_filled_tier()
+    tier.catalogue().put_note(UNCONFIRMED_NOTE, PATH, note)
+    goes_on(tier, 8)
+    assert tier.file().unconfirmed_from is None
+    assert "a note that makes no sense" in caplog.text
+
+
+def test_what_is_taken_back_is_as_the_catalogue_had_it() -> None:
+    tier = a_filled_tier()
+    rows = [
+        put_back(tier, LOG, size=0, begin_timestamp=None, end_timestamp=None),
+        put_back(tier, QUEUE, size=0, begin_timestamp=None, end_timestamp=None),
+    ]
+    file = tier.file()
+    assert (file.unconfirmed_from, file.commit_offset) == (0, 6)
+    assert [*tier.rows(LOG), *tier.rows(QUEUE)] == rows
+    take_back(file, tier.catalogue())
+    assert file.unconfirmed_from is None
+    assert (file.commit_offset, file.log.commit_offset) == (0, 0)
+    assert [row.size for row in (*tier.rows(LOG), *tier.rows(QUEUE))] == [0, 0]
+    assert tier.catalogue().notes(UNCONFIRMED_NOTE) == {}
+    append(file, numbered(0, 8))
+    assert content(tier.file()) == expected(*range(8))
+
+
+@pytest.mark.parametrize("later", [5, 60])
+def test_an_earlier_message_keeps_the_later_end_of_its_segment(later: int) -> None:
+    tier = a_filled_tier()
+    row = put_back(tier, LOG, size=1)
+    put_back(tier, LOG, size=1, end_timestamp=STORE_TIMESTAMP + later)
+    assert row.end_timestamp is not None
+    tier.file()
+    assert tier.rows(LOG)[-1].end_timestamp == max(row.end_timestamp, STORE_TIMESTAMP + later)
 
 
 def test_a_torn_unit_does_not_count_and_the_queue_goes_on() -> None:
