@@ -8,9 +8,17 @@ import numpy as np
 import pytest
 
 from tests.index.store_kit import Shop
+from tieredstore.codec.tiered_index import (
+    BEGIN_MAGIC,
+    COMPACTED_SLOT_DTYPE,
+    TieredIndexHeader,
+    slot_position,
+)
 from tieredstore.driver.segment import Buffer
+from tieredstore.index.compaction import fences_of_table
 from tieredstore.index.footer import GROUP_BYTES, NearFooter, decode_tail, first_slots
 from tieredstore.index.footer_cache import FooterCache, FooterCopy, Origin
+from tieredstore.index.keys import TimeRange
 from tieredstore.model.errors import SegmentCorruptError
 
 
@@ -68,3 +76,30 @@ def test_a_folder_that_cannot_be_made_costs_the_copy_only(tmp_path: Path) -> Non
     copy = FooterCopy(FooterCache(tmp_path / "footers", bytes_max=100))
     copy.write(b"abc")
     assert not copy.keep(Origin(0, 1, 100))
+
+
+def test_no_fences_are_made_of_a_table_that_leaves_items_out() -> None:
+    slots = np.zeros(4, COMPACTED_SLOT_DTYPE)
+    slots["items_bytes"] = [28, 0, 56, 0]
+    ends = np.cumsum(slots["items_bytes"].astype(np.int64))
+    slots["position"] = slot_position(4) + ends - slots["items_bytes"]
+    table = slots.tobytes()
+
+    def read(position: int, length: int) -> bytes:
+        start = position - slot_position(0)
+        return table[start : start + length]
+
+    times = TimeRange(first=1, last=2)
+    for item_count in (2, 3, 4):
+        header = TieredIndexHeader(
+            magic=BEGIN_MAGIC,
+            begin_timestamp=1,
+            end_timestamp=2,
+            used_slot_count=2,
+            item_count=item_count,
+        )
+        if item_count == 3:
+            assert fences_of_table(read, header, times, slot_count=4, path="index")
+        else:
+            with pytest.raises(SegmentCorruptError, match="do not add up"):
+                fences_of_table(read, header, times, slot_count=4, path="index")
