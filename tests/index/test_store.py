@@ -21,13 +21,15 @@ from tieredstore.codec.key_hashes import key_hashes
 from tieredstore.codec.queue_unit import encode_unit
 from tieredstore.codec.tiered_index import TieredIndexHeader, encode_header, file_bytes
 from tieredstore.driver.runtime import Runtime
+from tieredstore.index import writer as writer_module
 from tieredstore.index.compaction import Compaction
-from tieredstore.index.contract import IndexAnswer
+from tieredstore.index.contract import IndexAnswer, NoIndex
 from tieredstore.index.footer import UNCHECKED, NearFooter, groups_of
 from tieredstore.index.keys import IndexColumns
 from tieredstore.index.local_file import IndexStoreFile
 from tieredstore.index.uploaded import UploadedFile
 from tieredstore.model.errors import (
+    BackendRefusedError,
     BackendUnavailableError,
     InvalidConfigError,
     SegmentCorruptError,
@@ -184,6 +186,48 @@ def test_uploaded_files_expire_when_all_of_their_messages_are_too_old(tmp_path: 
     assert len(shop.found("k")) == 38
     listed = {each.base for each in shop.provider.list(first.path)}
     assert listed == {row.base_offset for row in shop.segments()}
+
+
+def test_an_old_file_behind_a_younger_one_stays(tmp_path: Path) -> None:
+    """Rows of files follow on each other: one in the middle cannot go."""
+    shop = Shop(tmp_path, items=20)
+    hour_ago = STORE_TIMESTAMP - HOUR_MS
+    for number, time in enumerate((STORE_TIMESTAMP, hour_ago)):
+        shop.put([f"k{number}"], times=[time])
+        shop.index.seal()
+    assert shop.index.expire(hour_ago + 1) == 0
+    assert len(shop.segments()) == 2
+    assert shop.index.expire(STORE_TIMESTAMP + 1) == 2
+
+
+def test_no_more_keys_wait_for_a_file_than_memory_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_module, "PENDING_KEYS_MAX", 5)
+    shop = Shop(tmp_path)
+    waiting = []
+    for _ in range(3):
+        shop.put(["k"] * 3, unique=False)
+        waiting.append(shop.index._writer._pending_keys)
+    assert waiting == [3, 3, 3]
+    shop.put(["k"] * 2, unique=False)
+    assert shop.index._writer._pending_keys == 5
+    assert len(shop.found("k")) == 11
+
+
+def test_an_index_that_is_only_read_takes_nothing_and_destroys_nothing(tmp_path: Path) -> None:
+    shop = Shop(tmp_path)
+    shop.put(["k"])
+    shop.index.seal()
+    with pytest.raises(BackendRefusedError, match="opened for reading"):
+        shop.reader().destroy()
+    assert len(shop.found("k")) == 1
+
+
+def test_without_an_index_no_answer_is_complete() -> None:
+    answer = NoIndex().query(TOPIC, 0, "k", count_max=1, begin=0, end=1)
+    assert not answer.complete
+    assert not answer.hits
 
 
 def test_the_longest_reserve_hours_of_a_topic_keep_the_index(tmp_path: Path) -> None:

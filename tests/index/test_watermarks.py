@@ -6,7 +6,7 @@ import pytest
 
 from tests.flat.tiers import FaultyCatalogue
 from tests.index.store_kit import BROKER, INDEX_PATH
-from tieredstore.driver.metadata import Json, MetadataStore
+from tieredstore.driver.metadata import MetadataStore
 from tieredstore.index.watermarks import (
     FILE,
     QUEUE,
@@ -19,7 +19,7 @@ from tieredstore.index.watermarks import (
     indexed_offset,
 )
 from tieredstore.metadata.tables import Tables
-from tieredstore.model.values import QueueRecord, SegmentRecord, SegmentType
+from tieredstore.model.values import Json, QueueRecord, SegmentRecord, SegmentType
 from tieredstore.testing.faults import Faults
 from tieredstore.testing.samples import STORE_TIMESTAMP as NOW
 from tieredstore.testing.samples import TOPIC
@@ -119,7 +119,8 @@ def test_sizes_that_make_no_sense_are_as_if_nobody_had_noted_them(
 
 
 def test_starts_are_read_where_they_make_sense(catalogue: MetadataStore) -> None:
-    for key, at in {"7/1/2": 5, "8/1/2": "x", "9/1": 5, "9/1/x": 5, "9/1/2/3": 5}.items():
+    notes: dict[str, Json] = {"7/1/2": 5, "8/1/2": "x", "9/1": 5, "9/1/x": 5, "9/1/2/3": 5}
+    for key, at in notes.items():
         catalogue.put_note(START, key, at)
     place = QueueId(1, 2)
     assert Watermarks(catalogue, BROKER).starts() == {(7, place): 5, (8, place): 0}
