@@ -126,6 +126,16 @@ def test_a_message_that_was_put_twice_is_shown_once(tmp_path: Path) -> None:
     assert len(shop.found("k", count_max=1)) == 1
 
 
+def test_a_message_that_was_put_twice_takes_the_place_of_no_other(tmp_path: Path) -> None:
+    shop = Shop(tmp_path)
+    shop.put(["k"])
+    shop.clock.advance(1000)
+    for _ in range(3):
+        shop.ends[0] = 1
+        shop.put(["k"])
+    assert sorted(shop.found("k", count_max=2)) == [(0, 0), (0, 1000)]
+
+
 @pytest.mark.parametrize("foreign", [False, True])
 def test_the_newest_of_many_are_found_in_whatever_order_they_were_put(
     tmp_path: Path, foreign: bool
