@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.index.store_kit import Shop
+from tests.index.store_kit import Shop, open_below
 from tieredstore.codec.tiered_index import (
     BEGIN_MAGIC,
     COMPACTED_SLOT_DTYPE,
@@ -65,8 +65,9 @@ def test_a_copy_that_is_given_up_leaves_nothing(tmp_path: Path) -> None:
     assert not copy.keep(Origin(0, 1, 100))  # of nothing
     copy.write(b"abc")
     assert [path.read_bytes() for path in cache.folder.iterdir()] == [b"abc"]
+    assert len(open_below(tmp_path)) == 1
     copy.close()
-    assert list(cache.folder.iterdir()) == []
+    assert open_below(tmp_path) == list(cache.folder.iterdir()) == []
     copy.write(b"too late")
     assert not copy.keep(Origin(0, 1, 100))
 
