@@ -10,6 +10,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from struct import pack
 from typing import Any
 
 import pytest
@@ -30,6 +31,8 @@ from tieredstore.codec.queue_unit import (
 )
 from tieredstore.local.consume_queue import (
     ConsumeQueue,
+    Doubt,
+    QueueEnd,
     encode_new_units,
     matching_tags,
     offset_by_time,
@@ -103,6 +106,86 @@ def test_what_was_put_is_read_across_files_and_after_a_reopening(
         assert seen.last_log_end == count * SIZE
         assert whole(seen) == numbers(*range(count))
         assert [seen.unit(offset) for offset in range(count)] == numbers(*range(count))
+
+
+def overwrite(directory: Path, offset: int, data: bytes) -> None:
+    """Damage one unit on the disk."""
+    path = directory / f"{offset * UNIT_BYTES // FILE_BYTES * FILE_BYTES:020d}"
+    held = bytearray(path.read_bytes())
+    at = offset * UNIT_BYTES % FILE_BYTES
+    held[at : at + UNIT_BYTES] = data
+    path.write_bytes(held)
+
+
+def agrees(offset: int, unit: QueueUnit) -> bool:
+    return unit == QueueUnit(offset * SIZE, SIZE, offset)
+
+
+@pytest.mark.parametrize("count", [1, 9, 10, 11, 25])
+def test_what_lies_behind_the_end_is_no_message(reopen: Opener, count: int) -> None:
+    queue = reopen()
+    put(queue, 0, count)
+    for seen in (queue, reopen()):
+        for offset in (-1, count, count + 1):
+            with pytest.raises(OffsetOutOfRangeError):
+                seen.unit(offset)
+        assert rows(seen.units(count, 5)) == []
+        assert rows(seen.units(count - 1, 5)) == numbers(count - 1)
+
+
+def test_a_queue_that_agrees_with_its_log_is_not_doubted(reopen: Opener) -> None:
+    assert reopen().distrust(agrees, 0) is None
+    put(reopen(), 0, 25)
+    queue = reopen()
+    assert queue.distrust(agrees, 0) is None
+    assert queue.distrust(lambda *_: False, 25 * SIZE) is None  # the log has let all of it go
+    assert queue.end() == QueueEnd(0, 25, 25 * SIZE)
+
+
+def test_a_queue_ends_behind_the_last_unit_that_agrees(reopen: Opener, directory: Path) -> None:
+    put(reopen(), 0, 25)
+    for offset in (23, 24):
+        overwrite(directory, offset, pack(">qiq", offset * SIZE, SIZE - 1, offset))
+    queue = reopen()
+    assert queue.max_offset == 25
+    assert queue.distrust(agrees, 0) == Doubt(23, None, is_followed=False)
+    assert queue.end() == QueueEnd(0, 23, 23 * SIZE)
+    assert whole(queue) == numbers(*range(23))
+
+
+@pytest.mark.parametrize("last", [13, 19, 20, 24])
+def test_units_behind_a_damaged_one_tell_that_the_queue_went_on(
+    reopen: Opener, directory: Path, last: int
+) -> None:
+    put(reopen(), 0, 25)
+    overwrite(directory, 12, bytes(UNIT_BYTES))
+    queue = reopen()
+    assert queue.max_offset == 12
+    found = queue.distrust(lambda offset, unit: offset <= last and agrees(offset, unit), 0)
+    assert found == Doubt(12, QueueEnd(0, last + 1, (last + 1) * SIZE), is_followed=True)
+    assert queue.max_offset == 12
+
+
+@pytest.mark.parametrize("unit", [(0, SIZE, 0), (13 * SIZE, 0, 0), (1, 0, 0)])
+def test_bytes_behind_the_end_that_agree_with_nothing_are_told(
+    reopen: Opener, directory: Path, unit: tuple[int, int, int]
+) -> None:
+    put(reopen(), 0, 12)
+    overwrite(directory, 13, pack(">qiq", *unit))
+    queue = reopen()
+    assert queue.max_offset == 12
+    assert queue.distrust(agrees, 0) == Doubt(12, None, is_followed=True)
+
+
+def test_a_queue_whose_first_file_went_begins_with_the_next(reopen: Opener) -> None:
+    put(reopen(), 0, 35)
+    queue = reopen()
+    assert queue.delete_before(15 * SIZE) == 1
+    assert (queue.first_kept, queue.min_offset) == (10, 15)
+    assert queue.end() == QueueEnd(10, 35, 35 * SIZE)
+    found = queue.distrust(lambda *_: False, 0)
+    assert found == Doubt(10, None, is_followed=False)
+    assert (queue.min_offset, queue.max_offset) == (10, 10)
 
 
 def test_few_and_many_give_the_same_bytes(reopen: Opener, directory: Path) -> None:
