@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from tests.every_step import every_step
+from tests.index.index_kit import BEGIN, Row, columns_of
 from tests.index.store_kit import (
     ALL,
     BROKER,
@@ -30,13 +31,16 @@ from tieredstore.codec.key_hashes import key_hashes
 from tieredstore.codec.queue_unit import encode_unit
 from tieredstore.codec.tiered_index import TieredIndexHeader, encode_header, file_bytes
 from tieredstore.driver.runtime import Runtime
+from tieredstore.index import uploaded as uploaded_module
 from tieredstore.index import writer as writer_module
 from tieredstore.index.compaction import Compaction
 from tieredstore.index.contract import IndexAnswer, NoIndex
 from tieredstore.index.footer import UNCHECKED, NearFooter, groups_of
-from tieredstore.index.keys import IndexColumns
+from tieredstore.index.keys import IndexColumns, RunKeys
 from tieredstore.index.local_file import IndexStoreFile
 from tieredstore.index.uploaded import UploadedFile
+from tieredstore.index.watermarks import QueueId
+from tieredstore.index.writer import PendingKeys, still_pending
 from tieredstore.model.errors import (
     BackendRefusedError,
     BackendUnavailableError,
@@ -222,6 +226,44 @@ def test_no_more_keys_wait_for_a_file_than_memory_takes(
     shop.put(["k"] * 2, unique=False)
     assert shop.index._writer._pending_keys == 5
     assert len(shop.found("k")) == 11
+
+
+def test_keys_that_are_in_a_file_wait_no_longer() -> None:
+    runs = [
+        PendingKeys(
+            queue=QueueId(1, 0),
+            first_offset=count,
+            keys=RunKeys(
+                columns=columns_of([Row("T#k", 1, 0, n, 9, BEGIN) for n in range(count)]),
+                key_counts=np.ones(count, np.int64),
+            ),
+        )
+        for count in (3, 4, 2)
+    ]
+    for done, left in ((0, [3, 4, 2]), (2, [1, 4, 2]), (3, [4, 2]), (5, [2, 2]), (8, [1]), (9, [])):
+        found = still_pending(runs, done)
+        assert [len(run.keys.columns) for run in found] == left
+        assert [int(run.keys.key_counts.sum()) for run in found] == left
+
+
+@pytest.mark.parametrize(("second", "end"), [(10, 12), (11, 10)])
+def test_units_are_read_up_to_a_gap(
+    tmp_path: Path, second: int, end: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uploaded_module, "UNITS_AT_ONCE", 4)
+    shop = Shop(tmp_path)
+    path, kind = f"{BROKER}/{TOPIC}/0", SegmentType.CONSUME_QUEUE
+    for first, count in ((0, 10), (second, 5)):
+        data = b"".join(
+            encode_unit(log_offset=100 * n, message_bytes=9, tags_code=0)
+            for n in range(first, first + count)
+        )
+        shop.provider.open(path, kind, 20 * first).write(0, data)
+        row = SegmentRecord(path=path, type=kind, base_offset=20 * first, size=len(data))
+        shop.catalogue.put(row)
+    units = shop.index._uploaded.queue_units(path, 3, 12)
+    found = [int(each) // 100 for some in units for each in some.log_offsets]
+    assert found == list(range(3, end))
 
 
 def test_an_index_that_is_only_read_takes_nothing_and_destroys_nothing(tmp_path: Path) -> None:
