@@ -34,6 +34,7 @@ from tieredstore.local.consume_queue import (
     Doubt,
     QueueEnd,
     encode_new_units,
+    first_where,
     matching_tags,
     offset_by_time,
 )
@@ -186,6 +187,38 @@ def test_a_queue_whose_first_file_went_begins_with_the_next(reopen: Opener) -> N
     found = queue.distrust(lambda *_: False, 0)
     assert found == Doubt(10, None, is_followed=False)
     assert (queue.min_offset, queue.max_offset) == (10, 10)
+
+
+@pytest.mark.parametrize("offset", [0, 9, 10, 13, 24])
+def test_a_unit_is_mended_where_it_lies(reopen: Opener, directory: Path, offset: int) -> None:
+    put(reopen(), 0, 25)
+    overwrite(directory, offset, pack(">qiq", offset * SIZE, SIZE, 77))
+    queue = reopen()
+    path, at = queue.place_of(offset)
+    assert Path(path).read_bytes()[at : at + UNIT_BYTES][-1] == 77
+    assert queue.place_of(99) == (str(directory), 99 * UNIT_BYTES)
+    queue.mend(offset, *numbers(offset))
+    for seen in (queue, reopen()):
+        assert whole(seen) == numbers(*range(25))
+    queue.mend(25, QueueUnit(0, SIZE, 0))
+    queue.mend(-1, QueueUnit(0, SIZE, 0))
+    assert whole(queue) == numbers(*range(25))
+
+
+@pytest.mark.parametrize("count", range(12))
+def test_one_number_that_lies_misleads_only_beside_the_place(count: int) -> None:
+    low, high = 5, 5 + count
+    for border in range(low, high + 1):
+        for liar in (None, *range(low, high)):
+
+            def holds(number: int, border: int = border, liar: int | None = liar) -> bool:
+                return (number >= border) != (number == liar)
+
+            found = first_where(low, high, holds)
+            if liar is None or not border - 2 <= liar <= border + 1:
+                assert found == border
+            assert low <= found <= high
+            assert abs(found - border) <= 2
 
 
 def test_few_and_many_give_the_same_bytes(reopen: Opener, directory: Path) -> None:

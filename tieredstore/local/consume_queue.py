@@ -454,8 +454,8 @@ def scan(files: Sequence[MappedFile]) -> Found:
 def first_where(low: int, high: int, holds: Callable[[int], bool]) -> int:
     """The first number in [low, high) from which on something holds, or `high`.
 
-    One number that lies about it changes the answer by one at most: where two on one side of the
-    place that was found gainsay it, the search goes on there.
+    One number that lies about it changes the answer by two at most, and only beside the place:
+    where two on one side of what was found gainsay it, the search goes on there.
     """
     first, end = low, high
     while True:
