@@ -228,7 +228,7 @@ def live_functions(paths: set[str]) -> dict[Unit, list[FunctionType]]:
 
 
 def known_survivors() -> dict[str, str]:
-    """The word of each that is listed: `equal`, or `left` where no quick test is worth it."""
+    """The word of each that is listed: `equal`, `left` or `open`."""
     rows = (line.split(" | ") for line in SURVIVORS.read_text().splitlines() if " | " in line)
     return {key: word for word, key, _ in rows}
 
@@ -265,7 +265,7 @@ def main(arguments: Sequence[str]) -> int:
     share = killed_count / max(len(mutants) - words["equal"], 1)
     tell(
         f"{given.package}: {len(mutants)} mutants, {killed_count} killed,"
-        f" {words['equal']} equal, {words['left']} left, {words['new']} not listed;"
+        f" {words['equal']} equal, {words['left']} left, {words['open']} open, {words['new']} not listed;"
         f" {share:.1%} of those that are not equal are killed"
     )
     return int(share < KILLED_MIN or words["new"] > 0)

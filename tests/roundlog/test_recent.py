@@ -35,6 +35,8 @@ def test_the_oldest_makes_room() -> None:
         b"b",
     ]
     assert client.requests["get"] == 1
+    held.ranges([Range("b", 0, 10)])
+    assert client.requests["get"] == 1  # the first was a
 
 
 def test_what_is_larger_than_all_room_is_not_kept() -> None:
