@@ -37,9 +37,11 @@ from tieredstore.codec.tiered_index import (
     item_position,
     slot_position,
 )
+from tieredstore.index import local_file as local_file_module
 from tieredstore.index.footer import decode_tail
 from tieredstore.index.keys import IndexColumns
 from tieredstore.index.local_file import IndexStoreFile
+from tieredstore.index.uploaded import _exactly, newest_timestamp
 from tieredstore.model.errors import (
     BackendRefusedError,
     InvalidConfigError,
@@ -238,6 +240,32 @@ def test_opening_puts_the_header_right_on_the_disk(tmp_path: Path, count: int) -
         file.path.write_bytes(damaged)
         reopen(file.path).close()
         assert file.path.read_bytes() == whole
+
+
+def test_a_file_that_is_not_durable_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_: Path) -> None:
+        raise OSError(errno.EIO, "no")
+
+    monkeypatch.setattr(local_file_module, "fsync_directory", fails)
+    with pytest.raises(BackendRefusedError):
+        create(tmp_path)
+    assert not (tmp_path / str(BEGIN)).exists()
+
+
+def test_the_newest_message_is_that_of_a_file_which_has_one(tmp_path: Path) -> None:
+    assert newest_timestamp([], []) == 0
+    file = create(tmp_path)
+    assert newest_timestamp([file], []) == 0
+    file.put(columns_of(rows_of(5)))
+    assert newest_timestamp([file], []) == BEGIN + 40
+
+
+def test_a_read_that_is_too_short_is_damage() -> None:
+    assert _exactly(lambda at, length: b"x" * length, 7, 5, "index") == b"xxxxx"
+    with pytest.raises(SegmentCorruptError, match="4 bytes were read of 5"):
+        _exactly(lambda at, length: b"x" * 4, 7, 5, "index")
 
 
 def test_a_message_has_bytes(tmp_path: Path) -> None:

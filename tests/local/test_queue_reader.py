@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.local.store_audit import opened
-from tieredstore.codec.queue_unit import decode_units, encode_units
+from tieredstore.codec.queue_unit import QueueUnits, decode_units, encode_units
 from tieredstore.codec.record import tags_code
 from tieredstore.local import queue_reader
 from tieredstore.local.queue_reader import ReadLimits
@@ -549,3 +549,26 @@ def test_the_first_unit_without_room_is_the_same_for_one_and_for_many(
     ]
     found = limits.first_full(units, start, len(lengths), count=count, size=size)
     assert found == (full[0] if full else None)
+
+
+def test_a_page_from_the_disk_is_a_quarter_of_one_from_memory() -> None:
+    limits = ReadLimits(
+        count_max=100, bytes_max=10_000, memory_count_max=20, memory_bytes_max=4_000, memory_from=50
+    )
+    in_memory, on_disk = (
+        QueueUnits(
+            log_offsets=np.array([at, at + 9]),
+            message_bytes=np.array([9, 9]),
+            tags_codes=np.array([0, 0]),
+        )
+        for at in (50, 0)
+    )
+    for units, log_offset, count, size in ((in_memory, 50, 20, 4_000), (on_disk, 0, 5, 1_000)):
+        assert limits.is_full(count, 0, 9, log_offset)
+        assert not limits.is_full(count - 1, 0, 9, log_offset)
+        assert limits.first_full(units, 0, 2, count=count, size=0) == 0
+        assert limits.first_full(units, 0, 2, count=count - 1, size=0) is None
+        assert limits.is_full(1, size - 8, 9, log_offset)
+        assert not limits.is_full(1, size - 9, 9, log_offset)
+        assert limits.first_full(units, 0, 2, count=1, size=size - 8) == 0
+        assert limits.first_full(units, 0, 2, count=1, size=size - 9) is None

@@ -265,7 +265,8 @@ def main(arguments: Sequence[str]) -> int:
     share = killed_count / max(len(mutants) - words["equal"], 1)
     tell(
         f"{given.package}: {len(mutants)} mutants, {killed_count} killed,"
-        f" {words['equal']} equal, {words['left']} left, {words['open']} open, {words['new']} not listed;"
+        f" {words['equal']} equal, {words['left']} left, {words['open']} open,"
+        f" {words['new']} not listed;"
         f" {share:.1%} of those that are not equal are killed"
     )
     return int(share < KILLED_MIN or words["new"] > 0)
