@@ -37,9 +37,8 @@ from tieredstore.codec.tiered_index import (
     item_position,
     slot_position,
 )
-from tieredstore.index import local_file as local_file_module
 from tieredstore.index.footer import decode_tail
-from tieredstore.index.keys import IndexColumns
+from tieredstore.index.keys import IndexColumns, KeyNotes
 from tieredstore.index.local_file import IndexStoreFile
 from tieredstore.index.uploaded import _exactly, newest_timestamp
 from tieredstore.model.errors import (
@@ -242,13 +241,13 @@ def test_opening_puts_the_header_right_on_the_disk(tmp_path: Path, count: int) -
         assert file.path.read_bytes() == whole
 
 
-def test_a_file_that_is_not_durable_is_not_there(
+def test_a_file_without_its_notes_is_not_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(_: Path) -> None:
+    def fails(*_: object, **how: object) -> NoReturn:
         raise OSError(errno.EIO, "no")
 
-    monkeypatch.setattr(local_file_module, "fsync_directory", fails)
+    monkeypatch.setattr(KeyNotes, "create", fails)
     with pytest.raises(BackendRefusedError):
         create(tmp_path)
     assert not (tmp_path / str(BEGIN)).exists()
