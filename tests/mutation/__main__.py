@@ -229,8 +229,14 @@ def live_functions(paths: set[str]) -> dict[Unit, list[FunctionType]]:
 
 def known_survivors() -> dict[str, str]:
     """The word of each that is listed: `equal`, `left` or `open`."""
-    rows = (line.split(" | ") for line in SURVIVORS.read_text().splitlines() if " | " in line)
-    return {key: word for word, key, _ in rows}
+    return {key: word for word, key, _ in survivors()}
+
+
+def survivors() -> list[tuple[str, str, str]]:
+    """Word, key and reason of each; a key may have a bar in it."""
+    lines = [line for line in SURVIVORS.read_text().splitlines() if line[:1] != "#"]
+    rows = [(*line.partition(" | ")[::2],) for line in lines]
+    return [(word, *rest.rpartition(" | ")[::2]) for word, rest in rows]
 
 
 def tell(text: str) -> None:
