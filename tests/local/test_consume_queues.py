@@ -30,7 +30,7 @@ from tieredstore.local.mapped_file import MappedFiles
 from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.errors import BackendRefusedError, MetadataError, PositionMismatchError
 from tieredstore.model.messages import Message
-from tieredstore.model.values import Boundary, GetStatus, QueueKey
+from tieredstore.model.values import INT32_MAX, Boundary, GetStatus, QueueKey
 from tieredstore.testing.disk import ForgetfulDisk
 from tieredstore.testing.samples import TOPIC, a_body, a_message
 
@@ -731,3 +731,11 @@ def test_a_damaged_word_on_deletions_is_reported(tmp_path: Path, data: bytes) ->
     (tmp_path / "config" / DELETED_FILE).write_bytes(data)
     with pytest.raises(MetadataError, match=DELETED_FILE):
         opened(tmp_path)
+
+
+def test_a_queue_number_is_one_of_java(tmp_path: Path) -> None:
+    for number in (0, INT32_MAX):
+        assert queue_directory(tmp_path, "T", number) == tmp_path / "T" / str(number)
+    for number in (-1, INT32_MAX + 1):
+        with pytest.raises(BackendRefusedError, match="no queue number"):
+            queue_directory(tmp_path, "T", number)
