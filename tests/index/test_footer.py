@@ -16,7 +16,7 @@ from tieredstore.codec.tiered_index import (
 )
 from tieredstore.driver.segment import Buffer
 from tieredstore.index.compaction import fences_of_table
-from tieredstore.index.footer import GROUP_BYTES, NearFooter, decode_tail, first_slots
+from tieredstore.index.footer import GROUP_BYTES, UNCHECKED, NearFooter, decode_tail, groups_of
 from tieredstore.index.footer_cache import FooterCache, FooterCopy, Origin
 from tieredstore.index.keys import TimeRange
 from tieredstore.model.errors import SegmentCorruptError
@@ -35,7 +35,7 @@ from tieredstore.model.errors import SegmentCorruptError
 )
 def test_a_group_is_as_many_slots_as_one_read_takes(sizes: list[int], groups: list[int]) -> None:
     starts = np.cumsum([100, *sizes]).astype(np.int32)
-    assert first_slots(starts).tolist() == groups
+    assert groups_of(starts, version=UNCHECKED).slots.tolist() == groups
 
 
 def test_a_copy_of_a_footer_that_lacks_its_begin_is_damage(tmp_path: Path) -> None:
