@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 
 from tests.jobs.counting_job import CountingJob
-from tieredstore.driver.runtime import ManualClock
+from tieredstore.driver.runtime import ManualClock, ProcessPool
 from tieredstore.jobs.job import Job, JobReport, JobState, LocalEngine, WorkerKilledError, run_job
-from tieredstore.jobs.processes import ProcessPool
 
 
 def ran(job: Job[Any, Any]) -> JobReport:

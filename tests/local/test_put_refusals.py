@@ -183,9 +183,9 @@ def test_a_file_made_in_advance_while_an_append_is_taken_back_fits_the_log(
     queue = parts_of(store).log.queue
     truncate = MappedFileQueue.truncate_dirty
 
-    def reserve_and_truncate(queue: MappedFileQueue, offset: int) -> None:
+    def reserve_and_truncate(queue: MappedFileQueue, offset: int, *, keeps_one: bool) -> None:
         queue.reserve(2)  # as the thread does that keeps files ready
-        truncate(queue, offset)
+        truncate(queue, offset, keeps_one=keeps_one)
         queue.reserve()
 
     with monkeypatch.context() as patch:
@@ -204,7 +204,7 @@ def test_an_append_that_cannot_be_taken_back_is_the_last_one(
     store = opened(tmp_path)
     store.put_message(a_message(0))
 
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise BackendRefusedError("commitlog", "fdatasync", "Input/output error")
 
     with monkeypatch.context() as patch:

@@ -394,7 +394,7 @@ def _engine(name: str, options: JobOptions) -> Iterator[Engine]:
         from tieredstore.jobs.job import LocalEngine
 
         if options.processes:
-            from tieredstore.jobs.processes import ProcessPool
+            from tieredstore.driver.runtime import ProcessPool
 
             count = options.processes
             engine = LocalEngine(threads=count, pool=ProcessPool(processes=count))
