@@ -24,6 +24,8 @@ from typing import Any, NamedTuple, Self
 import pytest
 
 from tests.access.tiered_kit import a_config
+from tests.local.bit_flips import HEAD, Flip
+from tests.local.bit_flips import UNCOVERED as UNCOVERED_LOCALLY
 from tieredstore.access.audit import audit
 from tieredstore.access.reader import TieredReader
 from tieredstore.access.store import TieredMessageStore
@@ -54,27 +56,7 @@ SETTINGS: dict[str, Any] = {
     "index_item_count": 36,
     "crc_check_enabled": True,
 }
-HEAD = {
-    "size": (0, 4),
-    "magic": (4, 4),
-    "body crc": (8, 4),
-    "queue id": (12, 4),
-    "flag": (16, 4),
-    "queue offset": (20, 8),
-    "log offset": (28, 8),
-    "system flag": (36, 4),
-    "born time": (40, 8),
-    "born host": (48, 8),
-    "store time": (56, 8),
-    "store host": (64, 8),
-    "reconsume times": (72, 4),
-    "prepared offset": (76, 8),
-    "body length": (84, 4),
-}
-UNCOVERED = {
-    *("flag", "system flag", "born time", "born host", "store time", "store host"),
-    *("reconsume times", "prepared offset", "topic", "properties", "queue id"),
-}
+UNCOVERED = {*UNCOVERED_LOCALLY, "queue id"}
 UNIT = {"unit offset": (0, 8), "unit size": (8, 4), "unit tags": (12, 8)}
 BUCKETS: dict[str, MemoryObjects] = {}
 """By the setting `bucket`, for providers that are made from settings."""
@@ -95,16 +77,6 @@ class Outcome(StrEnum):
     TOLD = "an error, a damage or an incomplete answer"
     FOUND = "found by verify or audit alone"
     HARMLESS = "all answers are right"
-
-
-class Flip(NamedTuple):
-    """One bit; `field` names what it belongs to, `row` the message, if it has one."""
-
-    path: str
-    position: int
-    bit: int
-    field: str
-    row: int = -1
 
 
 class Known(NamedTuple):
