@@ -144,7 +144,7 @@ class Compaction:
                     reason = "it changed while a filter was made"
                     raise SegmentCorruptError(str(notes.path), reason, position=0) from error
         yield from _fence_blocks(
-            groups_of(self.starts()),
+            self._sums.groups,
             self._header,
             times,
             slot_count=self.slot_count,

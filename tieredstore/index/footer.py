@@ -215,6 +215,7 @@ class GroupSums:
     """The CRC32C of the items of each group; they come in order, in blocks of any size."""
 
     def __init__(self, groups: Groups) -> None:
+        self.groups = groups
         self.sums = np.zeros(len(groups.slots), np.uint32)
         self._ends: list[int] = groups.positions[1:].tolist()
         self._position = int(groups.positions[0])
