@@ -10,7 +10,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from tieredstore.driver.durable import fsync_directory, make_directories, write_atomically
+from tieredstore.driver.durable import (
+    NO_LINK,
+    fsync_directory,
+    make_directories,
+    write_all,
+    write_atomically,
+)
 from tieredstore.driver.provider import (
     CATALOGUES,
     STAGED,
@@ -163,13 +169,18 @@ class PosixScratch(Scratch):
         unfinished = path.with_name(f"{path.name}.{uuid.uuid4().hex}{_UNFINISHED}")
         with translated(path, "stage"):
             make_directories(path.parent)
+            descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINK, 0o666)
             try:
-                write_atomically(unfinished, blocks)
-                size = unfinished.stat().st_size
+                size = 0
+                for block in blocks:
+                    write_all(descriptor, block, size)
+                    size += memoryview(block).nbytes
+                os.fsync(descriptor)
                 os.replace(unfinished, path)
-                fsync_directory(path.parent)
             finally:
+                os.close(descriptor)
                 unfinished.unlink(missing_ok=True)
+            fsync_directory(path.parent)
         return size
 
     def read(self, name: str, position: int, length: int) -> bytes:
