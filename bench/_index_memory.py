@@ -56,13 +56,14 @@ def main() -> None:
     path, slot_count, item_capacity = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     before = anonymous_bytes()
     file = IndexStoreFile.open(path, slot_count=slot_count, item_capacity=item_capacity)
-    compaction = Compaction(file)
     with Peak() as compacting:
+        compaction = Compaction.of_file(file)
         for _ in compaction.blocks():
             pass
     with Peak() as footing:
         for _ in compaction.footer():
             pass
+    compaction.close()
     figures = {"before": before, "compaction": compacting.most, "footer": footing.most}
     print(json.dumps(figures))
 

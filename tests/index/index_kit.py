@@ -5,6 +5,7 @@ as they are uploaded, in memory, whose reads are counted.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -121,11 +122,9 @@ class Bytes:
 
 
 def uploaded(file: IndexStoreFile, *, footer: bool = True) -> bytes:
-    compaction = Compaction(file)
-    blocks = [bytes(block) for block in compaction.blocks()]
-    if footer and file.times is not None:
-        blocks += map(bytes, compaction.footer())
-    return b"".join(blocks)
+    with closing(Compaction.of_file(file)) as compaction:
+        blocks = compaction.whole() if footer else compaction.blocks()
+        return b"".join(bytes(block) for block in blocks)
 
 
 def cold(data: bytes, slots: int) -> tuple[UploadedFile, Bytes]:

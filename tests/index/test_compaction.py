@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +26,6 @@ from tests.index.index_kit import (
     uploaded,
     warm,
 )
-from tieredstore.codec.checks import Buffer
 from tieredstore.codec.key_hashes import key_hashes
 from tieredstore.codec.tiered_index import (
     CompactedItem,
@@ -34,7 +35,7 @@ from tieredstore.codec.tiered_index import (
     view_items,
 )
 from tieredstore.driver.runtime import Runtime
-from tieredstore.index import compaction
+from tieredstore.index import compaction, dealt_items
 from tieredstore.index.compaction import Compaction
 from tieredstore.index.footer import (
     CHECKED,
@@ -52,7 +53,7 @@ from tieredstore.index.footer import (
     has_footer,
     may_hold,
 )
-from tieredstore.index.keys import TimeRange
+from tieredstore.index.keys import IndexColumns, TimeRange
 from tieredstore.index.local_file import IndexStoreFile
 from tieredstore.index.uploaded import UploadedFile
 from tieredstore.model.errors import SegmentCorruptError
@@ -63,10 +64,10 @@ INDEX = f"{CLUSTER}/broker-gold-a/rmq_sys_INDEX/0/INDEX"
 
 
 def compacted(file: IndexStoreFile) -> bytes:
-    found = Compaction(file)
-    data = b"".join(bytes(block) for block in found.blocks())
-    assert len(data) == (found.end if found.item_count else 0)
-    return data
+    with closing(Compaction.of_file(file)) as found:
+        data = b"".join(bytes(block) for block in found.blocks())
+        assert len(data) == (found.end if found.item_count else 0)
+        return data
 
 
 @pytest.mark.parametrize(("number", "base"), [(0, 0), (1, 37176)])
@@ -94,6 +95,37 @@ def test_the_file_that_java_uploads_at_shutdown(tmp_path: Path) -> None:
         assert ours[28:] == java[28:]
 
 
+@pytest.mark.parametrize("slots", [7, 140_001])
+def test_keys_that_never_were_in_a_file_become_the_same_bytes(
+    tmp_path: Path, slots: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dealt_items, "_DEALT_ITEMS", 300)
+    dice = np.random.default_rng(slots)
+    rows = [
+        Row(
+            f"T#{dice.integers(0, 900)}", 1, 2, number, 9, BEGIN + int(dice.integers(-5000, 90_000))
+        )
+        for number in range(3000)
+    ]
+    file = create(tmp_path, slots=slots, items=5000)
+    for start in range(0, 3000, 700):
+        file.put(columns_of(rows[start : start + 700]))
+    keys = (columns_of(rows[start : start + 400]) for start in range(0, 3000, 400))
+    with closing(Compaction.of_keys(keys, BEGIN, slot_count=slots)) as made:
+        assert b"".join(map(bytes, made.whole())) == uploaded(file)
+
+
+def test_keys_that_cannot_be_read_to_the_end_leave_no_file_open() -> None:
+    def broken() -> Iterator[IndexColumns]:
+        yield columns_of([Row("T#a", 1, 2, 3, 9, BEGIN)])
+        raise OSError("gone")
+
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match="gone"):
+        Compaction.of_keys(broken(), BEGIN, slot_count=7)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_without_items_there_is_nothing(tmp_path: Path) -> None:
     assert compacted(create(tmp_path)) == b""
 
@@ -102,8 +134,9 @@ def test_without_items_there_is_nothing(tmp_path: Path) -> None:
 def test_items_of_every_slot_stand_newest_first(
     tmp_path: Path, slots: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compaction, "_DEALT_ITEMS", 300)
-    monkeypatch.setattr(compaction, "_COPIED_ITEMS", 77)
+    monkeypatch.setattr(compaction, "_READ_ITEMS", 700)
+    monkeypatch.setattr(dealt_items, "_DEALT_ITEMS", 300)
+    monkeypatch.setattr(dealt_items, "_SORTED_ITEMS", 77)
     monkeypatch.setattr(compaction, "_SLOTS_A_BLOCK", 1000)
     random = np.random.default_rng(slots)
     rows = [
@@ -246,14 +279,12 @@ def test_every_byte_of_the_tail_counts(tmp_path: Path) -> None:
 def test_a_file_streams_into_a_provider(tmp_path: Path) -> None:
     file = create(tmp_path, BEGINS[0])
     file.put(columns_of(golden_rows(0)))
-    compaction = Compaction(file)
-
-    def blocks() -> Iterator[Buffer]:
-        yield from compaction.blocks()
-        yield from compaction.footer()
-
-    with Runtime.inline() as runtime, MemoryProvider(runtime) as provider:
+    with (
+        Runtime.inline() as runtime,
+        MemoryProvider(runtime) as provider,
+        closing(Compaction.of_file(file)) as compaction,
+    ):
         segment = provider.open("broker/rmq_sys_INDEX/0", SegmentType.INDEX, 0)
-        size = provider.create(segment, blocks())
+        size = provider.create(segment, compaction.whole())
         assert segment.read(0, len(UPLOADED[0])) == UPLOADED[0]
         assert segment.read(0, size) == uploaded(file)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tests.every_step import every_step
-from tests.index.index_kit import BEGIN, Row, columns_of
+from tests.index.index_kit import BEGIN, Row, columns_of, uploaded
 from tests.index.store_kit import (
     ALL,
     BROKER,
@@ -33,7 +33,6 @@ from tieredstore.codec.tiered_index import TieredIndexHeader, encode_header, fil
 from tieredstore.driver.runtime import Runtime
 from tieredstore.index import uploaded as uploaded_module
 from tieredstore.index import writer as writer_module
-from tieredstore.index.compaction import Compaction
 from tieredstore.index.contract import IndexAnswer, NoIndex
 from tieredstore.index.footer import UNCHECKED, NearFooter, groups_of
 from tieredstore.index.keys import IndexColumns, RunKeys
@@ -766,7 +765,7 @@ def upload_as_java(shop: Shop, *, items: int) -> None:
     file = IndexStoreFile.open(
         path, slot_count=SLOTS, item_capacity=ITEMS, item_count=items, read_only=False
     )
-    data = b"".join(map(bytes, Compaction(file).blocks()))
+    data = uploaded(file, footer=False)
     shop.provider.open(INDEX_PATH, INDEX, 0).write(0, data)
     row = SegmentRecord(
         path=INDEX_PATH,

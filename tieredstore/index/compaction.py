@@ -1,24 +1,20 @@
-"""A full index file as it is uploaded: items in slot order, newest first, and the footer behind.
+"""An index file as it is uploaded: items in slot order, newest first, and the footer behind.
 
-The file is built one range of slots after another, so that it can be streamed and never lies in
-memory as a whole. First all items are dealt to ranges of at most 65 536 slots, which takes six
-bytes an item; then each range is sorted by 16-bit numbers and its items are copied. What was read
-of the mapped file is unloaded as it goes on, since mapped pages count as memory of the process.
+It is made of a full file of the broker, or of keys that never were in one. It is streamed and never
+lies in memory as a whole; until it is closed, all that it is made of lies in files without a name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from functools import partial
-from itertools import pairwise
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tieredstore.codec.checks import Buffer
-from tieredstore.codec.key_hashes import Hashes, item_places, slots_of
+from tieredstore.codec.key_hashes import Hashes, item_places
 from tieredstore.codec.tiered_index import (
     COMPACTED_ITEM_BYTES,
     COMPACTED_SLOT_DTYPE,
@@ -31,6 +27,7 @@ from tieredstore.codec.tiered_index import (
     encode_header,
     slot_position,
 )
+from tieredstore.index.dealt_items import DealtItems, Spool
 from tieredstore.index.footer import (
     UNCHECKED,
     Footer,
@@ -42,40 +39,67 @@ from tieredstore.index.footer import (
     filter_block_count,
     groups_of,
 )
-from tieredstore.index.keys import KeyNotes, TimeDisorder, TimeRange
-from tieredstore.index.local_file import IndexStoreFile
+from tieredstore.index.keys import IndexColumns, TimeDisorder, TimeRange
+from tieredstore.index.local_file import IndexStoreFile, put_words
 from tieredstore.model.errors import SegmentCorruptError
 
-RANGE_BITS: Final = 16
-_DEALT_ITEMS: Final = 1 << 18
-_COPIED_ITEMS: Final = 1 << 19
-_LOADED_ITEMS: Final = 1 << 20  # 32 MiB of the file
-_LOOKED_AT_ITEMS: Final = 1 << 19
+_READ_ITEMS: Final = 1 << 18
+_READ_HASH_BYTES: Final = 1 << 22
 _SLOTS_A_BLOCK: Final = 1 << 18
-_WORDS: Final = ITEM_BYTES // 4
+_WORDS: Final = COMPACTED_ITEM_BYTES // 4
 _TABLE_SLOTS: Final = 1 << 17
 
 
 class Compaction:
-    """What is uploaded of one file that takes no more keys; `blocks` may be asked for again.
+    """What is uploaded of some keys; `blocks` and then `footer` may be asked for again.
 
     The bytes are Java's: each slot has the position where its items are or would be, an empty one
-    too. Without items there is nothing at all. Anonymous memory: about six bytes an item, eight a
-    slot and some twenty MiB.
+    too. Without items there is nothing at all. It takes 36 bytes an item in `folder`, by default
+    the one for temporary files, and in memory 16 bytes a slot and some hundred MB.
     """
 
-    def __init__(self, file: IndexStoreFile) -> None:
-        self.slot_count = file.slot_count
-        self._file = file
-        self._header = file.header()
-        self._items = file.items()
+    def __init__(
+        self, begin_timestamp: int, *, slot_count: int, folder: Path | None = None
+    ) -> None:
+        self.begin_timestamp = begin_timestamp
+        self.end_timestamp = 0
+        self.slot_count = slot_count
+        self._items = DealtItems(slot_count, folder)
+        self._hashes: Spool | None = Spool(folder)  # None where one is not known
+        self._times: TimeRange | None = None
+        self._disorder = TimeDisorder()
         self._starts: NDArray[np.int32] | None = None
         self._sums: GroupSums | None = None
-        self._are_notes_right = False
+
+    @classmethod
+    def of_keys(
+        cls, keys: Iterable[IndexColumns], begin_timestamp: int, *, slot_count: int
+    ) -> Self:
+        """What would be uploaded of a file that these keys were put into, oldest first."""
+        made = cls(begin_timestamp, slot_count=slot_count)
+        try:
+            for columns in keys:
+                made._put(columns)
+        except BaseException:
+            made.close()
+            raise
+        return made
+
+    @classmethod
+    def of_file(cls, file: IndexStoreFile) -> Self:
+        """What is uploaded of a file that takes no more keys. It has a filter only if the notes
+        beside the file hold all its keys."""
+        made = cls(file.begin_timestamp, slot_count=file.slot_count, folder=file.path.parent)
+        try:
+            made._put_file(file)
+        except BaseException:
+            made.close()
+            raise
+        return made
 
     @property
     def item_count(self) -> int:
-        return len(self._items)
+        return self._items.item_count
 
     @property
     def items_position(self) -> int:
@@ -89,25 +113,22 @@ class Compaction:
     def starts(self) -> NDArray[np.int32]:
         """Where the items of each slot start; one entry more for where the last one's end."""
         if self._starts is None:
-            counts = np.zeros(self.slot_count, np.int32)
-            for _, slots in self._slots():
-                if self.slot_count > 4 * len(slots):
-                    np.add.at(counts, slots, np.int32(1))
-                else:
-                    counts += np.bincount(slots, minlength=self.slot_count).astype(np.int32)
-            starts = np.empty(self.slot_count + 1, np.int32)
-            starts[0] = 0
-            np.cumsum(counts, out=starts[1:], dtype=np.int32)
+            self._starts = starts = np.zeros(self.slot_count + 1, np.int32)
+            np.cumsum(self._items.counts, out=starts[1:], dtype=np.int32)
             starts *= np.int32(COMPACTED_ITEM_BYTES)
             starts += np.int32(self.items_position)
-            self._starts = starts
         return self._starts
 
+    def whole(self) -> Iterator[Buffer]:
+        """The file and its footer."""
+        yield from self.blocks()
+        yield from self.footer()
+
     def blocks(self) -> Iterator[Buffer]:
-        """The whole file in order, in blocks of a few MiB."""
+        """The whole file in order, in blocks of at most some MiB."""
         if not self.item_count:
             return
-        yield encode_header(replace(self._header, magic=END_MAGIC))
+        yield encode_header(self._header())
         starts = self.starts()
         for first in range(0, self.slot_count, _SLOTS_A_BLOCK):
             ends = starts[first : first + _SLOTS_A_BLOCK + 1]
@@ -116,125 +137,98 @@ class Compaction:
             table["items_bytes"] = np.diff(ends)
             yield table.view(np.uint8).data
         self._sums = sums = GroupSums(groups_of(starts))
-        for items in self._item_blocks(starts):
-            sums.add(items)
-            yield items
+        for items in self._items.blocks():
+            block = items.reshape(-1).view(np.uint8).data
+            sums.add(block)
+            yield block
 
     def footer(self) -> Iterator[Buffer]:
-        """The footer in order, after `blocks`.
-
-        It has a filter if the notes beside the file hold all its keys.
-        """
-        times, notes = self._file.times, self._file.notes
+        """The footer in order, after `blocks`."""
         if not self.item_count:
             return
         if self._sums is None or not self._sums.is_whole:
             raise ValueError("a footer has checksums of the blocks before it")
-        if times is None:
-            raise SegmentCorruptError(str(self._file.path), "items without times", position=0)
+        assert self._times is not None  # of items
         count = 0
-        if notes is not None:
-            wanted = filter_block_count(self.item_count)
-            try:
-                for blocks in build_filter(partial(self._noted_hashes, notes), wanted):
-                    count = wanted  # the first pass has seen all notes
-                    yield blocks.reshape(-1).data
-            except _NotAllNoted as error:
-                if count:
-                    reason = "it changed while a filter was made"
-                    raise SegmentCorruptError(str(notes.path), reason, position=0) from error
+        if self._hashes is not None:
+            count = filter_block_count(self.item_count)
+            for blocks in build_filter(self._hash_blocks, count):
+                yield blocks.reshape(-1).data
         yield from _fence_blocks(
             self._sums.groups,
-            self._header,
-            times,
+            self._header(),
+            self._times,
             slot_count=self.slot_count,
             filter_blocks=count,
-            disorder_seconds=self._disorder_seconds(),
+            disorder_seconds=self._disorder.max_seconds,
             sums=self._sums.sums,
         )
 
-    def _item_blocks(self, starts: NDArray[np.int32]) -> Iterator[Buffer]:
-        order, low, bounds = self._dealt(starts)
-        for start, stop in pairwise(bounds):
-            numbers = order[start:stop][::-1]  # a stable sort then puts the newest first
-            order[start:stop] = numbers[np.argsort(low[start:stop][::-1], kind="stable")]
-        del low
-        for at in range(0, len(order), _COPIED_ITEMS):
-            yield self._copied(order[at : at + _COPIED_ITEMS])
+    def close(self) -> None:
+        """Give the disk back. Idempotent."""
+        self._items.close()
+        if self._hashes is not None:
+            self._hashes.close()
 
-    def _copied(self, numbers: NDArray[np.int32]) -> Buffer:
-        """These items as they are uploaded. They lie all over the file, so they are read in the
-        order of the file: then few of its pages are in memory at a time."""
-        rows = self._items.view(np.uint32).reshape(-1, _WORDS)
-        in_file_order = np.argsort(numbers)
-        copied = np.empty((len(numbers), _WORDS - 1), np.uint32)
-        edges = np.arange(0, self.item_count + _LOADED_ITEMS, _LOADED_ITEMS)
-        bounds = np.searchsorted(numbers, edges, sorter=in_file_order)
-        for start, stop in pairwise(bounds.tolist()):
-            places = in_file_order[start:stop]
-            copied[places] = rows.take(numbers[places], axis=0)[:, :-1]
-            self._file.unload_items()
-        return copied.reshape(-1).view(np.uint8).data
+    def _header(self) -> TieredIndexHeader:
+        return TieredIndexHeader(
+            magic=END_MAGIC,
+            begin_timestamp=self.begin_timestamp,
+            end_timestamp=self.end_timestamp,
+            used_slot_count=int(np.count_nonzero(self._items.counts)),
+            item_count=self.item_count,
+        )
 
-    def _disorder_seconds(self) -> int:
-        disorder = TimeDisorder()
-        while disorder.item_count < self.item_count:
-            end = disorder.item_count + _LOOKED_AT_ITEMS
-            disorder = disorder.with_items(self._items[:end])
-            self._file.unload_items()
-        return disorder.max_seconds
+    def _put(self, columns: IndexColumns) -> None:
+        times = columns.times(self.begin_timestamp)
+        hashes, _ = item_places(columns.key_hashes, self.slot_count)
+        self._times = times if self._times is None else self._times.joined(times)
+        self.end_timestamp = max(self.end_timestamp, int(columns.store_timestamps.max()))
+        words = np.empty((len(columns), _WORDS), ">i4")
+        put_words(words, columns, hashes, self.begin_timestamp)
+        self._add(words, columns.key_hashes)
 
-    def _dealt(
-        self, starts: NDArray[np.int32]
-    ) -> tuple[NDArray[np.int32], NDArray[np.uint16], list[int]]:
-        """Item numbers by range of slots, the slots' lower halves, and where each range starts."""
-        edges = starts[:: 1 << RANGE_BITS].astype(np.int64) - self.items_position
-        bounds = [*(edges // COMPACTED_ITEM_BYTES).tolist(), self.item_count]
-        order = np.empty(self.item_count, np.int32)
-        low = np.empty(self.item_count, np.uint16)
-        filled = np.array(bounds[:-1], np.int64)
-        for first, slots in self._slots():
-            ranges = (slots >> RANGE_BITS).astype(np.uint16)
-            by_range = np.argsort(ranges, kind="stable")
-            counts = np.bincount(ranges, minlength=len(filled))
-            numbers = (by_range + first).astype(np.int32)
-            halves = slots.astype(np.uint16)[by_range]
-            taken = 0
-            for held in np.flatnonzero(counts).tolist():
-                count = int(counts[held])
-                at = int(filled[held])
-                order[at : at + count] = numbers[taken : taken + count]
-                low[at : at + count] = halves[taken : taken + count]
-                taken += count
-            filled += counts
-        return order, low, bounds
+    def _put_file(self, file: IndexStoreFile) -> None:
+        items = file.items()
+        if len(items) and file.times is None:
+            raise SegmentCorruptError(str(file.path), "items without times", position=0)
+        self._times, self.end_timestamp = file.times, file.end_timestamp
+        for start in range(0, len(items), _READ_ITEMS):
+            rows = items[start : start + _READ_ITEMS]
+            words = rows.view(">i4").reshape(-1, ITEM_BYTES // 4)[:, :_WORDS]
+            self._add(words, self._noted(file, rows, start))
+            file.unload_items()
 
-    def _slots(self) -> Iterator[tuple[int, NDArray[np.int32]]]:
-        hashes = self._items["key_hash"]
-        for first in range(0, len(hashes), _DEALT_ITEMS):
-            block = hashes[first : first + _DEALT_ITEMS].astype(np.int32)
-            self._file.unload_items()
-            yield first, slots_of(block, self.slot_count)
+    def _add(self, words: NDArray[np.int32], hashes: Hashes | None) -> None:
+        """Words as they lie in the uploaded file; the last one of a row is its seconds."""
+        self._disorder = self._disorder.with_seconds(words[:, -1])
+        self._items.add(words.view(np.uint32))
+        if self._hashes is None:
+            return
+        if hashes is None:
+            self._hashes.close()
+            self._hashes = None
+        else:
+            self._hashes.append(np.ascontiguousarray(hashes).view(np.uint8).data)
 
-    def _noted_hashes(self, notes: KeyNotes) -> Iterator[Hashes]:
-        """The notes of all items, compared with the items when they are read for the first time."""
-        done = 0
-        for block in notes.blocks(self.item_count):
-            if not self._are_notes_right:
-                wanted, _ = item_places(block, self.slot_count)
-                held = self._items["key_hash"][done : done + len(block)]
-                if not block.all() or not np.array_equal(wanted, held):
-                    raise _NotAllNoted
-                self._file.unload_items()
-            done += len(block)
-            yield block
-        if done < self.item_count:
-            raise _NotAllNoted
-        self._are_notes_right = True
+    def _hash_blocks(self) -> Iterator[Hashes]:
+        assert self._hashes is not None
+        for at in range(0, self._hashes.size, _READ_HASH_BYTES):
+            size = min(_READ_HASH_BYTES, self._hashes.size - at)
+            yield np.frombuffer(self._hashes.read(at, size), np.uint64)
 
-
-class _NotAllNoted(Exception):
-    """A key is not among the notes."""
+    def _noted(
+        self, file: IndexStoreFile, rows: NDArray[Any], start: int
+    ) -> NDArray[np.uint64] | None:
+        """The hashes of these items as the notes have them; None unless they are the items'."""
+        if file.notes is None or self._hashes is None:
+            return None
+        found = [*file.notes.blocks(start + len(rows), after=start)]
+        hashes = np.concatenate(found) if found else np.empty(0, np.uint64)
+        if len(hashes) < len(rows) or not hashes.all():
+            return None
+        wanted, _ = item_places(hashes, self.slot_count)
+        return hashes if np.array_equal(wanted, rows["key_hash"]) else None
 
 
 def fences_of_table(

@@ -141,13 +141,22 @@ class TimeDisorder:
 
     def with_items(self, items: NDArray[Any]) -> TimeDisorder:
         """The same of all these items, of which the first are known."""
-        newest, max_seconds = self.newest, self.max_seconds
+        found = self
         for start in range(self.item_count, len(items), _BLOCK_ITEMS):
-            seconds = items["seconds"][start : start + _BLOCK_ITEMS].astype(np.int64)
-            before = np.maximum.accumulate(np.maximum(seconds, newest))
-            max_seconds = max(max_seconds, int((before - seconds).max()))
-            newest = int(before[-1])
-        return TimeDisorder(item_count=len(items), newest=newest, max_seconds=max_seconds)
+            found = found.with_seconds(items["seconds"][start : start + _BLOCK_ITEMS])
+        return found
+
+    def with_seconds(self, seconds: NDArray[np.int32]) -> TimeDisorder:
+        """The same with the items that have these, put next."""
+        if not len(seconds):
+            return self
+        wide = seconds.astype(np.int64)
+        before = np.maximum.accumulate(np.maximum(wide, self.newest))
+        return TimeDisorder(
+            item_count=self.item_count + len(wide),
+            newest=int(before[-1]),
+            max_seconds=max(self.max_seconds, int((before - wide).max())),
+        )
 
 
 class Match(NamedTuple):

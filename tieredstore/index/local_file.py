@@ -642,15 +642,22 @@ def link_items(
     hashes, slots = item_places(columns.key_hashes, sizes.slot_count)
     links = LAYOUT.link(data, slots, first_item=first_item, slot_count=sizes.slot_count)
     words = np.empty((len(columns), ITEM_BYTES // 4), ">i4")
+    put_words(words, columns, hashes, sizes.begin_timestamp)
+    words[:, 7] = links.previous
+    return words.reshape(-1).view(np.uint8).data, links
+
+
+def put_words(
+    words: NDArray[np.int32], columns: IndexColumns, hashes: NDArray[np.int32], begin: int
+) -> None:
+    """The first seven words of items: those that an uploaded file has too."""
     words[:, 0] = hashes
     words[:, 1] = _wrapped(columns.topic_ids)
     words[:, 2] = columns.queue_ids
     words[:, 3] = columns.log_offsets >> 32
     words[:, 4] = columns.log_offsets.astype(np.int32)
     words[:, 5] = columns.message_bytes
-    words[:, 6] = _seconds(columns.store_timestamps, sizes.begin_timestamp)
-    words[:, 7] = links.previous
-    return words.reshape(-1).view(np.uint8).data, links
+    words[:, 6] = _seconds(columns.store_timestamps, begin)
 
 
 def _wrapped(topic_ids: NDArray[np.int64] | int) -> NDArray[np.int32] | int:

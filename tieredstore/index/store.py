@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
@@ -299,9 +300,10 @@ class IndexStore:
         if not file.item_count or self._uploaded.holds(begin, file.item_count):
             self._metadata.apply(forgotten)
         else:
-            with self._cache.keeping() as copy:
+            compaction = Compaction.of_file(file)
+            with closing(compaction), self._cache.keeping() as copy:
                 segment = self._uploaded.upload(
-                    self._blocks(Compaction(file), copy),
+                    self._blocks(compaction, copy),
                     *forgotten,
                     begin=begin,
                     end=file.end_timestamp,

@@ -34,6 +34,7 @@ from tieredstore.driver.segment import Buffer
 from tieredstore.flat import append_file
 from tieredstore.flat.message_file import FlatMessageFile
 from tieredstore.flat.recovery import recover
+from tieredstore.index.compaction import Compaction
 from tieredstore.index.uploaded import first_row_below
 from tieredstore.index.watermarks import QueueId, Watermarks
 from tieredstore.jobs.job import Engine, LocalEngine, Plan, no_progress
@@ -51,10 +52,8 @@ from tieredstore.jobs.load_segments import (
 from tieredstore.jobs.reindex import (
     begin_timestamps,
     begins_in_use,
-    compacted_blocks,
     index_changes,
     index_row,
-    made_file,
     next_base,
 )
 from tieredstore.jobs.worker import (
@@ -287,12 +286,13 @@ def _index_file(config: StoreConfig, name: str, item: _IndexItem) -> _StagedInde
     """Stage the index file of an item as a segment."""
     provider = worker_provider(config)
     columns = merged(scratch_of(config, provider), item.parts, worker_runtime())
-    with made_file(config, columns, begin_timestamp=item.begin) as made:
+    slots = config.index_slot_count
+    with closing(Compaction.of_keys(columns, item.begin, slot_count=slots)) as made:
         crc = 0
 
         def summed() -> Iterator[Buffer]:
             nonlocal crc
-            for block in compacted_blocks(made):
+            for block in made.whole():
                 crc = crc32c(block, crc)
                 yield block
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from itertools import accumulate, chain, count
-from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from tieredstore.access.reader import TieredReader
@@ -21,8 +19,7 @@ from tieredstore.driver.runtime import Clock
 from tieredstore.flat import append_file
 from tieredstore.index.compaction import Compaction
 from tieredstore.index.contract import CommittedRun
-from tieredstore.index.keys import IndexColumns, keys_of_run
-from tieredstore.index.local_file import IndexStoreFile
+from tieredstore.index.keys import keys_of_run
 from tieredstore.index.watermarks import QueueId
 from tieredstore.jobs.job import (
     Engine,
@@ -265,8 +262,9 @@ class ReindexFiles:
         staged = {object_.name: object_ for object_ in scratch.listed(FILES)}.get(item.name)
         if staged is None:
             columns = merged(scratch, item.plan.parts, worker_runtime())
-            with made_file(self.config, columns, begin_timestamp=item.begin) as made:
-                staged = StagedObject(item.name, scratch.put(item.name, compacted_blocks(made)))
+            slots = self.config.index_slot_count
+            with closing(Compaction.of_keys(columns, item.begin, slot_count=slots)) as made:
+                staged = StagedObject(item.name, scratch.put(item.name, made.whole()))
         header = decode_header(scratch.read(item.name, 0, HEADER_BYTES), path=item.name)
         yield FileRow(
             number=item.plan.number,
@@ -385,39 +383,6 @@ def _findings(damaged: int) -> tuple[Finding, ...]:
         return ()
     detail = f"{damaged} messages cannot be read and are not indexed: `verify` names them"
     return (Finding.of_damage("not-indexed", "tier", detail),)
-
-
-def compacted_blocks(file: IndexStoreFile) -> Iterator[Buffer]:
-    """The bytes of a sealed file as they are uploaded; they may be asked for again."""
-    compaction = Compaction(file)
-    yield from compaction.blocks()
-    yield from compaction.footer()
-
-
-@contextmanager
-def made_file(
-    config: StoreConfig, columns: Iterable[IndexColumns], *, begin_timestamp: int
-) -> Iterator[IndexStoreFile]:
-    """A sealed index file with these entries, which is gone after the block.
-
-    It takes about 40 bytes an entry on the disk of this machine, in its folder for temporary files.
-    """
-    with tempfile.TemporaryDirectory(prefix="tieredstore-index-") as folder:
-        file = IndexStoreFile.create(
-            Path(folder),
-            begin_timestamp,
-            slot_count=config.index_slot_count,
-            item_capacity=config.index_item_count,
-        )
-        try:
-            for column in columns:
-                file.put(column)
-                file.unload_items()
-            file.seal()
-            file.unload()
-            yield file
-        finally:
-            file.close()
 
 
 def next_base(tier: OwnedTier) -> int:
