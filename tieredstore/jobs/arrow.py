@@ -67,7 +67,7 @@ class _Columns:
         self.rows = rows
 
     def same(self, value: str | int) -> pa.Array:
-        return pa.repeat(pa.scalar(value), len(self.rows))
+        return _same(value, len(self.rows))
 
     def numbers(self, values: NDArray[np.int64]) -> pa.Array:
         return pa.array(values if len(values) == len(self.rows) else values[self.rows])
@@ -145,7 +145,7 @@ class MessageTable:
         """These rows of a run of the queue, ascending; without `rows` all that are sound."""
         chosen = np.flatnonzero(fields.sound) if rows is None else rows
         made = _Columns(key, fields, chosen)
-        arrays = [_COLUMNS[name][1](made).cast(MESSAGE_COLUMNS[name]) for name in self.columns]
+        arrays = [_of_kind(_COLUMNS[name][1](made), MESSAGE_COLUMNS[name]) for name in self.columns]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 
@@ -360,14 +360,34 @@ def _cut_one_by_one(
     return pa.array(pieces, pa.binary()).cast(kind)
 
 
-@lru_cache(maxsize=8)
-def _counted(count: int) -> pa.Array:
-    return pa.array(np.arange(0, 2 * count, 2, dtype=np.int32))
+def _of_kind(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    return array if array.type == kind else array.cast(kind)
+
+
+# Runs are of any length: a long array that was made once is cut to theirs.
+
+
+def _same(value: str | int, count: int) -> pa.Array:
+    return _repeated(value, _rounded(count)).slice(0, count)
 
 
 def _every_second(count: int) -> pa.Array:
-    """0, 2, 4 and so on; from one long array, since runs are of any length."""
-    return _counted(1 << (count - 1).bit_length()).slice(0, count)
+    """0, 2, 4 and so on."""
+    return _counted(_rounded(count)).slice(0, count)
+
+
+def _rounded(count: int) -> int:
+    return 1 << max(0, count - 1).bit_length()
+
+
+@lru_cache(maxsize=8)
+def _repeated(value: str | int, count: int) -> pa.Array:
+    return pa.repeat(pa.scalar(value), count)
+
+
+@lru_cache(maxsize=8)
+def _counted(count: int) -> pa.Array:
+    return pa.array(np.arange(0, 2 * count, 2, dtype=np.int32))
 
 
 def _host_text(packed: bytes) -> str:

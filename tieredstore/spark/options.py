@@ -15,7 +15,7 @@
 | key, keys                | messages with this key; with one of these, separated by blanks   |
 | columns                  | a,b: these and no others, in this order                          |
 | limit                    | so many messages, whichever are read first; by one task          |
-| split_bytes              | log bytes of one partition: 64m                                  |
+| split_bytes              | log bytes of one partition: 128m                                 |
 | pushdown                 | true: Spark's filters narrow what is read; see docs/spark.md     |
 | on_corrupt               | fail, skip or report                                             |
 | fail_on_data_loss        | false: what has expired or was deleted meanwhile is passed over  |
@@ -39,7 +39,7 @@ from typing import Final, TypeVar
 
 from tieredstore.jobs.arrow import MESSAGE_COLUMNS
 from tieredstore.jobs.scan import DAMAGE, OnCorrupt, Scan
-from tieredstore.jobs.slices import EVER, SPLIT_BYTES, Selection
+from tieredstore.jobs.slices import EVER, Selection
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import InvalidConfigError
 from tieredstore.model.settings import settings_of
@@ -47,6 +47,8 @@ from tieredstore.model.values import INT64_MAX, QueueKey
 
 EnumT = TypeVar("EnumT", bound=Enum)
 
+PARTITION_BYTES: Final = 128 * 1024 * 1024
+"""As Spark cuts files: each task costs tens of milliseconds."""
 _SHORT_NAMES: Final = {
     "metadata": "metadata_path",
     "cluster": "cluster_name",
@@ -168,7 +170,7 @@ class ReadOptions:
     config: StoreConfig
     scan: Scan
     limit: int | None = None
-    split_bytes: int = SPLIT_BYTES
+    split_bytes: int = PARTITION_BYTES
     takes_filters: bool = False
     starting: Starting | int | Mapping[QueueKey, int] = Starting.EARLIEST
     ending: Mapping[QueueKey, int] = field(default_factory=dict)
@@ -197,7 +199,7 @@ class ReadOptions:
                 ),
             ),
             limit=_rows(texts["limit"]) if "limit" in texts else None,
-            split_bytes=parse_size("split_bytes", texts.get("split_bytes", str(SPLIT_BYTES))),
+            split_bytes=parse_size("split_bytes", texts.get("split_bytes", str(PARTITION_BYTES))),
             takes_filters=parse_truth("pushdown", texts.get("pushdown", "false")),
             starting=_starting(texts.get("starting", "earliest")),
             ending=_ending(texts.get("ending", "latest")),
