@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from tieredstore.flat.file_store import FlatFileStore
 from tieredstore.index.contract import NoIndex
 from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.model.config import StoreConfig
-from tieredstore.model.messages import MessageRun
+from tieredstore.model.messages import GetResult, MessageRun
 from tieredstore.model.values import Host
 from tieredstore.providers.posix import PosixProvider
 
@@ -94,6 +94,13 @@ class Bench:
 
     def cold_messages(self, count_max: int) -> tuple[float, int]:
         """The same, each message an object with bytes of its own."""
+        return self._cold(count_max, lambda result: len(result.messages[:]))
+
+    def cold_records(self, count_max: int) -> tuple[float, int]:
+        """The same, as a broker passes them on: records one behind another."""
+        return self._cold(count_max, lambda result: len(result.records()))
+
+    def _cold(self, count_max: int, look: Callable[[GetResult], int]) -> tuple[float, int]:
         with self.fetcher() as fetcher:
             started = time.perf_counter()
             at = 0
@@ -102,6 +109,7 @@ class Bench:
                     ReadRequest(TOPIC, 0, at, count_max=count_max, bytes_max=ALL_BYTES)
                 )
                 assert result.next_offset > at
+                assert look(result)
                 at = result.next_offset
             return time.perf_counter() - started, len(self.provider.reads)
 

@@ -37,6 +37,7 @@ def cold_rows(bench: Bench) -> list[Row]:
     rows = []
     ways: list[tuple[str, Callable[[int], tuple[float, int]], int, float | None, float]] = [
         ("cold queue as columns, 4 096 a call", bench.cold_columns, BATCH, COLD_RATIO, JAVA_FETCH),
+        ("cold queue passed on, 4 096 a call", bench.cold_records, BATCH, None, JAVA_FETCH),
         ("cold queue as messages, 4 096 a call", bench.cold_messages, BATCH, None, JAVA_FETCH),
         ("cold queue as messages, 32 a call", bench.cold_messages, 32, None, JAVA_PULL),
     ]

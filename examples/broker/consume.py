@@ -212,5 +212,5 @@ def _answer(code: Code, found: GetResult) -> Answer:
         "maxOffset": str(found.max_offset),
     }
     remark = None if code is Code.SUCCESS else found.status.name
-    body = b"".join([message.record for message in found.messages])
+    body = found.records()
     return Answer(code=code, fields=fields, body=body, remark=remark)

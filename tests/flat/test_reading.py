@@ -4,6 +4,7 @@ between records, or is wrong with them.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import re
 from typing import Any
@@ -30,9 +31,15 @@ from tieredstore.codec.queue_unit import UNIT_BYTES
 from tieredstore.flat import reading
 from tieredstore.flat.append_file import FlatAppendFile
 from tieredstore.flat.message_file import FlatMessageFile
-from tieredstore.flat.reading import FEW_ROWS_MAX, HOLE_BYTES_MAX, read_messages, read_run
+from tieredstore.flat.reading import (
+    FEW_ROWS_MAX,
+    HOLE_BYTES_MAX,
+    FoundRows,
+    read_messages,
+    read_run,
+)
 from tieredstore.model.errors import SegmentCorruptError, StoreClosedError
-from tieredstore.model.messages import MessageRun
+from tieredstore.model.messages import MessageRun, SelectedMessage, joined_records
 from tieredstore.model.values import SegmentType
 from tieredstore.testing.samples import a_record
 
@@ -322,6 +329,34 @@ def test_a_message_has_bytes_of_its_own_whatever_a_backend_hands_out(
     assert {type(each.record) for each in found} == {bytes}
 
 
+@pytest.mark.parametrize("count", [5, 500])
+def test_a_message_is_made_when_it_is_looked_at(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = OneQueue().open()
+    file.start_at(0)
+    fill(file, numbered(0, count))
+    made: list[int] = []
+    make = FoundRows.messages
+
+    def counted(found: FoundRows) -> list[SelectedMessage]:
+        made.append(len(found))
+        return make(found)
+
+    monkeypatch.setattr(FoundRows, "messages", counted)
+    messages = read_messages(file, 0, count_max=count, bytes_max=1 << 20)
+    assert (len(messages), bool(messages)) == (count, True)
+    records = joined_records(messages)
+    assert not made
+    assert messages[-1].queue_offset == count - 1
+    assert [one.queue_offset for one in messages[:2]] == [0, 1]
+    assert made == [count]
+    assert joined_records(messages) == records == b"".join(one.record for one in messages)
+    assert messages == list(messages) == copy.copy(messages)
+    assert messages != messages[1:]
+    assert messages[0] is messages[0]
+
+
 def test_a_monstrous_size_is_not_read_before_the_record_claims_it_too() -> None:
     record = a_record(0)
     file = crafted([record + bytes(100_000)], [(0, 90_000)]).open()
@@ -395,6 +430,7 @@ def test_few_rows_and_many_are_handled_alike(
                     read_messages(file, 0, count_max=len(sizes), bytes_max=bytes_max)
                 return [str(error)]
             messages = read_messages(file, 0, count_max=len(sizes), bytes_max=bytes_max)
+            assert joined_records(messages) == b"".join(map(run.record, range(len(run))))
             assert messages == list(messages_of(run))
             columns = run.log_offsets, run.message_bytes, run.tags_codes, run.starts
             assert [each.dtype for each in columns] == [np.int64, np.int32, np.int64, np.int64]

@@ -262,7 +262,7 @@ def check_body(file: FlatMessageFile, message: SelectedMessage) -> None:
     raise damaged_body(file, message.queue_offset, message.log_offset)
 
 
-def _sound(file: FlatMessageFile, messages: list[SelectedMessage]) -> list[SelectedMessage]:
+def _sound(file: FlatMessageFile, messages: Sequence[SelectedMessage]) -> Sequence[SelectedMessage]:
     """Those before the first damaged one; where that is the very first one it is an error."""
     for row, message in enumerate(messages):
         try:

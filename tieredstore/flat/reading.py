@@ -8,7 +8,7 @@ from functools import cache
 from itertools import repeat
 from operator import add
 from struct import Struct
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +33,7 @@ from tieredstore.model.errors import (
     SegmentNotFoundError,
     StoreClosedError,
 )
-from tieredstore.model.messages import MessageRun, SelectedMessage
+from tieredstore.model.messages import LazyMessages, MessageRun, SelectedMessage
 
 HOLE_BYTES_MAX: Final = 64 * 1024  # unreferenced bytes that one run reads through, all together
 FEW_ROWS_MAX: Final = 48
@@ -104,10 +104,10 @@ def read_messages(
     count_max: int,
     bytes_max: int,
     source: ByteSource = DIRECT,
-) -> list[SelectedMessage]:
-    """The same messages, each an object with bytes of its own."""
+) -> Sequence[SelectedMessage]:
+    """The same messages, each an object with bytes of its own once it is looked at."""
     found = _read(file, offset, count_max, bytes_max, source)
-    return [] if found is None else found.messages()
+    return () if found is None else LazyMessages(found.kept())
 
 
 def empty_run(offset: int) -> MessageRun:
@@ -403,13 +403,29 @@ class FoundRows:
             records=self._data,
         )
 
+    def kept(self) -> Self:
+        """The same, whatever becomes of a buffer that they were read from. Bytes are not copied."""
+        self._data = bytes(self._data)
+        return self
+
+    def records(self) -> bytes:
+        """One behind another; as they were read, where nothing lies between them."""
+        starts = _listed(self._starts)
+        sizes = _listed(self._rows.columns(len(self))[0])
+        first, end = starts[0], starts[-1] + sizes[-1]
+        if end - first == sum(sizes):
+            return bytes(self._data if end - first == len(self._data) else self._data[first:end])
+        return b"".join(
+            [self._data[at : at + size] for at, size in zip(starts, sizes, strict=True)]
+        )
+
     def messages(self) -> list[SelectedMessage]:
         """The loops run in C, field by field: a call of the constructor for each message takes
         longer than everything else in a read of many."""
         count, first, start = len(self), self._rows.first_offset, self._rows.start
         starts = _listed(self._starts)
         sizes, tags_codes = map(_listed, self._rows.columns(count))
-        data = bytes(self._data)  # no copy where it is bytes; a view would keep the whole page
+        data = self._data
         messages: list[SelectedMessage] = list(map(object.__new__, repeat(SelectedRecord, count)))
         fields = (
             (_SET_QUEUE_OFFSET, range(first, first + count)),

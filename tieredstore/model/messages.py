@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -113,15 +114,93 @@ class SelectedMessage(ABC):
         """When the broker stored the message, in ms since 1970."""
 
 
+class FoundRecords(Protocol):
+    """Records that a read has found, of which no message was made yet."""
+
+    def __len__(self) -> int: ...
+
+    def messages(self) -> list[SelectedMessage]: ...
+
+    def records(self) -> bytes:
+        """One behind another."""
+
+
+class LazyMessages(Sequence[SelectedMessage]):
+    """Messages of one read, which are made when somebody looks at one of them. It equals a list or
+    a tuple of the same messages."""
+
+    __slots__ = ("_count", "_found", "_made")
+
+    def __init__(self, found: FoundRecords) -> None:
+        self._count = len(found)
+        self._found: FoundRecords | None = found
+        self._made: list[SelectedMessage] = []
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> SelectedMessage: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[SelectedMessage]: ...
+
+    def __getitem__(self, index: int | slice) -> SelectedMessage | list[SelectedMessage]:
+        return self._all()[index]
+
+    def __iter__(self) -> Iterator[SelectedMessage]:
+        return iter(self._all())
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, list | tuple | LazyMessages):
+            return NotImplemented
+        return len(self) == len(other) and self._all() == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(self._all())
+
+    def __reduce__(self) -> tuple[type[list[SelectedMessage]], tuple[list[SelectedMessage]]]:
+        return list, (self._all(),)
+
+    def records(self) -> bytes:
+        """One behind another; no message is made for that."""
+        found = self._found
+        return joined_records(self._made) if found is None else found.records()
+
+    def _all(self) -> list[SelectedMessage]:
+        found = self._found
+        if found is not None:
+            self._made = found.messages()
+            self._found = None  # behind `_made`: another thread may look
+        return self._made
+
+
+def joined_records(messages: Sequence[SelectedMessage]) -> bytes:
+    """The records one behind another, as RocketMQ answers a pull."""
+    if isinstance(messages, LazyMessages):
+        return messages.records()
+    return b"".join([message.record for message in messages])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetResult:
-    """The answer to a read by queue offset; `next_offset` is where to go on, in every case."""
+    """The answer to a read by queue offset; `next_offset` is where to go on, in every case.
+
+    Messages of the tier are made when one of them is looked at. A broker that only passes them on
+    takes `records`.
+    """
 
     status: GetStatus
     next_offset: int
     min_offset: int
     max_offset: int
     messages: Sequence[SelectedMessage] = ()
+
+    def records(self) -> bytes:
+        """The records one behind another, as RocketMQ answers a pull."""
+        return joined_records(self.messages)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
