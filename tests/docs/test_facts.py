@@ -310,8 +310,8 @@ def test_the_options_of_a_read_and_of_a_write_are_all_told() -> None:
     known = {"config", "tier", *options._READ_NAMES, *options._SHORT_NAMES}
     assert first_cells(reads) - settings == known
     assert first_cells(writes) - settings == set(sink._WRITE_NAMES)
-    assert "64 MiB" in dict(reads)["split_bytes"]
-    assert options.SPLIT_BYTES == 64 << 20
+    assert "128 MiB" in dict(reads)["split_bytes"]
+    assert options.PARTITION_BYTES == 128 << 20
     assert "16 MiB" in dict(writes)["block_bytes"]
     assert sink.BLOCK_BYTES == 16 << 20
 
