@@ -218,6 +218,23 @@ def test_a_local_file_that_is_uploaded_already_goes(tmp_path: Path) -> None:
     assert shop.found("k") == [(0, 0)]
 
 
+def test_a_local_file_is_not_the_first_one_whose_row_was_lowered_to_its_name(
+    tmp_path: Path,
+) -> None:
+    """It was taken for uploaded and removed: its keys were not found, and the answer complete."""
+    shop = Shop(tmp_path)
+    shop.put(["a", "b", "c"], times=[STORE_TIMESTAMP] * 3)
+    shop.index.seal()
+    shop.put(["late"], times=[STORE_TIMESTAMP - 10])
+    shop.index.seal()
+    shop.put(["later"], times=[STORE_TIMESTAMP - 11])
+    shop.index._writer.sync()
+    assert shop.local_files() == [str(shop.segments()[0].begin_timestamp)]
+    shop.reopen()
+    shop.index.seal()
+    assert shop.found("later") == [(0, 4000)]
+
+
 def test_the_end_of_a_file_is_kept_over_a_restart(tmp_path: Path) -> None:
     """RocketMQ falls back to the begin, and the uploaded file expires too early (weakness 5)."""
     shop = Shop(tmp_path)

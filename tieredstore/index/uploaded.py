@@ -314,7 +314,11 @@ class UploadedTable:
         One with fewer was uploaded before the local one was filled further: then both are needed.
         """
         same = [segment for segment in self.segments if segment.begin_timestamp == begin]
-        return any(segment.item_count() >= item_count for segment in same)
+        return any(
+            # The first row may say that it begins earlier: see `first_row_below`.
+            segment.file().begin_timestamp == begin and segment.item_count() >= item_count
+            for segment in same
+        )
 
     def settle(self) -> None:
         """Finish or drop what a crash or a failed upload left behind.
