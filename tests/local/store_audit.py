@@ -125,6 +125,21 @@ def crash(store: LocalMessageStore) -> None:
     store._started = False
 
 
+def cut(root: Path, sure: int, count: int, *holes: int) -> list[Ack]:
+    """A store whose power failed when the checkpoint vouched for `sure` of `count` messages: of
+    the `holes` no byte is left."""
+    store = opened(root)
+    acks = [put_acked(store, number, queue_id=number % 2) for number in range(sure)]
+    store.flush()
+    acks += [put_acked(store, number, queue_id=number % 2) for number in range(sure, count)]
+    crash(store)
+    path = root / "commitlog" / f"{0:020d}"
+    for hole in holes:
+        size = acks[hole + 1].log_offset - acks[hole].log_offset
+        overwrite(path, acks[hole].log_offset, bytes(size))
+    return acks
+
+
 def check_acks(store: LocalMessageStore, acks: Iterable[Ack]) -> None:
     """Each is there once: by offset, by both keys, by log offset."""
     for ack in acks:

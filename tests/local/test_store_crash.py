@@ -27,6 +27,7 @@ from tests.local.store_audit import (
 from tieredstore.codec.message import decode_message
 from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.errors import SegmentCorruptError
+from tieredstore.model.values import GetStatus
 from tieredstore.testing.disk import ForgetfulDisk
 from tieredstore.testing.samples import TOPIC, a_message
 
@@ -111,15 +112,21 @@ def run(store: LocalMessageStore, prefix: str, dice: random.Random) -> list[Ack]
 
 
 def check_queues(store: LocalMessageStore) -> None:
-    """Each unit names the record with its number, or damage that is reported."""
+    """Each unit names the record with its number, or damage that is reported, or what is lost."""
     parts = parts_of(store)
     found: set[int] = set()
     for key in store.queues():
         for offset in range(store.min_offset(*key) or 0, store.max_offset(*key) or 0):
             try:
-                got = store.get_message(*key, offset, count_max=1).messages
+                page = store.get_message(*key, offset, count_max=1)
             except SegmentCorruptError:
                 continue
+            if page.status is GetStatus.MESSAGE_WAS_REMOVING:
+                queue = parts.queues.queue(*key)
+                assert queue is not None
+                assert parts.log.lost.has(queue.unit(offset).log_offset)
+                continue
+            got = page.messages
             assert [one.queue_offset for one in got] == [offset]
             message = decode_message(got[0].record)
             assert (message.topic, message.queue_id, message.queue_offset) == (*key, offset)

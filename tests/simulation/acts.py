@@ -12,7 +12,7 @@ from tieredstore.jobs.job import LocalEngine, run_job
 from tieredstore.jobs.scan import OnCorrupt, Scan, plan_scan
 from tieredstore.jobs.slices import EVERYTHING
 from tieredstore.jobs.verify import VerifyJob
-from tieredstore.model.errors import BackendRefusedError, SegmentCorruptError, StoreClosedError
+from tieredstore.model.errors import BackendRefusedError, StoreClosedError
 from tieredstore.model.findings import Severity
 from tieredstore.model.messages import Message
 from tieredstore.model.values import Boundary, PutStatus, QueueKey, StorageLevel
@@ -99,15 +99,9 @@ def read_page(client: Client, life: Life) -> None:
     tag = dice.choice([None, None, *TAGS])
     chosen = None if tag is None else dice.choice([TagFilter, NamedTagFilter])(tag)
     before, deletions = model.required(queue), model.deletions.get(queue.topic, 0)
-    try:
-        page = life.store.get_message(
-            *queue, offset, count_max=dice.choice([1, 3, 8]), message_filter=chosen
-        )
-    except SegmentCorruptError:
-        life.saw()
-        assert (queue, offset) in model.holes
-        client.offsets[queue] = offset + 1
-        return
+    page = life.store.get_message(
+        *queue, offset, count_max=dice.choice([1, 3, 8]), message_filter=chosen
+    )
     life.saw()
     names = [f"{one.queue_offset}" for one in page.messages]
     world.scheduler.note(
@@ -212,9 +206,8 @@ def restart(client: Client, life: Life) -> None:
 def audit_all(client: Client, life: Life) -> None:
     """Nothing goes wrong any more: all is uploaded, found, and sound."""
     world, model, store = client.world, client.world.model, life.store
-    torn = {queue for queue, _ in model.holes}  # what they lack keeps them from being uploaded
     for _ in range(3):
-        if store.flush(seal=True) or torn:
+        if store.flush(seal=True):
             break
     else:
         raise AssertionError(f"not all can be uploaded: {store.health()}")
@@ -224,13 +217,13 @@ def audit_all(client: Client, life: Life) -> None:
             walk(world, store.get_message, queue, model.end(queue))
         committed = store.committed_offset(*queue) or 0
         model.saw_committed(queue, committed, model.deletions.get(queue.topic, 0))
-        if model.required(queue) and queue not in torn:
+        if model.required(queue):
             assert committed >= model.end(queue), f"{queue}: {committed} of {model.end(queue)}"
     puts = list(model.puts.values())
     for put in client.dice.sample(puts, min(KEYS_ASKED, len(puts))):
         before = model.having(put.queue.topic, put.keys[0])
         answer = store.query_message(put.queue.topic, put.keys[0])
-        assert answer.complete or torn, f"{put.keys[0]}: not complete though all is sound"
+        assert answer.complete, f"{put.keys[0]}: not complete though all is sound"
         deletions = model.deletions.get(put.queue.topic, 0)
         model.check_answer(put.queue.topic, put.keys[0], answer, before, deletions)
     tier = store._loaded().tier
@@ -250,12 +243,7 @@ def walk(world: World, get: Callable[..., Any], queue: QueueKey, end: int) -> No
         if offset >= end:
             return
         before, deletions = model.required(queue), model.deletions.get(queue.topic, 0)
-        try:
-            page = get(*queue, offset, count_max=8)
-        except SegmentCorruptError:
-            assert (queue, offset) in model.holes
-            offset += 1
-            continue
+        page = get(*queue, offset, count_max=8)
         world.saw_time()
         model.check_page(queue, page, offset, before, deletions, None)
         assert page.next_offset > offset, f"{queue}: {page.status} sends from {offset} nowhere"

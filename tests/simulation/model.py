@@ -46,8 +46,6 @@ class Model:
     puts: dict[str, Put] = field(default_factory=dict)
     queues: dict[QueueKey, dict[int, Put]] = field(default_factory=dict)
     committed: dict[QueueKey, int] = field(default_factory=dict)
-    holes: set[tuple[QueueKey, int]] = field(default_factory=set)
-    """Places of messages that a power cut took from between others: reads say so there."""
     deletions: dict[str, int] = field(default_factory=dict)  # begun and ended, of each topic
     newest_ms: int = 0
     acknowledged: int = 0
@@ -82,18 +80,14 @@ class Model:
     # What is there
 
     def required(self, queue: QueueKey) -> set[int]:
-        """Offsets of messages that are stored, and too young to go. What lies behind a hole waits
-        for the upload in vain: of it the local store alone has a copy, which may expire."""
+        """Offsets of messages that are stored, and too young to go."""
         if self.deletions.get(queue.topic, 0) % 2:
             return set()
         border = self.newest_ms - self.kept_ms
-        torn = min((at for key, at in self.holes if key == queue), default=None)
         return {
             offset
             for offset, put in self.queues.get(queue, {}).items()
-            if put.state == STORED
-            and put.store_ms > border
-            and (torn is None or offset < max(torn, self.committed.get(queue, 0)))
+            if put.state == STORED and put.store_ms > border
         }
 
     def end(self, queue: QueueKey) -> int:
@@ -241,11 +235,6 @@ class Model:
             known = self.committed.get(put.queue, 0)
             if put.state == STORED and (put.offset is None or put.offset >= known):
                 put.state = DOUBTFUL
-
-    def found_hole(self, queue: QueueKey, offset: int) -> None:
-        put = self.queues.get(queue, {}).get(offset)
-        assert put is None or put.state == DOUBTFUL, f"{put} is damaged"
-        self.holes.add((queue, offset))
 
     def settle(self, queue: QueueKey, end: int, seen: dict[int, str]) -> None:
         """A store was opened that has the messages `seen` (names by offset), and ends at `end`."""

@@ -46,7 +46,6 @@ from tieredstore.model.errors import (
     BackendUnavailableError,
     FencedError,
     MetadataError,
-    SegmentCorruptError,
     SegmentNotFoundError,
     StoreClosedError,
     TieredStoreError,
@@ -534,10 +533,6 @@ class World:
             while at < end:
                 try:
                     page = life.store.get_message(*queue, at, count_max=8)
-                except SegmentCorruptError:
-                    model.found_hole(queue, at)
-                    at += 1
-                    continue
                 except self.expected:
                     life.runtime.clock.sleep(1)
                     continue

@@ -21,6 +21,7 @@ from tieredstore.access.queue_upload import (
     QueueChores,
     QueueRules,
     QueueWork,
+    behind_lost,
 )
 from tieredstore.access.rounds import Batches, BatchOutcome, Rounds
 from tieredstore.codec.queue_unit import UNIT_BYTES
@@ -271,7 +272,7 @@ class QueueWalk:
                 this_pass.put_off.append(key)
             else:
                 taken = self._take(work, decision, this_pass)
-                under_way = taken is BatchOutcome.APPENDED
+                under_way = taken in (BatchOutcome.APPENDED, BatchOutcome.LOST)
                 if taken is BatchOutcome.UNCONFIRMED:
                     this_pass.unconfirmed.append(key)
         except StoreClosedError:
@@ -305,6 +306,9 @@ class QueueWalk:
         finally:
             if taken is not BatchOutcome.APPENDED:
                 self._budget.end_upload()
+        if taken is BatchOutcome.LOST:
+            skip = partial(self._chores.skip_lost, work, file)
+            this_pass.chores[work.key] = self._start_chore(work, skip)
         return taken
 
     def _refuse(self, work: QueueWork, fence: Fence) -> None:
@@ -393,16 +397,27 @@ class LocalNeeds:
             return None
         known = work.needed_from
         if known is None or known[0] != first:
+            at = self._first_kept(key, first, maximum)
+            if at is None:
+                return None
+            known = work.needed_from = first, at
+        return known[1]
+
+    def _first_kept(self, key: QueueKey, offset: int, maximum: int) -> int | None:
+        """Where the first message of the queue that is not lost lies in the local log; None where
+        one that is damaged comes before it."""
+        at: int | None = offset
+        while at is not None and at < maximum:
             try:
-                run = self._store.read_range(*key, first, count_max=1, bytes_max=1)
+                run = self._store.read_range(*key, at, count_max=1, bytes_max=1)
             except StoreClosedError:
                 raise
             except SegmentCorruptError:
                 return None
-            if not len(run):
-                return None
-            known = work.needed_from = first, int(run.log_offsets[0])
-        return known[1]
+            if len(run):
+                return int(run.log_offsets[0])
+            at = behind_lost(self._store, key, at)
+        return None
 
 
 LOOK_AGAIN_MS: Final = 500  # at queues whose next messages were not confirmed

@@ -24,7 +24,7 @@ from tieredstore.model.errors import OffsetOutOfRangeError, SegmentCorruptError,
 from tieredstore.model.messages import MessageRun
 from tieredstore.model.printable import log_of
 from tieredstore.model.topics import TopicFilter
-from tieredstore.model.values import Boundary, QueueKey, SegmentRecord
+from tieredstore.model.values import Boundary, GetStatus, QueueKey, SegmentRecord
 
 log = log_of(__name__)
 
@@ -131,6 +131,13 @@ def contradiction(store: MessageStore, file: FlatMessageFile) -> str | None:
             if _without_log_offset(local.record(row)) != _without_log_offset(tiered.record(row)):
                 return f"message {at + row} is another one in the local store"
         at += max(1, min(len(local), len(tiered)))
+
+
+def behind_lost(store: MessageStore, key: QueueKey, offset: int) -> int | None:
+    """Where the local queue goes on, if it says that the message at this offset is gone."""
+    page = store.get_message(*key, offset, count_max=1)
+    is_lost = page.status is GetStatus.MESSAGE_WAS_REMOVING and page.next_offset > offset
+    return page.next_offset if is_lost else None
 
 
 def _why_ahead(file: FlatMessageFile, local_max: int) -> str:
@@ -374,6 +381,11 @@ class QueueChores:
 
     def index(self, work: QueueWork, file: FlatMessageFile) -> None:
         self._feed.catch_up(work, file)
+
+    def skip_lost(self, work: QueueWork, file: FlatMessageFile) -> None:
+        behind = behind_lost(self._store, work.key, file.append_offset)
+        if behind is not None:
+            self.skip(work, file, behind)
 
     def skip(self, work: QueueWork, file: FlatMessageFile, minimum: int) -> None:
         """The local store lost messages before they were uploaded: a gap, and not the end."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from tieredstore.access.admission import PendingCounts, UploadBudget
 from tieredstore.access.log_mark import LogMark
-from tieredstore.access.queue_upload import IndexFeed, QueueWork
+from tieredstore.access.queue_upload import IndexFeed, QueueWork, behind_lost
 from tieredstore.driver.message_store import MessageStore
 from tieredstore.driver.metadata import MetadataStore, Put
 from tieredstore.driver.metrics import MESSAGES_DISPATCHED, Metrics
@@ -323,6 +323,7 @@ class BatchOutcome(Enum):
     APPENDED = "it waits for its commit"
     NO_ROOM = "the budget is used up"
     UNCONFIRMED = "the local store may still lose it"
+    LOST = "the local store has lost it, and has what follows"
 
 
 class Batches:
@@ -369,6 +370,8 @@ class Batches:
         try:
             confirmed = self._store.confirmed_offset()
             run = self._read(file, bytes_max=min(self._bytes_max, reserved // 2))
+            if not len(run):
+                return BatchOutcome.LOST
             if len(run) < all_of:
                 return BatchOutcome.NO_ROOM
             run = run.head(_count_below(run, confirmed))
@@ -402,11 +405,12 @@ class Batches:
         return True
 
     def _read(self, file: FlatMessageFile, *, bytes_max: int) -> MessageRun:
-        """The next messages of the queue; some of them the local store may still lose."""
+        """The next messages of the queue; some of them the local store may still lose. None where
+        it has lost the first one."""
         run = self._store.read_range(
             *file.key, file.append_offset, count_max=self._count_max, bytes_max=bytes_max
         )
-        if not len(run):
+        if not len(run) and behind_lost(self._store, file.key, file.append_offset) is None:
             raise TieredStoreError(f"the local store has no message {file.append_offset}")
         return run
 

@@ -33,6 +33,8 @@ from tieredstore.codec.record import (
 from tieredstore.driver.runtime import Runtime, Service
 from tieredstore.local.config import LocalConfig
 from tieredstore.local.encoder import PutRefusedError, RecordBatch
+from tieredstore.local.files import StoreFiles
+from tieredstore.local.lost_parts import LOST_FILE, LostParts
 from tieredstore.local.mapped_file import MappedFile, MappedFiles
 from tieredstore.local.mapped_file_queue import MappedFileQueue
 from tieredstore.local.record_scan import DAY_MS, Damage, RecordScan, RecordState, check_record
@@ -153,6 +155,7 @@ class CommitLog:
             files=files,
             preallocate=True,
         )
+        self.lost = LostParts(StoreFiles(config.root).config / LOST_FILE)
         self.last_store_timestamp = 0
         self.check_property_crc = config.property_crc_enabled
         self._clock = runtime.clock
@@ -164,6 +167,7 @@ class CommitLog:
     def load(self) -> None:
         """Find the files. Then scan, and `truncate` to where the scan ended."""
         self.queue.load()
+        self.lost.load()
 
     def start(self) -> None:
         """Keep a file ready behind the last one from now on."""

@@ -396,7 +396,7 @@ def query_message(
         return nothing
     damaged: list[SegmentCorruptError] = []
     for log_offset in _candidates(index, topic, key, begin, end, damaged):
-        if log_offset < log_offset_min:
+        if log_offset < log_offset_min or commit_log.lost.has(log_offset):
             continue
         try:
             record = commit_log.message_bytes(log_offset)

@@ -198,16 +198,20 @@ class QueueReader:
         """How many of these messages are not there, the first one of which is not."""
         kept = units.log_offsets >= (self._log.min_offset or 0)
         kept &= units.message_bytes != INT32_MAX
+        kept &= ~self._log.lost.among(units.log_offsets)
         kept[0] = False
         return int(kept.argmax()) if kept.any() else len(units)
 
     def read(
         self, key: QueueKey, queue: ConsumeQueue, offset: int, unit: QueueUnit
     ) -> tuple[QueueUnit, bytes | None]:
-        """The record that a unit stands for, and the unit as it must be; None where it has gone.
+        """The record that a unit stands for, and the unit as it must be; None where it has gone,
+        or a power cut took it.
 
         SegmentCorruptError where the log has no sound record for this place of the queue.
         """
+        if self._log.lost.has(unit.log_offset):
+            return unit, None
         try:
             record = self._log.message_bytes(unit.log_offset, unit.message_bytes)
             reason = self._misfit(key, queue, offset, unit, record)

@@ -217,7 +217,11 @@ class LocalReader(StoreReads):
             checked_from=start,
             log_end=end.log_end,
             redispatched_count=0,
-            damages=(*missing_files(self.log), *scan.damages, *end.damages),
+            damages=tuple(
+                damage
+                for damage in (*missing_files(self.log), *scan.damages, *end.damages)
+                if not self.log.lost.has(damage.log_offset)
+            ),
             torn=end.torn,
         )
 

@@ -152,6 +152,11 @@ class StoreCheckpoint:
     def values(self) -> CheckpointValues:
         return self._values
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether there is a file, of full length."""
+        return self._written is not None
+
     def advance(
         self,
         *,
@@ -389,6 +394,8 @@ class Recovery:
             index_from = self.index.truncate(end.log_end)
         if self.ends is not None and not self.abnormal:
             self.redispatch.dispatched = self.ends.log_end, self.ends.queues
+        in_log = [*missing_files(commit_log), *scan.damages, *end.damages]
+        in_log = self._note_lost(in_log, minimum, end.log_end)
         from_queues = self._queues_from(start, end.log_end)
         wanted = min(from_queues, lacking.replay_from, index_from, end.log_end)
         count = self.redispatch.replay(max(minimum, wanted))
@@ -398,8 +405,10 @@ class Recovery:
             self.checkpoint.rewind(scan.last_store_timestamp)
         self.begun.settle(queues, log_min=minimum, log_end=end.log_end)
         self.deleted.settle(log_min=minimum, log_end=end.log_end)
-        in_log = [*missing_files(commit_log), *scan.damages, *end.damages]
-        damages = dict.fromkeys([*in_log, *self.redispatch.damages, *self._mended(doubted)])
+        in_replay = (
+            one for one in self.redispatch.damages if not commit_log.lost.has(one.log_offset)
+        )
+        damages = dict.fromkeys([*in_log, *in_replay, *self._mended(doubted)])
         for damage in damages:
             log.warning("%s", damage.error())
         return RecoveryReport(
@@ -412,6 +421,28 @@ class Recovery:
             rebuilt=tuple(lacking.broken),
             lost_ends=self._lost_ends(told[:1] if self.abnormal else told[:2]),
         )
+
+    def _note_lost(self, in_log: Iterable[Damage], log_min: int, log_end: int) -> list[Damage]:
+        """What a power cut took and nobody had vouched for is lost, and named this once: its bytes
+        were never on the disk, so none can come back. What was there once is damaged.
+        """
+        lost, vouched = self.commit_log.lost, NEVER
+        if self.abnormal and self.ours and self.checkpoint.is_whole:
+            table_end = self.ends.log_end if self.ends is not None else 0
+            vouched = max(self.checkpoint.values.confirmed_offset, table_end)
+        told: list[Damage] = []
+        found: list[tuple[int, int]] = []
+        for damage in in_log:
+            if lost.has(damage.log_offset):
+                continue
+            if damage.log_offset >= vouched and damage.resumed_at is not None:
+                found.append((damage.log_offset, damage.resumed_at))
+                reason = f"{damage.reason}: what stood here was not on the disk yet, and is lost"
+                told.append(damage._replace(reason=reason))
+            else:
+                told.append(damage)
+        lost.settle(found, log_min=log_min, log_end=log_end)
+        return told
 
     def _lost_ends(self, told: Iterable[Mapping[QueueKey, QueueEnd]]) -> dict[QueueKey, int]:
         """By those who can be believed: after a crash the ends of the queues may be torn."""

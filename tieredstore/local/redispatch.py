@@ -446,13 +446,17 @@ class Redispatch:
         # An untrue record is sound where it begins: behind that nothing is served in its place.
         own = sorted(self._untrue, key=lambda place: place[0] != key)
         untrue = [damage._replace(log_offset=damage.log_offset + 1) for _, damage in own]
+        # What is damaged may come back, so no place that may be its is called lost.
+        damages = sorted(damages, key=lambda damage: self._log.lost.has(damage.log_offset))
         for damage in [*damages, *untrue]:
             if log_start <= damage.log_offset < log_end:
                 log_start = damage.log_offset
                 log_end = min(log_end, damage.resumed_at or log_end)
                 break
         else:
-            log_start += 1  # where no record starts: nothing of others is served in its place
+            # Where no record starts: nothing of others is served in its place.
+            lost = self._log.lost.first_between(log_start, log_end)
+            log_start, log_end = lost or (log_start + 1, log_end)
         file = self._log.queue.find(log_start)
         if file is not None:
             log_end = min(log_end, file.end_offset)

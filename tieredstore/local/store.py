@@ -46,6 +46,7 @@ from tieredstore.local.dispatch import Dispatch
 from tieredstore.local.encoder import RecordBatch, RecordEncoder
 from tieredstore.local.files import StoreFiles, check_sizes
 from tieredstore.local.index_service import IndexService, query_message
+from tieredstore.local.lost_parts import LOST_FILE
 from tieredstore.local.mapped_file import MappedFiles
 from tieredstore.local.queue_reader import QueueReader, holds
 from tieredstore.local.record_scan import Damage
@@ -329,7 +330,7 @@ class LocalStore:
         if self.index is not None:
             self.index.destroy()
         self.log.destroy()
-        for file in (DELETED_FILE, BEGUN_FILE, ENDS_FILE):
+        for file in (DELETED_FILE, BEGUN_FILE, ENDS_FILE, LOST_FILE):
             (self.files.config / file).unlink(missing_ok=True)
         self.files.checkpoint.unlink(missing_ok=True)
         self.files.remove_abort()
@@ -638,7 +639,8 @@ class StoreReads:
             log_offset = queue.unit(offset).log_offset
         except OffsetOutOfRangeError:  # it went just now
             return None
-        return log_offset if log_offset >= (parts.log.min_offset or 0) else None
+        is_there = log_offset >= (parts.log.min_offset or 0) and not parts.log.lost.has(log_offset)
+        return log_offset if is_there else None
 
     def queues(self) -> Iterable[QueueKey]:
         return self._up_to_date().queues.queues()

@@ -1,0 +1,85 @@
+"""Parts of the log that a power cut took before they were vouched for: lost, and no damage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tieredstore.local.side_file import MALFORMED, VERSION, read_document, whole, write_document
+from tieredstore.model.printable import log_of
+
+log = log_of(__name__)
+
+LOST_FILE: Final = "tieredstore-lost.json"
+
+_NAMES: Final = ("version", "parts")
+
+
+class LostParts:
+    """Which bytes of the log are lost for good, though sound records follow them.
+
+    * A part is noted durably before the checkpoint vouches for what lies behind it: from then on
+      nothing tells it from bytes that were on disk once and are damaged.
+    * It goes when the log begins behind it. None goes beyond the end of the log, where the
+      next records will stand.
+    * One thread changes it, when the store opens; any may ask.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._parts: list[tuple[int, int]] = []
+        self._bounds = np.empty(0, np.int64)  # start, end, start, end ...
+
+    def load(self) -> None:
+        """Read the file. Where it is damaged the parts count as damage, as if never noted."""
+        parts: list[tuple[int, int]] = []
+        try:
+            document = read_document(self._path, names=_NAMES)
+            parts = [(whole(start), whole(end)) for start, end in document["parts"]]
+            if any(before > behind for before, behind in pairwise(sum(parts, ()))):
+                raise ValueError("its parts are not in order")
+        except FileNotFoundError:
+            pass
+        except MALFORMED as error:
+            log.warning("%s: damaged, lost messages count as damaged ones: %s", self._path, error)
+            parts = []
+        self._take(parts)
+
+    def settle(self, found: Iterable[tuple[int, int]], *, log_min: int, log_end: int) -> None:
+        """Note what was found, durably, and forget what the log does not hold any more."""
+        parts: list[tuple[int, int]] = []
+        for start, its_end in sorted([*self._parts, *found]):
+            end = min(its_end, log_end)
+            if parts and start <= parts[-1][1]:
+                parts[-1] = parts[-1][0], max(parts[-1][1], end)
+            elif log_min < end and start < end:
+                parts.append((start, end))
+        if parts == self._parts:
+            return
+        write_document(self._path, {"version": VERSION, "parts": parts})
+        self._take(parts)
+
+    def first_between(self, start: int, end: int) -> tuple[int, int] | None:
+        """What of [start, end) is lost, the first stretch of it."""
+        for lost_start, lost_end in self._parts:
+            if lost_start < end and start < lost_end:
+                return max(start, lost_start), min(end, lost_end)
+        return None
+
+    def has(self, log_offset: int) -> bool:
+        """Whether the byte at this log offset is lost."""
+        return bool(self._parts) and bool(self.among(np.array([log_offset]))[0])
+
+    def among(self, log_offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of these are lost."""
+        inside = np.searchsorted(self._bounds, log_offsets, side="right") % 2
+        return inside.astype(np.bool_)
+
+    def _take(self, parts: list[tuple[int, int]]) -> None:
+        self._parts = parts
+        self._bounds = np.array(parts, np.int64).reshape(-1)
