@@ -10,12 +10,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.jobs.together_tiers import LogBucket
 from tests.jobs.written_tier import WrittenTier, posix_config
 from tieredstore.access.reader import TieredReader
+from tieredstore.jobs import worker
 from tieredstore.jobs.scan import OnCorrupt, Scan
-from tieredstore.jobs.slices import QueueRows, Slice, plan_slices, queue_rows, trimmed
+from tieredstore.jobs.slices import (
+    Damage,
+    QueueRows,
+    Slice,
+    SliceReader,
+    plan_slices,
+    queue_rows,
+    trimmed,
+)
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.values import QueueKey, SegmentRecord, SegmentType
+from tieredstore.testing.memory_objects import MemoryObjects
 
 PATH = "broker-a/t/3"
 
@@ -152,3 +163,22 @@ def test_damage_at_a_border_costs_no_other_message(long_queue: StoreConfig) -> N
     left = offsets(long_queue, fewer)
     assert left == offsets(long_queue, slices)
     assert 100 < len(list(chain(*left))) < 300
+
+
+def test_what_was_planned_of_a_deleted_topic_is_gone_and_not_damaged(tmp_path: Path) -> None:
+    """A topic of that name that was made anew is shorter: no segment of a log ever becomes so."""
+    config = posix_config(tmp_path, provider="tests.jobs.together_tiers:LogBucket")
+    LogBucket.buckets[config.path] = MemoryObjects()
+    tier = WrittenTier(config=config)
+    tier.add("t", 0, 200)
+    slices = planned(config)
+    tier.delete("t")
+    tier.add("t", 0, 5)
+    worker._PARTS.providers.clear()
+    found: list[Damage] = []
+    for each in slices:
+        for fields in SliceReader(config, each, on_damage=found.append).fields():
+            assert fields.run.end_offset <= 5
+    assert found
+    assert all(each.is_missing for each in found)
+    assert found[-1].end_offset == 200

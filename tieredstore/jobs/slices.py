@@ -22,6 +22,7 @@ from tieredstore.flat.reading import damaged_body, read_run
 from tieredstore.jobs.worker import queue_file, worker_provider, worker_runtime
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import (
+    OffsetOutOfRangeError,
     SegmentCorruptError,
     SegmentNotFoundError,
     TieredStoreError,
@@ -387,8 +388,12 @@ class SliceReader:
         self._file = file or queue_file(config, slice.key, slice.path, slice.rows)
         self._runtime = worker_runtime()
         self._source = _UnitsAhead(self._file.queue, slice)
-        near = not worker_provider(config).reads_together
-        self._run_bytes = NEAR_RUN_BYTES if near else RUN_BYTES
+        provider = worker_provider(config)
+        self._run_bytes = RUN_BYTES if provider.reads_together else NEAR_RUN_BYTES
+        self._gone: tuple[type[Exception], ...] = (SegmentNotFoundError,)
+        if provider.shares_rounds:
+            # No segment of a log becomes shorter: it was deleted with its topic, and made anew.
+            self._gone += (OffsetOutOfRangeError,)
         self._run_count = run_count
         self._count_max = run_count
         self._pending: Damage | None = None  # may go on in the next message
@@ -450,7 +455,7 @@ class SliceReader:
         """The damage at this message; reading goes on behind it."""
         if self._on_damage is None:
             raise error
-        missing = isinstance(error.__cause__, SegmentNotFoundError)
+        missing = isinstance(error.__cause__, self._gone)
         self._count_max = 1  # what is damaged here and there is not read again and again
         return Damage(
             key=self._slice.key,
