@@ -597,6 +597,25 @@ def test_a_minimum_that_lags_is_no_place_of_a_time(
     tiered.store.shutdown()
 
 
+@pytest.mark.parametrize("boundary", [LOWER, UPPER])
+@pytest.mark.parametrize("ahead_ms", [0, 1])
+def test_nor_is_it_where_the_histories_of_both_part(
+    tmp_path: Path, ahead_ms: int, boundary: Boundary
+) -> None:
+    tiered = Broker(tmp_path)
+    tiered.local = LaggingTimes(tiered.runtime)
+    tiered.store = tiered.wrap(tiered.local)
+    tiered.open()
+    tiered.put(10)
+    assert tiered.store.flush()
+    tiered.store._loaded().decision.forks[QueueKey(TOPIC, 0)] = 8
+    for tiered.local.kept_from in range(9):
+        for number in range(10):
+            found = tiered.store.offset_by_time(TOPIC, 0, time_of(number) - ahead_ms, boundary)
+            assert found == number, tiered.local.kept_from
+    tiered.store.shutdown()
+
+
 def test_a_time_is_looked_up_in_the_tier_if_its_message_expires_meanwhile(tiered: Broker) -> None:
     tiered.local.kept_from = 2
     ask = tiered.local.offset_by_time

@@ -411,12 +411,14 @@ class Answers:
     def _forked_by_time(
         self, topic: str, queue_id: int, timestamp: int, boundary: Boundary, fork: int
     ) -> int | None:
+        """Where the next store lacks the message before its own, the tier may have it."""
         near = self._first_of_next(topic, queue_id, timestamp, boundary)
-        minimum = self._next.min_offset(topic, queue_id)
-        if not self._decision.may_read_tier(topic) or (near is not None and near != minimum):
+        if not self._decision.may_read_tier(topic) or near == 0:
+            return near
+        if near is not None and self._next.store_time(topic, queue_id, near - 1) is not None:
             return near
         far = self._fetcher.offset_by_time(topic, queue_id, timestamp, boundary)
-        return far if far is not None and far < fork else near
+        return near if far is None or far >= fork else _smaller(far, near)
 
     def _is_behind_fork(self, one: SelectedMessage) -> bool:
         fork = self._decision.fork_of(peek_topic(one.record), peek_queue_id(one.record))
