@@ -639,6 +639,29 @@ def test_several_damaged_records_in_a_row_keep_their_numbers(tmp_path: Path) -> 
         store.shutdown()
 
 
+def test_a_system_that_does_less_than_it_is_asked_for_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pread, pwrite = os.pread, os.pwrite
+
+    def read_less(descriptor: int, length: int, position: int) -> bytes:
+        return pread(descriptor, max(1, length // 3), position)
+
+    def write_less(descriptor: int, data: bytes, position: int) -> int:
+        return pwrite(descriptor, bytes(data)[: max(1, len(data) // 3)], position)
+
+    monkeypatch.setattr(os, "pread", read_less)
+    monkeypatch.setattr(os, "pwrite", write_less)
+    acks = filled(tmp_path, 150)
+    for _ in range(2):
+        (tmp_path / "abort").touch()
+        store = opened(tmp_path)
+        assert store.recovery is not None
+        assert store.recovery.damages == ()
+        check_acks(store, acks)
+        store.shutdown()
+
+
 def damaged(root: Path) -> None:
     store = opened(root)
     for number in range(100):

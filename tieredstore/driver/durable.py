@@ -62,6 +62,16 @@ def make_directories(path: str | os.PathLike[str]) -> None:
         known.add(str(child))
 
 
+def read_all(descriptor: int, length: int, position: int) -> bytes:
+    """`pread` until every byte is read, or the file ends: the system may give fewer than asked."""
+    data = os.pread(descriptor, length, position)
+    while len(data) < length and (
+        more := os.pread(descriptor, length - len(data), position + len(data))
+    ):
+        data += more
+    return data
+
+
 def write_all(descriptor: int, data: bytes | bytearray | memoryview, position: int) -> None:
     """`pwrite` until every byte is written: the system may take fewer than asked."""
     view = memoryview(data).cast("B")

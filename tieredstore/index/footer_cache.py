@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from tieredstore.codec.checks import Buffer
-from tieredstore.driver.durable import NO_LINK, make_directories
+from tieredstore.driver.durable import NO_LINK, make_directories, read_all
 from tieredstore.index.footer import TAIL_BYTES, NearFooter, has_footer
 from tieredstore.model.errors import SegmentCorruptError, SegmentNotFoundError
 from tieredstore.model.printable import log_of
@@ -155,7 +155,7 @@ class FooterCache:
             except FileNotFoundError as error:  # it had to make place for others
                 raise SegmentNotFoundError(str(path)) from error
             try:
-                return os.pread(descriptor, length, position)
+                return read_all(descriptor, length, position)
             finally:
                 os.close(descriptor)
 

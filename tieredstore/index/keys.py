@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from tieredstore.codec.columns import Records, keys_of_texts
 from tieredstore.codec.java import INT32_MIN
-from tieredstore.driver.durable import NO_LINK, write_all
+from tieredstore.driver.durable import NO_LINK, read_all, write_all
 from tieredstore.index.contract import CommittedRun
 from tieredstore.model.errors import StoreClosedError
 from tieredstore.model.printable import log_of
@@ -271,7 +271,7 @@ class KeyNotes(SyncedFile):
         except FileNotFoundError:
             return None
         try:
-            head = os.pread(descriptor, _HEADER.size, 0)
+            head = read_all(descriptor, _HEADER.size, 0)
         except BaseException:
             os.close(descriptor)
             raise
@@ -314,7 +314,7 @@ class KeyNotes(SyncedFile):
         try:
             while position < end:
                 wanted = min(_ENTRY_BYTES * _READ_ENTRIES, end - position)
-                data = os.pread(descriptor, wanted, position)
+                data = read_all(descriptor, wanted, position)
                 whole = len(data) // _ENTRY_BYTES
                 if not whole:
                     return

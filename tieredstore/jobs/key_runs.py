@@ -15,7 +15,6 @@ and the next begins before any run is merged, and a merge needs bounded memory.
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -27,6 +26,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from tieredstore.driver.durable import read_all
 from tieredstore.driver.provider import Scratch, StagedObject
 from tieredstore.driver.runtime import Runtime
 from tieredstore.index.keys import IndexColumns
@@ -397,7 +397,7 @@ def _all_rounds(
     with tempfile.TemporaryFile() as file:
 
         def read(_: str, position: int, length: int) -> bytes:
-            return os.pread(file.fileno(), length, position)
+            return read_all(file.fileno(), length, position)
 
         merged_ones, end = [], 0
         for first in range(0, len(parts), step):

@@ -57,6 +57,7 @@ from tieredstore.codec.queue_unit import (
     decode_units,
     encode_unit,
 )
+from tieredstore.driver.durable import read_all
 from tieredstore.local.mapped_file import MappedFile, MappedFiles
 from tieredstore.local.mapped_file_queue import MappedFileQueue
 from tieredstore.model.errors import (
@@ -619,7 +620,7 @@ def _unit_in(file: MappedFile, unit: int) -> QueueUnit:
     position = unit * UNIT_BYTES - file.start_offset
     descriptor = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return decode_unit(os.pread(descriptor, UNIT_BYTES, position), path=file.path)
+        return decode_unit(read_all(descriptor, UNIT_BYTES, position), path=file.path)
     finally:
         os.close(descriptor)
 
@@ -642,7 +643,7 @@ def _end_within(file: MappedFile, last: QueueUnit | None) -> tuple[int, QueueUni
     try:
         while position < file.size:
             length = min(block_bytes, file.size - position)
-            data = os.pread(descriptor, length, position)
+            data = read_all(descriptor, length, position)
             units = decode_units(data[: len(data) - len(data) % UNIT_BYTES])
             previous_end = 0 if last is None or last.is_prefill else _log_end(last)
             valid = _valid_prefix(units, previous_end)

@@ -36,7 +36,7 @@ from tieredstore.codec.local_index import (
     item_timestamp,
     seconds_after_begin,
 )
-from tieredstore.driver.durable import fsync_directory, write_all
+from tieredstore.driver.durable import fsync_directory, read_all, write_all
 from tieredstore.local.mapped_file import Blocks, Mapping
 from tieredstore.model.errors import SegmentCorruptError, SegmentNotFoundError, StoreClosedError
 from tieredstore.model.values import INT32_MAX
@@ -154,7 +154,7 @@ class IndexFile:
             raise SegmentNotFoundError(str(path)) from error
         try:
             held = os.fstat(descriptor).st_size
-            head = os.pread(descriptor, HEADER_BYTES, 0)
+            head = read_all(descriptor, HEADER_BYTES, 0)
         finally:
             os.close(descriptor)
         wanted = size.file_bytes
@@ -360,7 +360,7 @@ def cut_back(path: Path, cut: IndexCut, size: IndexSize) -> IndexFile:
         if held not in (size.file_bytes, shortest) or not 0 < cut.item_count <= most:
             reason = f"{held} bytes of {size.file_bytes}, {cut.item_count} items of {most}"
             raise SegmentCorruptError(str(path), reason, position=0)
-        begin_timestamp = int.from_bytes(os.pread(descriptor, 8, 0), signed=True)
+        begin_timestamp = int.from_bytes(read_all(descriptor, 8, 0), signed=True)
         slots, first, last = _read_items(descriptor, path, cut.item_count, size)
         os.ftruncate(descriptor, shortest)
         os.ftruncate(descriptor, size.file_bytes)
@@ -389,7 +389,7 @@ def _read_items(
     for start in range(1, item_count + 1, _BLOCK_ITEMS):
         count = min(_BLOCK_ITEMS, item_count + 1 - start)
         position = size.position(start)
-        items = np.frombuffer(os.pread(descriptor, count * ITEM_BYTES, position), ITEM_DTYPE)
+        items = np.frombuffer(read_all(descriptor, count * ITEM_BYTES, position), ITEM_DTYPE)
         log_offsets = items["log_offset"].astype(np.int64)
         numbers = np.arange(start, start + count)
         wrong = (items["key_hash"] < 0) | (items["seconds"] < 0) | (items["previous"] < 0)

@@ -18,7 +18,7 @@ from typing import Final
 
 from tieredstore.codec.checks import Buffer
 from tieredstore.codec.names import local_file_name
-from tieredstore.driver.durable import fsync_directory, write_all
+from tieredstore.driver.durable import fsync_directory, read_all, write_all
 from tieredstore.model.errors import (
     BackendRefusedError,
     OffsetOutOfRangeError,
@@ -370,7 +370,7 @@ class MappedFile:
             for at in range(start, end, len(_ZEROS)):
                 length = min(len(_ZEROS), end - at)
                 zeros = memoryview(_ZEROS)[:length]
-                if os.pread(mapping.descriptor, length, at) != zeros:
+                if read_all(mapping.descriptor, length, at) != zeros:
                     write_all(mapping.descriptor, zeros, at)
         self.wrote = position
         self._blocks.forget()

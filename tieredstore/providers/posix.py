@@ -22,6 +22,7 @@ from tieredstore.driver.durable import (
     NO_LINK,
     fsync_directory,
     make_directories,
+    read_all,
     write_all,
     write_atomically,
 )
@@ -92,12 +93,9 @@ class PosixFileSegment(FileSegment):
     def read(self, position: int, length: int) -> bytes:
         with self._opened("read") as descriptor:
             check_range(self.path, position, length, self._existing_bytes(descriptor))
-            data = os.pread(descriptor, length, position)
-            while len(data) < length:
-                more = os.pread(descriptor, length - len(data), position + len(data))
-                if not more:
-                    raise BackendUnavailableError(self.path, "read", "the file became shorter")
-                data += more
+            data = read_all(descriptor, length, position)
+            if len(data) < length:
+                raise BackendUnavailableError(self.path, "read", "the file became shorter")
             return data
 
     def write(self, position: int, data: Buffer) -> None:

@@ -14,6 +14,7 @@ from tieredstore.driver.durable import (
     NO_LINK,
     fsync_directory,
     make_directories,
+    read_all,
     write_all,
     write_atomically,
 )
@@ -189,16 +190,12 @@ class PosixScratch(Scratch):
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 check_range(str(path), position, length, os.fstat(descriptor).st_size)
-                pieces: list[bytes] = []
-                while length:
-                    piece = os.pread(descriptor, length, position)
-                    if not piece:
-                        raise OSError(f"{path} became shorter")
-                    pieces.append(piece)
-                    position, length = position + len(piece), length - len(piece)
+                data = read_all(descriptor, length, position)
+                if len(data) < length:
+                    raise OSError(f"{path} became shorter")
+                return data
             finally:
                 os.close(descriptor)
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def listed(self, folder: str = "") -> Sequence[StagedObject]:
         found = []
