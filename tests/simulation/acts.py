@@ -55,7 +55,13 @@ def produce(client: Client, life: Life) -> None:
         model.send(put)
         puts.append(put)
     messages = [a_message(put, dice.choice([0, 100, 100, 900])) for put in puts]
-    results = life.store.put_messages(messages)
+    if dice.random() < 0.3:
+        future = life.store.put_messages_future(messages)
+        if dice.random() < 0.5:
+            life.runtime.clock.sleep(dice.choice([0.01, 1]))
+        results = future.result()
+    else:
+        results = life.store.put_messages(messages)
     life.saw()
     for put, result in zip(puts, results, strict=True):
         if result.stored:
@@ -110,6 +116,11 @@ def read_page(client: Client, life: Life) -> None:
     )
     model.check_page(queue, page, offset, before, deletions, tag)
     client.offsets[queue] = page.next_offset
+    if queue in KEPT and dice.random() < 0.5:
+        offsets = life.store.consumer_offsets
+        offsets.commit(client.name, *queue, page.next_offset)
+        model.consume(client.name, queue, page.next_offset)
+        assert offsets.get(client.name, *queue) == page.next_offset
 
 
 def ask_key(client: Client, life: Life) -> None:
@@ -177,7 +188,11 @@ def look_after(client: Client, life: Life) -> None:
     if draw < 0.4:
         life.runtime.clock.sleep(client.dice.choice([1, 100, 2_000, 5_000]))
     elif draw < 0.6:
-        life.store.flush(seal=client.dice.random() < 0.5)
+        model = client.world.model
+        begun = model.consumed_counts()
+        if life.store.flush(seal=client.dice.random() < 0.5):
+            life.saw()
+            model.kept(begun)
     elif draw < 0.7:
         life.store.health()
     else:
@@ -399,6 +414,10 @@ def change_the_weather(outsider: Outsider) -> None:
         machine.used_percent = 50
     elif kind == "input/output errors":
         machine.lies = dice.choice([1, 1, 3])
+    elif kind == "short reads and writes":
+        machine.is_hasty = True
+        sleep(dice.choice([0.1, 5, 60]))
+        machine.is_hasty = False
     elif kind == "503":
         world.bucket.away_until = world.scheduler.clock.monotonic() + dice.choice([0.5, 20, 200])
     elif kind == "clock":

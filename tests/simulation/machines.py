@@ -49,6 +49,7 @@ class Machine:
         self.used_percent = 50
         self.is_full = False  # then no step that needs room works
         self.lies = 0  # so many steps fail with an input/output error
+        self.is_hasty = False  # then a read or write does a part of what was asked for
         folder.mkdir(parents=True)
         self.free_locks()
         self.disk = ForgetfulDisk(folder)
@@ -97,9 +98,11 @@ class Disks:
     def _look(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def look(*arguments: Any, **named: Any) -> Any:
             machine = self._machine()
-            if machine is not None and machine.holds(arguments):  # and no module that is imported
-                self._scheduler.pause(name)
-            return real(*arguments, **named)
+            if machine is None or not machine.holds(arguments):  # a module that is imported, say
+                return real(*arguments, **named)
+            self._scheduler.pause(name)
+            found = real(*arguments, **named)
+            return self._part_of(machine, found) if name == "pread" else found
 
         return look
 
@@ -110,12 +113,21 @@ class Disks:
                 return real(*arguments, **named)
             self._scheduler.pause(name)
             self.fails(machine, name)
+            if name == "pwrite":
+                descriptor, data, position = arguments
+                arguments = descriptor, self._part_of(machine, data), position
             result = real(*arguments, **named)
             if name in {"fsync", "fdatasync"}:
                 machine.disk.note_sync(arguments[0])
             return result
 
         return step
+
+    def _part_of(self, machine: Machine, data: Any) -> Any:
+        """All of it, or less where the system does less than it is asked for, as it may."""
+        if not machine.is_hasty or len(data) < 2:
+            return data
+        return bytes(data)[: self._scheduler.dice.randrange(1, len(data) + 1)]
 
     def _usage(self, path: object) -> Any:
         machine = self._machine()

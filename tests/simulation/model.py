@@ -6,7 +6,7 @@ whether it *must* be there during the whole of a read, may be there, or must not
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Final
@@ -47,6 +47,8 @@ class Model:
     queues: dict[QueueKey, dict[int, Put]] = field(default_factory=dict)
     committed: dict[QueueKey, int] = field(default_factory=dict)
     deletions: dict[str, int] = field(default_factory=dict)  # begun and ended, of each topic
+    consumed: dict[tuple[str, QueueKey], list[int | None]] = field(default_factory=dict)
+    """Of each group and queue what was committed, from the one on that is surely kept."""
     newest_ms: int = 0
     acknowledged: int = 0
 
@@ -217,6 +219,28 @@ class Model:
         known = self.committed.get(queue, 0)
         assert committed >= known, f"{queue}: committed went back from {known} to {committed}"
         self.committed[queue] = committed
+
+    # What groups have consumed
+
+    def consume(self, group: str, queue: QueueKey, offset: int) -> None:
+        self.consumed.setdefault((group, queue), [None]).append(offset)
+
+    def consumed_counts(self) -> dict[tuple[str, QueueKey], int]:
+        return {place: len(values) for place, values in self.consumed.items()}
+
+    def kept(self, counts: Mapping[tuple[str, QueueKey], int]) -> None:
+        """What had been committed by then is on disk now, and in the tier."""
+        for place, number in counts.items():
+            del self.consumed[place][: number - 1]
+
+    def opened_at(self, group: str, queue: QueueKey, found: int | None, end: int | None) -> None:
+        """One of the last offsets is there, or the end of a queue that is shorter now."""
+        known = self.consumed[group, queue]
+        is_cut = any(end is not None and one is not None and one > end for one in known)
+        assert found in known or (is_cut and found == end), (
+            f"{group} is at {found} of {queue}, not at {known}"
+        )
+        self.consumed[group, queue] = [found]
 
     # Deaths
 

@@ -77,7 +77,8 @@ POWER: Final = "power"
 KILLS: Final = "kills"
 ROOM: Final = "room"
 CLOCK: Final = "clock"
-FAULTS: Final = (REQUESTS, POWER, KILLS, ROOM, CLOCK)
+SHORT: Final = "short"
+FAULTS: Final = (REQUESTS, POWER, KILLS, ROOM, CLOCK, SHORT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -371,6 +372,7 @@ class World:
             ROOM: ["no room", "nearly full", "input/output errors"],
             REQUESTS: ["503"],
             CLOCK: ["clock", "halt"],
+            SHORT: ["short reads and writes"],
         }
         return [each for fault in self.plan.faults for each in kinds.get(fault, [])]
 
@@ -520,6 +522,10 @@ class World:
     def settle(self, life: Life) -> None:
         """What is there now was durable when the store had opened."""
         model = self.model
+        offsets = life.store.consumer_offsets
+        for group, queue in list(model.consumed):
+            end = life.store.max_offset(*queue)
+            model.opened_at(group, queue, offsets.get(group, *queue), end)
         if model.deletions.get(BRIEF.topic, 0) % 2:
             self._delete_again(life)
         life_puts = [each for each in model.puts.values() if each.state == SENT]
