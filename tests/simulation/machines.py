@@ -80,6 +80,7 @@ class Disks:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self.fails: Callable[[Machine, str], None] = lambda machine, name: None
+        self._is_noting = False  # what the disk itself does then is no step of an actor
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -93,7 +94,7 @@ class Disks:
 
     def _machine(self) -> Machine | None:
         actor = self._scheduler.running
-        return None if actor is None else actor.process.place
+        return None if actor is None or self._is_noting else actor.process.place
 
     def _look(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def look(*arguments: Any, **named: Any) -> Any:
@@ -118,7 +119,11 @@ class Disks:
                 arguments = descriptor, self._part_of(machine, data), position
             result = real(*arguments, **named)
             if name in {"fsync", "fdatasync"}:
-                machine.disk.note_sync(arguments[0])
+                self._is_noting = True
+                try:
+                    machine.disk.note_sync(arguments[0])
+                finally:
+                    self._is_noting = False
             return result
 
         return step
