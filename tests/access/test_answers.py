@@ -761,6 +761,16 @@ def test_forced_an_answer_lags_while_messages_wait_for_their_upload(tiered: Brok
     assert tiered.store.query_message(TOPIC, "shared").complete
 
 
+def test_forced_an_answer_waits_for_nothing_that_has_expired_before_its_upload(
+    tiered: Broker,
+) -> None:
+    tiered.put(2, first=10)
+    tiered.local.kept_from = 12
+    tiered.store.level = StorageLevel.FORCE
+    result = tiered.store.query_message(TOPIC, "shared")
+    assert (len(result.messages), result.complete, result.lags) == (10, True, False)
+
+
 def test_forced_an_answer_lags_though_all_is_uploaded_behind_the_question(tiered: Broker) -> None:
     tiered.put(3, first=10)
     tiered.store.level = StorageLevel.FORCE

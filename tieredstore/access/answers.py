@@ -378,9 +378,13 @@ class Answers:
 
     def _waits_for_upload(self, topic: str) -> bool:
         """Whether the next store has messages of the topic that the tier has not got yet."""
-        committed, end = self._fetcher.commit_offset, self._next.max_offset
+        committed, begin, end = (
+            self._fetcher.commit_offset,
+            self._next.min_offset,
+            self._next.max_offset,
+        )
         queues = [key for key in self._next.queues() if key.topic == topic]
-        return any((end(*key) or 0) > (committed(*key) or 0) for key in queues)
+        return any((end(*key) or 0) > max(committed(*key) or 0, begin(*key) or 0) for key in queues)
 
     # -- of pages ------------------------------------------------------------------------------
 
