@@ -49,6 +49,7 @@ class Model:
     deletions: dict[str, int] = field(default_factory=dict)  # begun and ended, of each topic
     consumed: dict[tuple[str, QueueKey], list[int | None]] = field(default_factory=dict)
     """Of each group and queue what was committed, from the one on that is surely kept."""
+    ever_consumed: dict[tuple[str, QueueKey], list[int]] = field(default_factory=dict)
     newest_ms: int = 0
     acknowledged: int = 0
 
@@ -224,6 +225,7 @@ class Model:
 
     def consume(self, group: str, queue: QueueKey, offset: int) -> None:
         self.consumed.setdefault((group, queue), [None]).append(offset)
+        self.ever_consumed.setdefault((group, queue), []).append(offset)
 
     def consumed_counts(self) -> dict[tuple[str, QueueKey], int]:
         return {place: len(values) for place, values in self.consumed.items()}
@@ -232,6 +234,11 @@ class Model:
         """What had been committed by then is on disk now, and in the tier."""
         for place, number in counts.items():
             del self.consumed[place][: number - 1]
+
+    def lose_tables(self) -> None:
+        """The disk is lost: what a group has is the offset of some copy in the tier."""
+        for place, values in self.consumed.items():
+            values[:] = [None, *self.ever_consumed[place]]
 
     def opened_at(self, group: str, queue: QueueKey, found: int | None, end: int | None) -> None:
         """One of the last offsets is there, or the end of a queue that is shorter now."""

@@ -15,7 +15,7 @@ import shutil
 import sys
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -31,10 +31,18 @@ from tests.simulation.acts import ACTS, BRIEF, LEVELS, OUTSIDE, QUEUES, find_out
 from tests.simulation.machines import Bucket, Disks, Machine, refuse_for_room
 from tests.simulation.model import SENT, Model
 from tests.simulation.scheduler import ActorRuntime, Process, Scheduler
+from tieredstore.access.rebuild import rebuild_beside_published
 from tieredstore.access.store import TieredMessageStore
-from tieredstore.access.wiring import NoCatalogueError
+from tieredstore.access.wiring import (
+    NoCatalogueError,
+    provider_of,
+    published_catalogue,
+    publisher_of,
+    written_catalogue,
+)
 from tieredstore.codec.message import decode_message
 from tieredstore.driver import durable
+from tieredstore.driver.metrics import NoMetrics
 from tieredstore.driver.runtime import Runtime
 from tieredstore.jobs import worker
 from tieredstore.local import files as local_files
@@ -53,10 +61,11 @@ from tieredstore.model.errors import (
 from tieredstore.model.values import QueueKey, SegmentType
 from tieredstore.providers.object_provider import ObjectProvider
 from tieredstore.roundlog.layout import ObjectLayout
-from tieredstore.testing.disk import Crash
+from tieredstore.testing.disk import Crash, ForgetfulDisk
 
 BROKER: Final = "broker-a"
 CLUSTER: Final = "cluster-a"
+RECOVER: Final = "recover"  # the disk is lost once, and another one goes on with the tier
 START_MS: Final = 4_000_000_000_000  # behind all times of real files: these are always old
 HOUR_MS: Final = 3_600_000
 EXTRAS: Final = (
@@ -68,6 +77,7 @@ EXTRAS: Final = (
     "reader",
     "scanner",
     "successor",
+    RECOVER,
 )
 LIVES_MAX: Final = 5
 STORY_MAX: Final = int(os.environ.get("STORY_MAX", "400"))
@@ -246,6 +256,7 @@ class World:
         self.sure_below: int | None = None
         """Of the local log, since it was last opened; None: all of it was on disk then."""
         self.is_sound = False  # nothing goes wrong any more
+        self.has_lost_disk = False
         self.was_set_back = False  # the clock: on another machine times begin anew then
 
     # Running it
@@ -305,6 +316,8 @@ class World:
         actors = [self.scheduler.spawn(each.name, each.process, each.run) for each in outsiders]
         while any(each.left for each in clients) and self.lives < LIVES_MAX:
             self._live(machine, clients)
+            if RECOVER in plan.clients and not self.has_lost_disk and self.dice.random() < 0.5:
+                self._lose_disk(machine)
             if self.former is not None and self.former.machine is machine:
                 machine = self.machine = Machine("there", self.folder / "there")
                 self.model.fork()
@@ -392,6 +405,47 @@ class World:
         self.scheduler.wait(
             lambda: not any(each.process is life.process for each in self.scheduler.actors)
         )
+
+    def _lose_disk(self, machine: Machine) -> None:
+        """What the broker had on its own disk is gone; not a tier in a directory beside it."""
+        if self.former is not None or not self.has_segments(machine):
+            return
+        self.has_lost_disk = True
+        self.scheduler.note("the disk is lost")
+        shutil.rmtree(machine.folder / "store")
+        machine.disk = ForgetfulDisk(machine.folder)
+        self.model.fork()
+        self.model.lose_tables()
+        if self.is_posix:
+            process = Process("recover", machine)
+            actor = self.scheduler.spawn("recover", process, lambda: self._recover(machine))
+            self.scheduler.wait(lambda: actor.is_done)
+            self.scheduler.kill(process, machine.free_locks)
+            self.scheduler.wait(lambda: True)
+
+    def _recover(self, machine: Machine) -> None:
+        """As the command does: a catalogue from what is published, and from the bytes."""
+        config, runtime = self.tier_config(machine), self._runtime_here()
+        machine.is_full, machine.lies = False, 0
+        while True:
+            try:
+                with ExitStack() as opened:
+                    provider = opened.enter_context(
+                        closing(provider_of(config, runtime, NoMetrics()))
+                    )
+                    written = written_catalogue(config, runtime, provider)
+                    catalogue, _ = opened.enter_context(written)
+                    publisher = publisher_of(config, provider, catalogue)
+                    assert publisher is not None
+                    rebuild_beside_published(
+                        *(catalogue, provider, config, runtime),
+                        publisher=publisher,
+                        published=partial(published_catalogue, config, provider),
+                    )
+                return
+            except self.expected as error:
+                self.scheduler.note(f"recover: {error!r:.200}")
+                runtime.clock.sleep(1)
 
     def _let_find_out(self, life: Life) -> None:
         def poke() -> None:
