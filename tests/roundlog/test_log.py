@@ -267,6 +267,23 @@ def test_an_append_in_doubt_is_settled_before_anything_else(
     assert contents(tier) == b"onetwothree"
 
 
+def test_it_stays_in_doubt_while_another_thread_sends_it_again(tier: Tier) -> None:
+    """A queue whose deletion was on its way was uploaded to: then its segments had no queue."""
+    log = tier.open()
+    put(log, b"one")
+    tier.clients[-1].mood = outage(False, 1_000)
+    with pytest.raises(BackendUnavailableError):
+        put(log, b"two")
+    seen: list[bool] = []
+    tier.clients[-1].mood = lambda *_: seen.append(log.in_doubt)
+    log.settled()
+    assert seen
+    assert all(seen)
+    seen.clear()
+    put(log, b"three")
+    assert not any(seen)
+
+
 def test_an_append_that_is_refused_is_in_no_doubt(tier: Tier) -> None:
     log = tier.open()
 

@@ -133,7 +133,7 @@ class BrokerLog:
         self._doubt: _Sent | None = None
         self._waiting: deque[_Ticket] = deque()
         self._turn = threading.RLock()  # of whoever sends, claims or follows
-        self._is_sending = False
+        self._is_sending = False  # an entry for the first time: nobody doubts it yet
         self._names = itertools.count()
         self._id = uuid.uuid4().hex[:16]
 
@@ -409,7 +409,7 @@ class BrokerLog:
     def _send(self, sent: _Sent, *, looks: bool = True) -> bool:
         """Put the entry; False where another's is there, which is folded now."""
         was_in_doubt = self._doubt is not None
-        self._doubt, self._is_sending = sent, True
+        self._doubt, self._is_sending = sent, not was_in_doubt
         try:
             return self._sent(sent, looks=looks)
         except BackendRefusedError as error:
