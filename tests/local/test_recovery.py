@@ -29,6 +29,7 @@ from tests.local.store_audit import (
     filled,
     flip_bits,
     opened,
+    overwrite,
     parts_of,
     put_acked,
 )
@@ -660,6 +661,25 @@ def test_a_system_that_does_less_than_it_is_asked_for_changes_nothing(
         assert store.recovery.damages == ()
         check_acks(store, acks)
         store.shutdown()
+
+
+def test_units_of_what_a_power_cut_took_claim_nothing_of_what_is_put_there_next(
+    tmp_path: Path,
+) -> None:
+    store = opened(tmp_path)
+    put_acked(store, 0, queue_id=0)
+    lost = [put_acked(store, number, queue_id=1) for number in range(1, 3)]
+    assert store.max_offset(TOPIC, 1) == 2
+    crash(store)
+    overwrite(tmp_path / "commitlog" / f"{0:020d}", lost[0].log_offset, bytes(1_000))
+    store = opened(tmp_path)
+    assert not store.max_offset(TOPIC, 1)
+    for number in range(3, 6):  # of the same lengths: none lies across where the last one ended
+        put_acked(store, number, queue_id=0)
+    crash(store)
+    store = opened(tmp_path)
+    assert not store.max_offset(TOPIC, 1)
+    assert put_acked(store, 99, queue_id=1).queue_offset == 0
 
 
 def damaged(root: Path) -> None:

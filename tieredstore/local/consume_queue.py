@@ -109,6 +109,7 @@ class ConsumeQueue:
         self._max = found.end
         self._last_log_end = found.last_log_end
         self._tidy = not files.files
+        self._is_cut = False
         self._guard = threading.RLock()
         for file in files.files_from(self._max * UNIT_BYTES):
             file.wrote = max(0, self._max * UNIT_BYTES - file.start_offset)
@@ -196,7 +197,7 @@ class ConsumeQueue:
     def _append(self, start: int, data: bytes) -> None:
         if not self._tidy:
             self._files.truncate_dirty(self._max * UNIT_BYTES)
-        self._tidy = False  # until all of it has been written
+        self._tidy = self._is_cut = False  # until all of it has been written
         at, end = self._max * UNIT_BYTES, start * UNIT_BYTES
         if start != self._max or not self._files.files:  # no message is there: it begins anew
             same_file = self._files.find(at) is self._files.find(end) is not None
@@ -294,7 +295,7 @@ class ConsumeQueue:
             if dropped:
                 self._end_at(end)
                 self._files.truncate_dirty(end * UNIT_BYTES)
-                self._tidy = True
+                self._is_cut, self._tidy = False, True
             return dropped
 
     def begin_at(self, first: int) -> None:
@@ -352,7 +353,16 @@ class ConsumeQueue:
                     return QueueEnd(self.first_kept, first + row + 1, log_end), True
         return None, is_followed
 
+    def tidy(self) -> None:
+        """Remove, durably, what a recovery did not believe, if anything. The log goes on where it
+        pointed to: after the next crash it would claim what stands there then."""
+        with self._guard:
+            if self._is_cut:
+                self._files.truncate_dirty(self._max * UNIT_BYTES)
+                self._is_cut, self._tidy = False, True
+
     def _end_at(self, end: int) -> None:
+        self._is_cut = True
         self._max = end
         self._min = min(self._min, end)
         last = self._peek_any(end - 1)

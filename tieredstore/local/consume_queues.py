@@ -283,6 +283,11 @@ class ConsumeQueues:
         """Drop every message whose record starts at or behind `log_offset`; how many."""
         return sum(queue.truncate(log_offset) for queue in list(self._queues.values()))
 
+    def tidy(self) -> None:
+        """Remove, durably, the units that a recovery has cut off and did not write again."""
+        for queue in list(self._queues.values()):
+            queue.tidy()
+
     def delete_topics(self, topics: Iterable[str]) -> list[QueueKey]:
         """Delete all queues of these topics and their directories, durably; which those were."""
         gone: list[QueueKey] = []

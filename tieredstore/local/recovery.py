@@ -400,6 +400,7 @@ class Recovery:
         wanted = min(from_queues, lacking.replay_from, index_from, end.log_end)
         count = self.redispatch.replay(max(minimum, wanted))
         self.redispatch.keep_numbers(known, end.damages)
+        queues.tidy()
         queues.correct_min_offsets(minimum)
         if self.abnormal or end.torn is not None:
             self.checkpoint.rewind(scan.last_store_timestamp)
