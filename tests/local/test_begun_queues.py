@@ -195,6 +195,24 @@ def test_the_log_alone_says_where_a_queue_begins(tmp_path: Path) -> None:
     assert numbers(store) == [NUMBER, NUMBER + 1]
 
 
+def test_where_an_empty_log_begins_outlives_a_power_cut(tmp_path: Path) -> None:
+    """Else the numbers of its first messages would be too great to be believed."""
+    here, after = tmp_path / "here", tmp_path / "after"
+    here.mkdir()
+    with ForgetfulDisk(here) as disk:
+        store = loaded(here)
+        begin(store)
+        disk.synced(after)
+    crash(store)
+    store = loaded(after)
+    assert parts_of(store).log.max_offset >= 6 * FILE
+    begin(store)
+    store.start()
+    assert put(store) == NUMBER
+    crash(store)
+    assert numbers(opened(after)) == [NUMBER]
+
+
 def test_the_log_has_room_for_all_numbers_before_its_next_message(tmp_path: Path) -> None:
     store = loaded(tmp_path)
     store.begin_queues({KEY: 10_000}, log_offset=0)

@@ -269,7 +269,7 @@ class CommitLog:
                 file.fill_up(encode_blank(file.size - file.wrote))
                 queue.flush()  # before the next: a file without its length may only be the last
             queue.roll(boundary)  # RocketMQ takes a log that ends in a blank for one that is open
-            queue.flush()
+            queue.sync_from(boundary)  # nothing was written there, but it has a length and a name
 
     def _take_back(self, end: int) -> None:
         """Let the log end where it ended before an append that failed half way.
