@@ -241,10 +241,10 @@ class Model:
             values[:] = [None, *self.ever_consumed[place]]
 
     def opened_at(self, group: str, queue: QueueKey, found: int | None, end: int | None) -> None:
-        """One of the last offsets is there, or the end of a queue that is shorter now."""
+        """One of the last offsets is there, or the end of a queue that is shorter now, or gone."""
         known = self.consumed[group, queue]
-        is_cut = any(end is not None and one is not None and one > end for one in known)
-        assert found in known or (is_cut and found == end), (
+        is_cut = any(one is not None and one > (end or 0) for one in known)
+        assert found in known or (is_cut and found == (end or 0)), (
             f"{group} is at {found} of {queue}, not at {known}"
         )
         self.consumed[group, queue] = [found]
