@@ -39,6 +39,15 @@ class Put:
 
 
 @dataclass
+class Consumed:
+    """What one group has committed of one queue, and from where on one of it is surely there."""
+
+    offsets: list[int | None] = field(default_factory=lambda: [None])
+    on_disk_from: int = 0
+    in_tier_from: int = 0
+
+
+@dataclass
 class Model:
     """`kept_ms`: what is younger may not expire."""
 
@@ -47,9 +56,7 @@ class Model:
     queues: dict[QueueKey, dict[int, Put]] = field(default_factory=dict)
     committed: dict[QueueKey, int] = field(default_factory=dict)
     deletions: dict[str, int] = field(default_factory=dict)  # begun and ended, of each topic
-    consumed: dict[tuple[str, QueueKey], list[int | None]] = field(default_factory=dict)
-    """Of each group and queue what was committed, from the one on that is surely kept."""
-    ever_consumed: dict[tuple[str, QueueKey], list[int]] = field(default_factory=dict)
+    consumed: dict[tuple[str, QueueKey], Consumed] = field(default_factory=dict)
     newest_ms: int = 0
     acknowledged: int = 0
 
@@ -223,31 +230,34 @@ class Model:
 
     # What groups have consumed
 
-    def consume(self, group: str, queue: QueueKey, offset: int) -> None:
-        self.consumed.setdefault((group, queue), [None]).append(offset)
-        self.ever_consumed.setdefault((group, queue), []).append(offset)
+    def consume(self, group: str, queue: QueueKey, offset: int | None) -> None:
+        self.consumed.setdefault((group, queue), Consumed()).offsets.append(offset)
 
     def consumed_counts(self) -> dict[tuple[str, QueueKey], int]:
-        return {place: len(values) for place, values in self.consumed.items()}
+        return {place: len(each.offsets) for place, each in self.consumed.items()}
 
     def kept(self, counts: Mapping[tuple[str, QueueKey], int]) -> None:
         """What had been committed by then is on disk now, and in the tier."""
         for place, number in counts.items():
-            del self.consumed[place][: number - 1]
+            each = self.consumed[place]
+            each.in_tier_from = max(each.in_tier_from, number - 1)
+            each.on_disk_from = max(each.on_disk_from, number - 1)
 
-    def lose_tables(self) -> None:
-        """The disk is lost: what a group has is the offset of some copy in the tier."""
-        for place, values in self.consumed.items():
-            values[:] = [None, *self.ever_consumed[place]]
+    def lose_tables(self, *, also_copies: bool = False) -> None:
+        """On another machine, or an empty disk: what a group has is one of the copies in a tier."""
+        for each in self.consumed.values():
+            each.on_disk_from = 0 if also_copies else each.in_tier_from
 
     def opened_at(self, group: str, queue: QueueKey, found: int | None, end: int | None) -> None:
         """One of the last offsets is there, or the end of a queue that is shorter now, or gone."""
-        known = self.consumed[group, queue]
+        each = self.consumed[group, queue]
+        known = each.offsets[each.on_disk_from :]
         is_cut = any(one is not None and one > (end or 0) for one in known)
         assert found in known or (is_cut and found == (end or 0)), (
             f"{group} is at {found} of {queue}, not at {known}"
         )
-        self.consumed[group, queue] = [found]
+        self.consume(group, queue, found)
+        each.on_disk_from = len(each.offsets) - 1
 
     # Deaths
 
@@ -262,6 +272,7 @@ class Model:
     def fork(self) -> None:
         """Another machine goes on with what is in the tier; nobody knows what that is beyond what
         was said to be committed."""
+        self.lose_tables()
         for put in self.puts.values():
             known = self.committed.get(put.queue, 0)
             if put.state == STORED and (put.offset is None or put.offset >= known):

@@ -415,7 +415,7 @@ class World:
         shutil.rmtree(machine.folder / "store")
         machine.disk = ForgetfulDisk(machine.folder)
         self.model.fork()
-        self.model.lose_tables()
+        self.model.lose_tables(also_copies=self.is_posix)
         if self.is_posix:
             process = Process("recover", machine)
             actor = self.scheduler.spawn("recover", process, lambda: self._recover(machine))
