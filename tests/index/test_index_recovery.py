@@ -15,6 +15,7 @@ from tieredstore.index.watermarks import QueueId
 from tieredstore.index.writer import LocalFolder
 from tieredstore.model.errors import BackendRefusedError, MetadataError
 from tieredstore.model.values import SegmentRecord, SegmentType
+from tieredstore.testing.disk import ForgetfulDisk
 from tieredstore.testing.faults import Fault, Faults, SimulatedCrash
 from tieredstore.testing.samples import STORE_TIMESTAMP, TOPIC
 
@@ -216,6 +217,20 @@ def test_a_local_file_that_is_uploaded_already_goes(tmp_path: Path) -> None:
     shop.open()
     assert not shop.local_files()
     assert shop.found("k") == [(0, 0)]
+
+
+def test_no_power_cut_brings_an_uploaded_local_file_back(tmp_path: Path) -> None:
+    """Once its uploaded one has expired it would be taken for somebody else's, and uploaded."""
+    here = tmp_path / "here"
+    here.mkdir()
+    with ForgetfulDisk(here) as disk:
+        shop = Shop(here)
+        shop.put(["k"])
+        shop.index._writer.sync()
+        (name,) = shop.local_files()
+        shop.index.seal()
+        after = disk.synced(tmp_path / "after")
+    assert not (after / "tiered_index_file" / name).exists()
 
 
 def test_a_local_file_is_not_the_first_one_whose_row_was_lowered_to_its_name(

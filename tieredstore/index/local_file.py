@@ -309,10 +309,18 @@ class IndexStoreFile:
             self.notes.close()
 
     def delete(self) -> None:
-        """Close and remove the files. Idempotent."""
+        """Close and remove the files, durably. Idempotent."""
         self.close()
-        self.path.unlink(missing_ok=True)
-        notes_path(self.path).unlink(missing_ok=True)
+        with refused_by_system(str(self.path), "delete"):
+            remove_durably(self.path)
+
+
+def remove_durably(path: Path) -> None:
+    """Remove an index file, and what lies beside it. One that a power cut brought back without its
+    notes would be taken for somebody else's, and believed whole."""
+    path.unlink(missing_ok=True)
+    notes_path(path).unlink(missing_ok=True)
+    fsync_directory(path.parent)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

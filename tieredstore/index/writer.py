@@ -27,7 +27,13 @@ from tieredstore.driver.durable import fsync_directory, make_directories
 from tieredstore.driver.metadata import Change, MetadataStore
 from tieredstore.driver.runtime import Clock
 from tieredstore.index.keys import IndexColumns, RunKeys, notes_path
-from tieredstore.index.local_file import FileSizes, IndexStoreFile, ItemsChecksum, is_begin
+from tieredstore.index.local_file import (
+    FileSizes,
+    IndexStoreFile,
+    ItemsChecksum,
+    is_begin,
+    remove_durably,
+)
 from tieredstore.index.watermarks import Durable, QueueId, Watermarks
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import (
@@ -471,8 +477,7 @@ class LocalFolder:
         """The file, with what lies beside it. Idempotent."""
         path = self.path / str(begin)
         with refused_by_system(str(path), "delete"):
-            path.unlink(missing_ok=True)
-            notes_path(path).unlink(missing_ok=True)
+            remove_durably(path)
 
     def remove_stray_notes(self) -> None:
         """Remove notes of hashes whose index file is gone."""
