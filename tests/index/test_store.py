@@ -31,6 +31,8 @@ from tieredstore.codec.key_hashes import key_hashes
 from tieredstore.codec.queue_unit import encode_unit
 from tieredstore.codec.tiered_index import TieredIndexHeader, encode_header, file_bytes
 from tieredstore.driver.runtime import Runtime
+from tieredstore.flat.append_file import DELETION_NOTE, mark_for_deletion
+from tieredstore.flat.file_store import FlatFileStore
 from tieredstore.index import uploaded as uploaded_module
 from tieredstore.index import writer as writer_module
 from tieredstore.index.contract import IndexAnswer, NoIndex
@@ -94,6 +96,23 @@ def test_no_file_begins_after_a_message_in_it_was_stored(tmp_path: Path) -> None
         assert row.begin_timestamp <= held.times().first
     for name in ("late", *(f"k{number}" for number in range(6))):
         assert len(shop.found(name)) == (1 if name == "late" else 4)
+
+
+def test_what_was_dropped_of_the_index_is_deleted_by_the_index_alone(tmp_path: Path) -> None:
+    """A file is uploaded where a dropped one was: others, who had seen its mark, deleted that."""
+    shop = Shop(tmp_path)
+    shop.put(["k"])
+    shop.index.seal()
+    (row,) = shop.segments()
+    shop.catalogue.apply(mark_for_deletion([row]))
+    queues = FlatFileStore(
+        shop.config, provider=shop.provider, metadata=shop.catalogue, runtime=shop.runtime
+    )
+    assert queues.delete_pending(is_stopped=lambda: False) == 0
+    assert shop.provider.open(row.path, row.type, 0).size() == row.size
+    shop.index.step()
+    assert not shop.catalogue.notes(DELETION_NOTE)
+    assert not list(shop.provider.list(row.path))
 
 
 def test_messages_that_come_out_of_order_again_and_again_begin_few_files(tmp_path: Path) -> None:

@@ -380,15 +380,18 @@ class FlatAppendFile:
 
 class PendingDeletions:
     """Deletes the segments that the catalogue has marked, queue by queue; all writers of a tier
-    share one.
+    share one, but for whoever looks after the path `left_out` alone.
 
     A queue path is in one thread's hands at a time, from the look at its notes to their end: after
     it no delete of that path is under way, and its offsets may be used again.
     """
 
-    def __init__(self, provider: SegmentProvider, metadata: MetadataStore) -> None:
+    def __init__(
+        self, provider: SegmentProvider, metadata: MetadataStore, *, left_out: str = ""
+    ) -> None:
         self._provider = provider
         self._metadata = metadata
+        self._left_out = left_out
         self._busy: set[str] = set()
         self._changed = threading.Condition()
         self._unreadable: set[str] = set()
@@ -451,7 +454,8 @@ class PendingDeletions:
                     self._unreadable.add(key)
                     log.warning("the catalogue has a note of something to delete: %r", key)
                 continue
-            yield place
+            if path != self._left_out:
+                yield place
 
     @contextmanager
     def _alone_at(self, path: str, *, seconds: float) -> Iterator[bool]:

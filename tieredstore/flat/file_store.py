@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from tieredstore.codec.names import INDEX_TOPIC, queue_path
+from tieredstore.codec.names import INDEX_TOPIC, index_queue_path, queue_path
 from tieredstore.driver.metadata import Change, DeleteQueue, DeleteTopic, MetadataStore, Put
 from tieredstore.driver.one_process import OneProcess
 from tieredstore.driver.provider import SegmentProvider
@@ -74,7 +74,9 @@ class FlatFileStore:
         self._files: dict[QueueKey, FlatMessageFile] = {}
         self._unrecovered: dict[QueueKey, _Unrecovered] = {}
         self._guard = threading.Lock()  # of both tables; never held while bytes travel
-        self._pending_deletions = PendingDeletions(provider, metadata)
+        # The key index uses its offsets again, and knows when no delete there is under way.
+        indexed = index_queue_path(config.broker_name) if config.index_enabled else ""
+        self._pending_deletions = PendingDeletions(provider, metadata, left_out=indexed)
         self._closed = False
         self._process = OneProcess(f"the queues of {config.broker_name}")
 

@@ -250,7 +250,10 @@ class IndexStore:
             return
         now = self._runtime.clock.now_ms()
         failures = []
-        for work in (self._keep_up, self._upload_in_time, self._expire, self._copy_footers):
+        for work in (
+            *(self._delete_dropped, self._keep_up, self._upload_in_time),
+            *(self._expire, self._copy_footers),
+        ):
             with self._uploading:
                 failures.append(self._try(work, now))
         self.failure = next((failure for failure in failures if failure is not None), None)
@@ -269,6 +272,9 @@ class IndexStore:
         self._check_open()
         with self._uploading:
             return self._uploaded.drop_before(before_ms)
+
+    def _delete_dropped(self, now: int) -> None:
+        append_file.delete_pending(self._provider, self._metadata, self._uploaded.path)
 
     def _keep_up(self, now: int) -> None:
         self._writer.roll_if_older(now - self._config.index_rolling_hours * HOUR_MS)
