@@ -136,7 +136,8 @@ class BrokerTables:
         self.stage()
 
     def clamp(self, ends: Mapping[QueueKey, int]) -> None:
-        """No group is behind the end of one of these queues afterwards; what changes is logged."""
+        """No group is behind the end of one of these queues afterwards; what changes is logged, and
+        on disk: after a crash the queue may be longer, and the group would miss what came since."""
         moved = self.consumer_offsets.clamp(ends)
         if moved:
             named = ", ".join(
@@ -144,6 +145,7 @@ class BrokerTables:
                 for (group, key), was in list(moved.items())[:_NAMED_MAX]
             )
             log.warning("%d consumer offsets were beyond their queues' ends: %s", len(moved), named)
+            self.keep()
 
     def close(self) -> None:
         """Write what has changed; nothing can be changed afterwards."""
