@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.jobs import written_tier
 from tests.jobs.together_tiers import LogBucket
 from tests.jobs.written_tier import WrittenTier, posix_config
 from tieredstore.access.reader import TieredReader
@@ -165,20 +166,23 @@ def test_damage_at_a_border_costs_no_other_message(long_queue: StoreConfig) -> N
     assert 100 < len(list(chain(*left))) < 300
 
 
-def test_what_was_planned_of_a_deleted_topic_is_gone_and_not_damaged(tmp_path: Path) -> None:
-    """A topic of that name that was made anew is shorter: no segment of a log ever becomes so."""
+@pytest.mark.parametrize(("count", "body_bytes"), [(5, 50), (300, 400), (300, 1)])
+def test_what_was_planned_of_a_deleted_topic_is_gone_and_not_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, body_bytes: int
+) -> None:
+    """A topic of that name was made anew: its segments are others, of the same names."""
     config = posix_config(tmp_path, provider="tests.jobs.together_tiers:LogBucket")
     LogBucket.buckets[config.path] = MemoryObjects()
     tier = WrittenTier(config=config)
     tier.add("t", 0, 200)
     slices = planned(config)
     tier.delete("t")
-    tier.add("t", 0, 5)
+    monkeypatch.setattr(written_tier, "START_MS", written_tier.START_MS + 5_000)
+    tier.add("t", 0, count, body_bytes=body_bytes)
     worker._PARTS.providers.clear()
     found: list[Damage] = []
     for each in slices:
         for fields in SliceReader(config, each, on_damage=found.append).fields():
-            assert fields.run.end_offset <= 5
+            assert fields.run.end_offset <= count
     assert found
     assert all(each.is_missing for each in found)
-    assert found[-1].end_offset == 200

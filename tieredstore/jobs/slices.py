@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase, translate
 from itertools import groupby, pairwise
@@ -22,7 +23,6 @@ from tieredstore.flat.reading import damaged_body, read_run
 from tieredstore.jobs.worker import queue_file, worker_provider, worker_runtime
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import (
-    OffsetOutOfRangeError,
     SegmentCorruptError,
     SegmentNotFoundError,
     TieredStoreError,
@@ -388,12 +388,8 @@ class SliceReader:
         self._file = file or queue_file(config, slice.key, slice.path, slice.rows)
         self._runtime = worker_runtime()
         self._source = _UnitsAhead(self._file.queue, slice)
-        provider = worker_provider(config)
-        self._run_bytes = RUN_BYTES if provider.reads_together else NEAR_RUN_BYTES
-        self._gone: tuple[type[Exception], ...] = (SegmentNotFoundError,)
-        if provider.shares_rounds:
-            # No segment of a log becomes shorter: it was deleted with its topic, and made anew.
-            self._gone += (OffsetOutOfRangeError,)
+        self._provider = worker_provider(config)
+        self._run_bytes = RUN_BYTES if self._provider.reads_together else NEAR_RUN_BYTES
         self._run_count = run_count
         self._count_max = run_count
         self._pending: Damage | None = None  # may go on in the next message
@@ -455,7 +451,7 @@ class SliceReader:
         """The damage at this message; reading goes on behind it."""
         if self._on_damage is None:
             raise error
-        missing = isinstance(error.__cause__, self._gone)
+        missing = isinstance(error.__cause__, SegmentNotFoundError) or self._was_made_anew()
         self._count_max = 1  # what is damaged here and there is not read again and again
         return Damage(
             key=self._slice.key,
@@ -465,6 +461,21 @@ class SliceReader:
             position=error.position,
             reason=str(error),
             is_missing=missing,
+        )
+
+    def _was_made_anew(self) -> bool:
+        """Whether a segment of the slice is another one by now: its topic was deleted, and made
+        anew. Only a bucket's log can tell."""
+        rows = self._slice.rows
+        broker = rows[0].path.partition("/")[0]
+        catalogue = self._provider.catalogue(broker, read_only=True)
+        if catalogue is None:
+            return False
+        with closing(catalogue):
+            known = [catalogue.segment(row.path, row.type, row.base_offset) for row in rows]
+        return any(
+            now is not None and now.create_timestamp != row.create_timestamp
+            for row, now in zip(rows, known, strict=True)
         )
 
     def _end_of_lost_segment(self, error: SegmentCorruptError, offset: int) -> int:
