@@ -25,7 +25,7 @@ from pathlib import Path
 from tests.simulation.world import FAULTS, Plan, run, smaller
 
 SALTS: tuple[int, ...] = tuple(range(8))  # other schedules of a plan that has become smaller
-SHRINKING_MAX = 150  # histories
+SHRINKING_MAX = 200  # histories
 BLOCK = 400  # of one process
 
 

@@ -472,8 +472,9 @@ class SliceReader:
         if catalogue is None:
             return False
         with closing(catalogue):
+            catalogue.refresh()  # an older picture may lead to objects that have been made anew
             known = [catalogue.segment(row.path, row.type, row.base_offset) for row in rows]
-        return any(
+        return not any(known) or any(
             now is not None and now.create_timestamp != row.create_timestamp
             for row, now in zip(rows, known, strict=True)
         )
