@@ -6,7 +6,6 @@ Each block that comes is dealt to ranges of 65 536 slots. Then one range after a
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 
 from tieredstore.codec.key_hashes import slots_of
 from tieredstore.codec.tiered_index import COMPACTED_ITEM_BYTES
-from tieredstore.driver.durable import write_all
+from tieredstore.driver.durable import read_all, write_all
 from tieredstore.model.errors import SegmentCorruptError, refused_by_system
 
 RANGE_SLOTS: Final = 1 << 16
@@ -42,7 +41,7 @@ class Spool:
 
     def read(self, position: int, length: int) -> bytes:
         with refused_by_system(self._folder, "read a file in"):
-            data = os.pread(self._file.fileno(), length, position)
+            data = read_all(self._file.fileno(), length, position)
         if len(data) < length:
             raise SegmentCorruptError(self._folder, "a file became shorter", position=position)
         return data
