@@ -14,7 +14,7 @@ unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
 export PIP_NO_INPUT := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-spark test-s3 test-tier-s3 quick fmt lint types layers house bench docs pictures dist fuzz torture mutants interop broker clients watch front-door check clean
+.PHONY: help setup demo test test-spark test-s3 test-tier-s3 quick fmt lint types layers house bench docs pictures dist fuzz torture flips mutants interop broker clients watch front-door check clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -63,6 +63,9 @@ fuzz: $(STAMP)  ## feed 100 000 damaged inputs to each decoder
 # With SEED or HOURS only the simulation: schedules of a whole tier from that seed on, for so long.
 torture: $(STAMP)  ## run long random histories, and die at every request over HTTP
 	$(if $(SEED)$(HOURS),$(BIN)/python -m tests.simulation $(or $(SEED),0) $(if $(HOURS),--hours $(HOURS)) $(ARGS),$(PYTEST) -n $(WORKERS) -m torture --hypothesis-profile=torture $(ARGS))
+
+flips: $(STAMP)  ## flip COUNT single bits in files of stores and tiers, and count what finds them
+	$(BIN)/python -m tests.bit_flips --seed $(or $(SEED),1) --count $(or $(COUNT),1000) $(ARGS)
 
 # PACKAGE is queues, flat, index or roundlog; ARGS='--only text' runs those whose name contains it.
 mutants: $(STAMP)  ## change the code of PACKAGE in COUNT places, and count what the quick tests see

@@ -424,7 +424,9 @@ def test_the_newer_of_file_and_copy_is_taken(tmp_path: Path) -> None:
     assert opened(tmp_path, metadata).consumer_offsets.get(GROUP, TOPIC, 0) == 2
 
 
-def test_a_file_that_an_operator_has_edited_counts(tmp_path: Path) -> None:
+def test_a_file_that_an_operator_has_edited_counts_and_the_log_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     metadata = memory()
     tables = opened(tmp_path, metadata)
     tables.consumer_offsets.commit(GROUP, TOPIC, 0, 777)
@@ -435,7 +437,11 @@ def test_a_file_that_an_operator_has_edited_counts(tmp_path: Path) -> None:
     file_of(tmp_path).write_text(text.replace("0:777", "0:42"), encoding="utf-8")
     again = opened(tmp_path, metadata)
     assert again.consumer_offsets.get(GROUP, TOPIC, 0) == 42
+    assert "1 rows differ from the copy of this version" in caplog.text
     again.stage()
+    caplog.clear()
+    opened(tmp_path, metadata)
+    assert not caplog.text
     found = copied(CONSUMER_OFFSETS, metadata)
     assert found is not None
     assert found.rows == {f"{TOPIC}@{GROUP}": {0: 42}}

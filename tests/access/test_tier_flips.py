@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.access.tier_flips import TierFlips
+from tests.access.tier_flips import KINDS, TierFlips
 from tests.roundlog.small import everything_small
-
-KINDS = ("posix", "bucket")
 
 
 @pytest.mark.slow

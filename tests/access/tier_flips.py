@@ -1,8 +1,8 @@
 """Single flipped bits in every kind of file or object of a tier, and what may come of them.
 
-No tests. `TierFlips` fills one tier, in a folder or in a bucket, ends its broker in order, and
-knows what it holds. Each flip goes into a copy, which is read as a reader elsewhere and as the
-broker does, verified, audited and put to. An answer may be right, an explicit error or
+No tests. `TierFlips` fills one tier, in a folder or in a bucket, ends its broker in order or kills
+it, and knows what it holds. Each flip goes into a copy, which is read as a reader elsewhere and as
+the broker does, verified, audited and put to. An answer may be right, an explicit error or
 `complete=False`; else it is silently wrong.
 
 No checksum covers some fields of a record. What may be wrong there is said by `UNCOVERED`, for the
@@ -16,7 +16,6 @@ import random
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -24,11 +23,12 @@ from typing import Any, NamedTuple, Self
 import pytest
 
 from tests.access.tiered_kit import a_config
-from tests.local.bit_flips import HEAD, Flip
+from tests.local.bit_flips import HEAD, Flip, Outcome
 from tests.local.bit_flips import UNCOVERED as UNCOVERED_LOCALLY
 from tieredstore.access.audit import audit
 from tieredstore.access.reader import TieredReader
 from tieredstore.access.store import TieredMessageStore
+from tieredstore.codec.broker_tables import TopicConfig
 from tieredstore.codec.message import decode_message
 from tieredstore.driver.object_client import ObjectFacts
 from tieredstore.driver.runtime import Runtime
@@ -41,7 +41,9 @@ from tieredstore.model.errors import TieredStoreError
 from tieredstore.model.findings import Severity
 from tieredstore.model.messages import SelectedMessage
 from tieredstore.model.values import Boundary, GetStatus, QueueKey
+from tieredstore.providers.certified import Certification
 from tieredstore.providers.object_provider import ObjectProvider
+from tieredstore.roundlog import upkeep
 from tieredstore.testing.memory_objects import MemoryObjectClient, MemoryObjects
 from tieredstore.testing.message_store_contract import ListMessageStore
 from tieredstore.testing.samples import STORE_TIMESTAMP, a_message
@@ -58,6 +60,9 @@ SETTINGS: dict[str, Any] = {
 }
 UNCOVERED = {*UNCOVERED_LOCALLY, "queue id"}
 UNIT = {"unit offset": (0, 8), "unit size": (8, 4), "unit tags": (12, 8)}
+KINDS = ("posix", "killed", "bucket")
+"""A folder, the same where the broker was killed, a bucket."""
+GROUP, CONSUMED = "group-a", 7
 BUCKETS: dict[str, MemoryObjects] = {}
 """By the setting `bucket`, for providers that are made from settings."""
 
@@ -68,15 +73,8 @@ class BucketInMemory(ObjectProvider):
     @classmethod
     def from_config(cls, config: StoreConfig, runtime: Runtime) -> Self:
         client = MemoryObjectClient(BUCKETS[config.bucket])
-        return cls(client, config.cluster_name, runtime)
-
-
-class Outcome(StrEnum):
-    """What came of a flip, if nothing is silently wrong."""
-
-    TOLD = "an error, a damage or an incomplete answer"
-    FOUND = "found by verify or audit alone"
-    HARMLESS = "all answers are right"
+        certification = Certification(page_keys=4)
+        return cls(client, config.cluster_name, runtime, certification=certification)
 
 
 class Known(NamedTuple):
@@ -90,7 +88,7 @@ class Known(NamedTuple):
 
 
 class TierFlips:
-    """`kind` is `posix` or `bucket`. Paths begin with `disk`, or with `tier`."""
+    """`kind` is one of KINDS. Paths begin with `disk`, or with `tier`."""
 
     def __init__(self, root: Path, kind: str) -> None:
         self._kind = kind
@@ -100,8 +98,11 @@ class TierFlips:
         self._local = ListMessageStore(Runtime.inline(now_ms=STORE_TIMESTAMP))
         self.messages: list[Known] = []
         self.outcomes: Counter[tuple[str, Outcome]] = Counter()
-        self._fill()
-        self.whole = self._taken()
+        self.whole: dict[str, bytes] = {}
+        self._merges: set[str] = set()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(upkeep, "GRACE_MS", 5 * STEP_MS)
+            self._fill()
         self._objects = dict(BUCKETS[self._bucket].held)
         self._shapes = self._all_fields()
 
@@ -136,13 +137,32 @@ class TierFlips:
             puts.append((QueueKey(message.topic, message.queue_id), names, put))
             if number % 6 == 5:
                 assert store.flush(seal=number == COUNT * 3 // 4 - 1)
+                if number < COUNT * 3 // 4:  # what comes later stays as its rounds left it
+                    self._tend(store)
+        for consumed in (4, CONSUMED):  # twice: a table has the one before it beside it
+            for key in {key for key, _, _ in puts}:
+                store.consumer_offsets.commit(GROUP, *key, consumed)
+                store.topic_table.put(TopicConfig(name=key.topic, read_queue_count=consumed))
+            assert store.flush()
+        if self._kind == "killed":
+            self.whole = self._taken()
         store.shutdown()
+        self.whole = self.whole or self._taken()
         with self._reader() as reader:
             for key, names, put in puts:
                 found = reader.get_message(*key, put.queue_offset, count_max=1)
                 time = put.store_timestamp
                 record = found.messages[0].record
                 self.messages.append(Known(key, put.queue_offset, time, record, names))
+
+    def _tend(self, store: TieredMessageStore) -> None:
+        """What a broker does to a log in the background: merges, states, what is let go of."""
+        provider, held = store._loaded().tier.provider, BUCKETS[self._bucket].held
+        before = set(held)
+        for _ in range(100):
+            if not provider.tend(self.config.broker_name):
+                break
+        self._merges |= {f"tier/{key}" for key in set(held) - before if "/data/" in key}
 
     def _taken(self) -> dict[str, bytes]:
         found = {
@@ -199,7 +219,8 @@ class TierFlips:
             if kind == "INDEX" and path.startswith("tier/"):
                 self._add_index(path, data, add)
             else:
-                add(_kind_of_file(path), path, 0, len(data))
+                what = "bucket: merge" if path in self._merges else _kind_of_file(path)
+                add(what, path, 0, len(data))
         for row, known in enumerate(self.messages):
             place = self._file_of(known.key, "CONSUME_QUEUE", 20 * known.queue_offset)
             if place is None:
@@ -310,6 +331,7 @@ class TierFlips:
             check.by_key(store)
             check.by_time(store)
             check.filtered(store)
+            check.tables(store)
             check.goes_on(store)
             check.is_told |= not store.health().ok
         finally:
@@ -331,7 +353,7 @@ def _kind_of_file(path: str) -> str:
     if parts[-2] == "footers":
         return "copy of a footer"
     if parts[-2] == "tiered_index_file":
-        return f"local index {name.lstrip('0123456789')}"
+        return f"local index {name.lstrip('0123456789')}".rstrip()
     return name
 
 
@@ -344,13 +366,17 @@ class _Check:
         self._hit = flip.row if flip.field in UNCOVERED else -1
         self._who = ""
         self.wrong: list[str] = []
-        self.is_told = self.is_found = False
+        self.is_told = self.is_found = self.is_listed = False
 
     @property
     def outcome(self) -> Outcome:
+        if self.wrong:
+            return Outcome.WRONG
         if self.is_told:
             return Outcome.TOLD
-        return Outcome.FOUND if self.is_found else Outcome.HARMLESS
+        if self.is_found:
+            return Outcome.FOUND
+        return Outcome.LISTED if self.is_listed else Outcome.HARMLESS
 
     def run(self, who: str, look: Callable[[_Check], None]) -> None:
         self._who = who
@@ -380,12 +406,19 @@ class _Check:
             return False
         return _same(found.record, known.record) or self._is_hit(known)
 
+    def _listed(self, is_listed: bool) -> bool:
+        """Whether what is wrong is one of those that docs/durability.md lists."""
+        self.is_listed |= is_listed
+        return is_listed
+
     def _is_hit(self, known: Known) -> bool:
-        return self._hit >= 0 and self._messages[self._hit] == known
+        return self._listed(self._hit >= 0 and self._messages[self._hit] == known)
 
     def _is_numbered_anew(self, known: Known) -> bool:
-        """By key nothing else says which number a message has; listed."""
-        return self._flip.field == "queue offset" and self._messages[self._flip.row] == known
+        """By key nothing else says which number a message has."""
+        return self._listed(
+            self._flip.field == "queue offset" and self._messages[self._flip.row] == known
+        )
 
     def by_offset(self, store: Any) -> None:
         """Pages from the beginning to the end, as a consumer reads them, and each one alone."""
@@ -450,8 +483,8 @@ class _Check:
                     self._say(f"{name}: another record")
 
     def by_time(self, store: Any) -> None:
-        if self._flip.field in ("store time", "system flag"):
-            return  # what says the time is what was hit; listed
+        if self._listed(self._flip.field in ("store time", "system flag")):
+            return  # what says the time is what was hit
         for known in self._messages[::7]:
             found = self._asked(
                 partial(store.offset_by_time, *known.key, known.store_timestamp, Boundary.LOWER)
@@ -462,8 +495,8 @@ class _Check:
     def filtered(self, store: Any) -> None:
         for known in self._messages[::11]:
             is_unit = self._flip.field == "unit tags" and self._messages[self._flip.row] == known
-            if is_unit or self._is_hit(known):
-                continue  # a filter believes the unit; listed
+            if self._listed(is_unit) or self._is_hit(known):
+                continue  # a filter believes the unit
             tagged = Tagged(decode_message(known.record).tags_code)
             got = self._asked(
                 partial(store.get_message, *known.key, known.queue_offset, message_filter=tagged)
@@ -471,6 +504,18 @@ class _Check:
             numbers = [] if got is None else [one.queue_offset for one in got.messages]
             if got is not None and known.queue_offset not in numbers:
                 self._say(f"{known.key}: {known.queue_offset} is not among those of its tag")
+
+    def tables(self, store: TieredMessageStore) -> None:
+        """What groups have consumed, and topics."""
+        is_table = self._flip.field in ("consumerOffset.json", "topics.json")
+        for key, _ in self._keys():
+            offset, topic = (
+                store.consumer_offsets.get(GROUP, *key),
+                store.topic_table.get(key.topic),
+            )
+            is_same = topic is not None and topic.read_queue_count == CONSUMED
+            if not (is_same and offset == CONSUMED) and not self._listed(is_table):
+                self._say(f"{key}: {GROUP} has consumed {offset}, {topic}")
 
     def goes_on(self, store: TieredMessageStore) -> None:
         for key, wanted in self._keys():

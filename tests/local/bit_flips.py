@@ -1,6 +1,7 @@
 """Single flipped bits in every kind of file of a local store, and what may come of them.
 
-No tests. `Flips` makes one store, shuts it down in order, and knows what it holds.
+No tests. `Flips` makes one store, shuts it down in order, and knows what it holds. What is said in
+order to be believed after a crash, the checkpoint, is also flipped where it did not end so.
 Each flip goes into a copy: it is opened, read in all ways, put to, and compared with what is known.
 An answer may be right, an explicit error, a damage or `complete=False`; else it is silently wrong.
 
@@ -12,7 +13,9 @@ from __future__ import annotations
 
 import random
 import shutil
+from collections import Counter
 from collections.abc import Iterator
+from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,6 +37,7 @@ SETTINGS = {
     "index_item_count": 150,
 }
 STEP_MS = 2_000
+AFTER_A_CRASH = "checkpoint after a crash"
 HEAD = {
     "size": (0, 4),
     "magic": (4, 4),
@@ -55,6 +59,21 @@ UNCOVERED = {
     *("flag", "system flag", "born time", "born host", "store time", "store host"),
     *("reconsume times", "prepared offset", "topic", "properties"),
 }
+
+
+class Outcome(StrEnum):
+    """What came of a flip."""
+
+    TOLD = "told"
+    """By an error, a damage or an incomplete answer."""
+    FOUND = "found"
+    """By verify or audit alone."""
+    LISTED = "listed"
+    """The answer is another one, as docs/durability.md says of that field."""
+    HARMLESS = "harmless"
+    """All answers are right."""
+    WRONG = "wrong"
+    """The answer is another one, and nothing says so."""
 
 
 class Flip(NamedTuple):
@@ -84,6 +103,8 @@ class Flips:
         self.copy = root / "copy"
         self._runtime = Runtime.inline(now_ms=1_700_000_000_000)
         self.messages: list[Known] = []
+        self.outcomes: Counter[tuple[str, Outcome]] = Counter()
+        self._is_told = self._is_listed = False
         self._fill()
         self.by_place = {(known.key, known.queue_offset): known for known in self.messages}
 
@@ -127,7 +148,7 @@ class Flips:
         kinds = [*HEAD, "body", "topic", "properties", "end of a file"]
         kinds += ["unit offset", "unit size", "unit tags"] * 4
         kinds += ["index header", "index slot", "index item"] * 3
-        kinds += ["checkpoint", "checkpoint", "small file", "small file"]
+        kinds += ["checkpoint", AFTER_A_CRASH, "small file", "small file"]
         for number in range(count):
             yield self._flip(kinds[number % len(kinds)], dice)
 
@@ -136,7 +157,7 @@ class Flips:
             return self._in_unit(kind, dice)
         if kind.startswith("index"):
             return self._in_index(kind, dice)
-        if kind == "checkpoint":
+        if kind in ("checkpoint", AFTER_A_CRASH):
             return Flip("checkpoint", dice.randrange(40), dice.randrange(8), kind)
         if kind == "small file":
             paths = sorted((self.whole / "config").glob("tieredstore-*.json"))
@@ -189,8 +210,18 @@ class Flips:
 
     def wrong(self, flip: Flip) -> list[str]:
         """What is silently wrong in a store with this bit flipped."""
+        self._is_told = self._is_listed = False
+        told = self._wrong(flip)
+        outcome = Outcome.LISTED if self._is_listed else Outcome.HARMLESS
+        outcome = Outcome.TOLD if self._is_told else outcome
+        self.outcomes[flip.field, Outcome.WRONG if told else outcome] += 1
+        return told
+
+    def _wrong(self, flip: Flip) -> list[str]:
         shutil.rmtree(self.copy, ignore_errors=True)
         shutil.copytree(self.whole, self.copy)
+        if flip.field == AFTER_A_CRASH:
+            (self.copy / "abort").touch()
         with (self.copy / flip.path).open("r+b") as file:
             file.seek(flip.position)
             byte = file.read(1)[0]
@@ -199,10 +230,12 @@ class Flips:
         try:
             store = self._open(self.copy)
         except TieredStoreError:
+            self._is_told = True
             return []  # refused, and said why
         told: list[str] = []
         hit = flip.row if flip.field in UNCOVERED else -1
         hides_keys = self._leads_to_an_older_item(flip)
+        self._is_listed = hides_keys or hit >= 0
         for row, known in enumerate(self.messages):
             told += self._by_offset(store, known, is_hit=row == hit)
             told += [] if hides_keys else self._by_key(store, known, is_hit=row == hit)
@@ -210,6 +243,7 @@ class Flips:
         told += self._by_time(store, flip)
         told += self._filtered(store, hit, flip)
         told += self._goes_on(store)
+        self._is_told |= bool(store.damages)
         store.shutdown()
         return told
 
@@ -240,6 +274,7 @@ class Flips:
         try:
             got = store.get_message(*known.key, known.queue_offset, count_max=1)
         except SegmentCorruptError:
+            self._is_told = True
             return
         if got.status is not GetStatus.FOUND or got.messages[0].queue_offset != known.queue_offset:
             yield f"{what}: {got.status.name}, next {got.next_offset}"
@@ -249,6 +284,7 @@ class Flips:
     def _by_key(self, store: LocalMessageStore, known: Known, *, is_hit: bool) -> Iterator[str]:
         for name in known.names:
             got = store.query_message(known.key.topic, name)
+            self._is_told |= not got.complete
             if not got.complete or is_hit:
                 continue
             if [one.log_offset for one in got.messages] != [known.log_offset]:

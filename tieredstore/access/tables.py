@@ -281,6 +281,12 @@ class _Table(Generic[R]):
             gone = (key for key in noted if key not in self._rows)
             self._uncopied = dict.fromkeys([*changed, *gone])
             is_same = not is_damaged if copy is None else copy.version == self._version
+            if copy is not None and is_same and self._uncopied:
+                log.warning(
+                    "%s: %d rows differ from the copy of this version in the tier; the file counts",
+                    self._path,
+                    len(self._uncopied),
+                )
             self._is_version_copied = is_same and not self._uncopied
             self._counted()
             self._is_open = True
