@@ -27,6 +27,7 @@ from tests.exporters.shown import (
     wrong_labels,
 )
 from tieredstore.codec.queue_unit import UNIT_BYTES
+from tieredstore.codec.tiered_index import slot_position
 from tieredstore.driver.metrics import (
     API_LATENCY,
     BASE_LABELS,
@@ -36,9 +37,11 @@ from tieredstore.driver.metrics import (
     GET_MESSAGE_FALLBACK,
     HELD_LOG_BYTES,
     INDEX_BEHIND,
+    INDEX_DAMAGED,
     INDEX_FILES,
     INDEX_PROBLEM,
     JOURNAL_BYTES,
+    KEYS_INCOMPLETE,
     LOST_MESSAGES,
     MESSAGES_OUT,
     OBJECT_BILL,
@@ -74,7 +77,7 @@ from tieredstore.testing.samples import TOPIC, a_message
 ALL = (*ROCKETMQ_METRICS, *OUR_METRICS)
 METRICS = {name: metric for metric in ALL for name in sample_names(metric)}
 ONLY_OBJECTS = {OBJECT_REQUESTS, OBJECT_BYTES, OBJECT_BILL}
-ONLY_FAILURES = {RETRIES, GET_MESSAGE_FALLBACK}
+ONLY_FAILURES = {RETRIES, GET_MESSAGE_FALLBACK, KEYS_INCOMPLETE}
 
 
 @pytest.fixture
@@ -181,6 +184,25 @@ def test_what_waits_and_what_was_published_and_indexed_is_shown(
     broker.put(5, 6)
     held = exporter.samples()[HELD_LOG_BYTES.name, labels_of()]
     assert held == broker.local.confirmed_offset() - before > 0
+
+
+def test_damage_that_a_look_up_meets_is_counted(
+    exporter: Exporter, broker: EventfulBroker, tmp_path: Path
+) -> None:
+    broker.live()
+    assert broker.store.query_message(TOPIC, "shared").complete
+    calm = exporter.samples()
+    assert calm[INDEX_DAMAGED.name, labels_of()] == 0
+    assert KEYS_INCOMPLETE.name not in {name for name, _ in calm}
+    (path,) = (tmp_path / "tier").rglob("INDEX/*")
+    data = bytearray(path.read_bytes())
+    data[slot_position(broker.config.index_slot_count)] ^= 1  # the hash of the first item
+    path.write_bytes(data)
+    for _ in range(2):
+        assert not broker.store.query_message(TOPIC, "shared").complete
+    found = exporter.samples()
+    assert found[INDEX_DAMAGED.name, labels_of()] == 1
+    assert found[KEYS_INCOMPLETE.name, labels_of(topic=TOPIC)] == 2
 
 
 def test_each_queue_that_waits_says_how_much_of_the_local_log_it_holds(

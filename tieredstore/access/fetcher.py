@@ -11,6 +11,7 @@ from tieredstore.access.pages import CachedSource, ColdError, ExactSource, HotSo
 from tieredstore.access.read_cache import ReadCache
 from tieredstore.driver.message_store import COUNT_MAX, ReadRequest
 from tieredstore.driver.metrics import (
+    KEYS_INCOMPLETE,
     READ_CACHE_ACCESS,
     READ_CACHE_BYTES,
     READ_CACHE_COUNT,
@@ -57,6 +58,7 @@ class Fetcher:
         self._files = files
         self._config = config
         self._runtime = runtime
+        self._metrics = metrics
         self._cache: ReadCache | None = None
         self._source: ByteSource = DIRECT
         self._exact: ByteSource = DIRECT
@@ -174,7 +176,10 @@ class Fetcher:
         answer incomplete; only an index that cannot be asked raises.
         """
         self._check_open()
-        return self._keys.query(topic, key, count_max=count_max, begin=begin, end=end)
+        answer = self._keys.query(topic, key, count_max=count_max, begin=begin, end=end)
+        if not (answer.complete or answer.lags):
+            self._metrics.add(KEYS_INCOMPLETE, 1, {"topic": topic})
+        return answer
 
     def key_hits(
         self, topic: str, key: str, *, count_max: int, begin: int, end: int

@@ -310,6 +310,18 @@ INDEX_PROBLEM = Metric(
     _GAUGE,
     meaning="1 while index files cannot be uploaded or expired; the log says why",
 )
+INDEX_DAMAGED = Metric(
+    _OURS + "index_damaged_files",
+    _GAUGE,
+    meaning="Uploaded index files in which look-ups have met damage since the store was opened",
+)
+KEYS_INCOMPLETE = Metric(
+    _OURS + "incomplete_key_answers_total",
+    _COUNTER,
+    ("topic",),
+    meaning="Answers by key that may lack a message, because an index file or a message could not "
+    "be read; not those where the index lags",
+)
 FOOTER_CACHE_BYTES = Metric(
     _OURS + "index_footer_cache_bytes",
     _GAUGE,

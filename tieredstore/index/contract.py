@@ -41,11 +41,13 @@ class IndexHit(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexFigures:
-    """How many files there are: being filled, full but not uploaded, uploaded."""
+    """How many files there are: being filled, full but not uploaded, uploaded; and in how many of
+    the last look-ups have met damage."""
 
     unsealed_count: int = 0
     sealed_count: int = 0
     uploaded_count: int = 0
+    damaged_count: int = 0
     footer_cache_bytes: int = 0
 
 

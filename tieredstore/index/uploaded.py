@@ -287,6 +287,7 @@ class UploadedTable:
             unsealed_count=unsealed_count,
             sealed_count=sealed_count,
             uploaded_count=len(self.segments),
+            damaged_count=sum(segment.is_damaged for segment in self.segments),
             footer_cache_bytes=0 if self._cache is None else self._cache.kept_bytes,
         )
 
@@ -502,6 +503,7 @@ class UploadedSegment:
         self.flat = segment
         self.record: SegmentRecord = segment.record
         self.origin = Origin.of(segment.record)
+        self.is_damaged = False  # as far as look-ups have seen; a copy of its footer is not it
         self._cache = cache
         self._slot_count = slot_count
         self._file: UploadedFile | None = None
@@ -591,10 +593,12 @@ class UploadedSegment:
                 put_before = self.record.create_timestamp or INT64_MAX
                 return [hit._replace(put_before=put_before) for hit in hits]
             except DamagedItemsError:
+                self.is_damaged = True
                 raise  # without its footer the same items would be believed
             except (SegmentCorruptError, SegmentNotFoundError, OSError) as error:
                 if not isinstance(error, SegmentError) and not self._is_near_failure(error):
                     raise
+                self.is_damaged |= isinstance(error, SegmentCorruptError) and not self._is_near
                 is_gone = isinstance(error, SegmentNotFoundError) and error.path == self._path
                 if is_gone or not self._trusts_less(file):
                     raise
