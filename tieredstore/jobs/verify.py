@@ -12,16 +12,19 @@ time, which stands in the place of a tags code. In a record it is flag, born tim
 host, reconsume times, the prepared offset and the properties other than TAGS, KEYS and UNIQ_KEY. A
 store time is compared with the times of its segment and the seconds of its index entries.
 
+A broker may be at work meanwhile: what is damaged is looked at once more as the catalogue has it
+then, so what expires or moves is no finding.
+
 Damage ends with exit code 4; notes and leftovers do not. Nothing is changed: there is no repair.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
-from typing import Any, ClassVar, TypeAlias
+from functools import partial
+from typing import Any, ClassVar, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +34,7 @@ from tieredstore.access.wiring import open_tier, published_catalogue
 from tieredstore.codec.names import index_queue_path
 from tieredstore.codec.queue_unit import UNIT_BYTES
 from tieredstore.index.watermarks import QueueId, Watermarks
-from tieredstore.jobs.job import JobReport, Plan, RowStream, bounded
+from tieredstore.jobs.job import FINDINGS_MAX, JobReport, Plan, RowStream, bounded
 from tieredstore.jobs.slices import (
     SPLIT_BYTES,
     QueueRows,
@@ -41,9 +44,11 @@ from tieredstore.jobs.slices import (
     units_within,
 )
 from tieredstore.jobs.verify_findings import (
+    NO_SUMS,
     SHIFT_MIN,
     Findings,
     SumTable,
+    VerifyKind,
     VerifyRow,
     held_sums,
     stretch_shift,
@@ -52,18 +57,23 @@ from tieredstore.jobs.verify_index import (
     IndexItem,
     index_parts,
     is_seen,
+    read_index,
     verify_index,
     verify_local_index,
 )
 from tieredstore.jobs.verify_keys import IndexedQueue, KeyComparison
 from tieredstore.jobs.verify_slice import SliceItem, verify_slice
+from tieredstore.jobs.worker import worker_provider
 from tieredstore.model.amounts import counted, shown_size
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import MetadataError
-from tieredstore.model.findings import Finding
+from tieredstore.model.findings import Finding, FindingKind
 from tieredstore.model.values import Json, SegmentRecord, SegmentType
 
 VerifyItem: TypeAlias = SliceItem | IndexItem
+OnFindings: TypeAlias = Callable[[Findings], None]
+LOOKS_MAX: Final = 2  # once more at what seems damaged: it may change between two of them
+DAMAGED_ITEMS_MAX: Final = 100  # that were looked at again and were damaged; others are believed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,27 +123,51 @@ class VerifyJob:
 
     def work(self, item: VerifyItem) -> Iterable[VerifyRow]:
         if isinstance(item, SliceItem):
-            yield verify_slice(self.config, item)
+            row = verify_slice(self.config, item)
         else:
-            yield verify_index(self.config, item)
+            row = verify_index(self.config, item)
+        yield replace(row, item=item if row.findings.has_damage else None)
 
-    def finish(self, plan: Plan[VerifyItem], rows: RowStream[VerifyRow]) -> JobReport:
+    def finish(
+        self,
+        plan: Plan[VerifyItem],
+        rows: RowStream[VerifyRow],
+        *,
+        told: OnFindings = lambda _: None,
+    ) -> JobReport:
+        """`told` gets what is found as it is found."""
         findings, sums, counts = Findings(), SumTable(), Counter[str]()
         log_starts: dict[QueueId, int] = {}
-        for row in rows:
+
+        def take(others: Findings) -> None:
+            findings.take(others)
+            if len(findings.found) > 2 * FINDINGS_MAX:
+                worst, left_out = bounded(findings.found)
+                findings.found, findings.left_out = [*worst], findings.left_out + left_out
+            told(others)
+
+        damaged = 0
+        for worked in rows:
+            row = worked
+            if worked.item is not None and damaged < DAMAGED_ITEMS_MAX:
+                row = self._looked_at_again(worked)
+                damaged += row.item is not None
             if row.queue is not None and row.log_start is not None:
                 known = log_starts.get(row.queue, row.log_start)
                 log_starts[row.queue] = min(known, row.log_start)
-            findings.take(row.findings)
+            take(row.findings)
             sums.add(row.sums)
             counts.update(row.counts)
         if self._compares_keys and rows.done_count == rows.item_count:
-            counts.update(self._compare_keys(plan, sums, findings, log_starts))
+            of_keys = Findings()
+            counts.update(self._compare_keys(plan, sums, of_keys, log_starts))
+            take(of_keys)
         structure = self._audited()
-        found, left_out = bounded(chain(findings.found, structure))
+        kinds_there = (found.kind for found in structure)
+        totals_there = Counter(kind for kind in kinds_there if isinstance(kind, FindingKind))
+        take(Findings(found=[*structure], totals=totals_there))
+        found, left_out = bounded(findings.found)
         totals = {str(kind): count for kind, count in findings.totals.items() if count}
-        for finding in structure:
-            totals[finding.kind] = totals.get(finding.kind, 0) + 1
         kinds: dict[str, Json] = dict(sorted(totals.items()))
         read_bytes = counts.pop("bytes", 0)
         return JobReport(
@@ -148,6 +182,18 @@ class VerifyJob:
             lines=(_summary(counts, kinds),),
         )
 
+    def _looked_at_again(self, row: VerifyRow) -> VerifyRow:
+        """What is still damaged of it, in the tier as its catalogue is now."""
+        for _ in range(LOOKS_MAX):
+            worker_provider(self.config).refresh()
+            item = TierPicture.take(self.config).as_now(row.item)
+            if item is None:
+                return replace(row, findings=Findings(), sums=NO_SUMS, log_start=None, item=None)
+            (row,) = self.work(item)
+            if row.item is None:
+                break
+        return row
+
     def _compare_keys(
         self,
         plan: Plan[VerifyItem],
@@ -155,23 +201,43 @@ class VerifyJob:
         findings: Findings,
         log_starts: Mapping[QueueId, int],
     ) -> dict[str, int]:
+        """Hold the keys of all that was planned against the index as it is now."""
         shift = plan.items[0].shift if plan.items else SHIFT_MIN
-        comparison = KeyComparison(
-            self.config,
-            indexed_queues(plan.items, log_starts),
-            [item for item in plan.items if isinstance(item, IndexItem)],
-            shift=shift,
-            findings=findings,
-            has_expired=bool(plan.facts["index_has_expired"]),
-        )
+        queues = indexed_queues(plan.items, log_starts)
+        planned = {item.row.key: item for item in plan.items if isinstance(item, IndexItem)}
+        compared = partial(KeyComparison, self.config, shift=shift, findings=findings)
+        then = compared(queues, list(planned.values()))
+
+        entries = 0
 
         def take(items: NDArray[Any], times: NDArray[np.int64], *_: object) -> None:
-            kept = comparison.within(items)
+            nonlocal entries
+            entries += len(items)
+            kept = then.within(items)
             sums.add(held_sums(items[kept], times[kept], shift=shift))
 
-        local = verify_local_index(self.config, comparison.uploaded, findings, take)
+        # Before the catalogue is looked at: what is gone from the disk by then is in the backend.
+        local = verify_local_index(self.config, then.uploaded, findings, take)
+        now = TierPicture.take(self.config)
+        there = {row.key: row for row in now.index}
+        gone = [item.row for key, item in planned.items() if key not in there]
+        new = [row for key, row in there.items() if key not in planned]
+        if gone and new and _begin(new[0]) <= max(map(_begin, gone)):
+            text = "the index files were replaced meanwhile"
+            findings.add(VerifyKind.KEYS_UNCOMPARED, ("the key index", None), text)
+            return {}
+        parts = partial(index_parts, slot_count=now.slot_count, shift=shift)
+        for row in new:
+            if _begin(row) not in local:
+                for item in parts(row):
+                    read_index(self.config, item, findings, take)
+        comparison = compared(
+            now.gone_from(queues),
+            [item for row in now.index for item in parts(row)],
+            has_expired=bool(plan.facts["index_has_expired"] or now.index_has_expired or gone),
+        )
         counts = comparison.compare(sums.table())
-        return {**counts, "entries": local, "entries_local": local}
+        return {**counts, "entries": entries, "entries_local": sum(local.values())}
 
     def _audited(self) -> Sequence[Finding]:
         parts = open_tier(self.config, read_only=True)
@@ -253,6 +319,42 @@ class TierPicture:
         finally:
             parts.close()
 
+    def as_now(self, item: VerifyItem) -> VerifyItem | None:
+        """The same piece of a tier as it was planned before; None if nothing of it is there."""
+        if isinstance(item, IndexItem):
+            return item if any(row.key == item.row.key for row in self.index) else None
+        slice_ = item.slice
+        queue = next((queue for queue in self.queues if queue.path == slice_.path), None)
+        if queue is None or self.topic_ids.get(slice_.key.topic, -1) != item.topic_id:
+            return None
+        first = max(slice_.first_offset, queue.min_offset)
+        end = min(slice_.end_offset, queue.end_offset)
+        if first >= end:
+            return None
+        rows = (*queue.log, *units_within(queue.queue, first, end))
+        return replace(
+            item,
+            slice=replace(slice_, first_offset=first, end_offset=end, rows=rows),
+            is_first=item.is_first or first == queue.min_offset,
+            more_rows=tuple(units_within(queue.queue, item.next_offset, item.next_offset + 1)),
+        )
+
+    def gone_from(self, queues: Mapping[QueueId, IndexedQueue]) -> dict[QueueId, IndexedQueue]:
+        """The queues as they are now: what has expired or was deleted of them is before their
+        start."""
+        starts = {
+            QueueId(self.topic_ids.get(queue.key.topic, -1), queue.key.queue_id): queue.log
+            for queue in self.queues
+        }
+        found = {}
+        for number, queue in queues.items():
+            log = starts.get(number)
+            start = max(queue.log_start, log[0].base_offset) if log else queue.log_end
+            found[number] = replace(
+                queue, log_start=start, sure_below=queue.sure_below if log else 0
+            )
+        return found
+
     def byte_count(self, *, with_index: bool) -> int:
         """Of all segments that are to be read."""
         rows = [row for queue in self.queues for row in (*queue.log, *queue.queue)]
@@ -281,6 +383,10 @@ class TierPicture:
             items = index_parts(row, slot_count=self.slot_count, shift=self.shift)
             for item in items:
                 yield item, row.size // len(items)
+
+
+def _begin(row: SegmentRecord) -> int:
+    return row.begin_timestamp or 0
 
 
 def indexed_queues(

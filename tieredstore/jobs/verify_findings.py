@@ -97,7 +97,7 @@ class Findings:
     key: QueueKey | None = None
     kept: int = FINDINGS_A_KIND
     found: list[Finding] = field(default_factory=list)
-    totals: Counter[VerifyKind] = field(default_factory=Counter)
+    totals: Counter[FindingKind] = field(default_factory=Counter)
     left_out: int = 0
     _described: Counter[VerifyKind] = field(default_factory=Counter)
 
@@ -160,17 +160,22 @@ class Findings:
         self.totals.update(others.totals)
         self.left_out += others.left_out
 
+    @property
+    def has_damage(self) -> bool:
+        return any(kind.severity is Severity.DAMAGE for kind in self.totals)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyRow:
     """What became of one piece of work. `log_start`: of a slice of `queue`, the first byte of the
-    log that its units name; None where there is none."""
+    log that its units name; None where there is none. `item`: that piece, where it has damage."""
 
     findings: Findings
     counts: Mapping[str, int]
     sums: Sums
     queue: QueueId | None = None
     log_start: int | None = None
+    item: Any = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

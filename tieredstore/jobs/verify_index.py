@@ -91,7 +91,6 @@ def index_parts(row: SegmentRecord, *, slot_count: int, shift: int) -> list[Inde
 def verify_index(config: StoreConfig, item: IndexItem) -> VerifyRow:
     """Read the part once. What cannot be read is a finding; raises BackendError all the same."""
     findings, sums = Findings(), SumTable()
-    row = item.row
     counts = {"entries": 0, "bytes": 0}
 
     def take(items: NDArray[Any], times: NDArray[np.int64], *_: object) -> None:
@@ -99,12 +98,18 @@ def verify_index(config: StoreConfig, item: IndexItem) -> VerifyRow:
         counts["bytes"] += items.nbytes
         sums.add(held_sums(items, times, shift=item.shift))
 
+    read_index(config, item, findings, take)
+    return VerifyRow(findings=findings, counts=counts, sums=sums.table())
+
+
+def read_index(config: StoreConfig, item: IndexItem, findings: Findings, take: OnItems) -> None:
+    """Give `take` all items of the part."""
+    row = item.row
     with worker_provider(config).open(row.path, row.type, row.base_offset) as segment:
         try:
             IndexFileCheck(segment, item, findings).run(take)
         except (SegmentError, OffsetOutOfRangeError) as error:
             findings.add(VerifyKind.INDEX_FILE, (segment.path, _position(error)), str(error))
-    return VerifyRow(findings=findings, counts=counts, sums=sums.table())
 
 
 def is_seen(config: StoreConfig) -> bool:
@@ -114,13 +119,13 @@ def is_seen(config: StoreConfig) -> bool:
 
 def verify_local_index(
     config: StoreConfig, uploaded: Collection[int], findings: Findings, take: OnItems
-) -> int:
-    """All items of files that no uploaded one (by begin) has replaced; how many there are.
+) -> dict[int, int]:
+    """All items of files that no uploaded one (by begin) has replaced; how many each file has.
 
     Nothing is changed. A file that a broker is filling may be shorter than it is a moment later.
     """
     folder = LocalFolder(config)
-    count = 0
+    counts: dict[int, int] = {}
     for begin in folder.begins():
         if begin in uploaded:
             continue
@@ -130,12 +135,12 @@ def verify_local_index(
                 # Closed with the last array over it: one may be held by an error.
                 data = mmap(file.fileno(), 0, access=ACCESS_READ) if path.stat().st_size else None
             if data is not None:
-                count += _of_file(data, path, config, findings, take)
+                counts[begin] = _of_file(data, path, config, findings, take)
         except FileNotFoundError:
             continue  # it has been uploaded meanwhile
         except SegmentError as error:
             findings.add(VerifyKind.INDEX_FILE, (str(path), _position(error)), str(error))
-    return count
+    return counts
 
 
 class IndexFileCheck:

@@ -23,11 +23,9 @@ from tieredstore.index.keys import SECOND_SLACK_MS
 from tieredstore.index.watermarks import QueueId
 from tieredstore.jobs.slices import Slice
 from tieredstore.jobs.verify_findings import Findings, Sums, VerifyKind, entry_hashes, prints
-from tieredstore.jobs.verify_index import IndexFileCheck, IndexItem, verify_local_index
+from tieredstore.jobs.verify_index import IndexItem, read_index, verify_local_index
 from tieredstore.jobs.verify_slice import SliceCheck, SliceItem
-from tieredstore.jobs.worker import worker_provider
 from tieredstore.model.config import StoreConfig
-from tieredstore.model.errors import OffsetOutOfRangeError, SegmentError
 from tieredstore.model.values import INT64_MAX, QueueKey, SegmentRecord
 
 LOOKED_AT_STRETCHES_MAX: Final = 256
@@ -292,14 +290,8 @@ class KeyComparison:
             found.append(part)
 
         ignored = Findings(kept=0)
-        provider = worker_provider(self._config)
         for item in self._index:
-            row = item.row
-            with provider.open(row.path, row.type, row.base_offset) as segment:
-                try:
-                    IndexFileCheck(segment, item, ignored).run(take)
-                except (SegmentError, OffsetOutOfRangeError):
-                    continue  # a finding names it already
+            read_index(self._config, item, ignored, take)
         verify_local_index(self._config, self.uploaded, ignored, take)
         return np.concatenate(found) if found else np.empty(0, _ENTRY)
 

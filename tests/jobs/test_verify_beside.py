@@ -1,0 +1,123 @@
+"""A tier that changes while it is verified: what expires or moves meanwhile is no finding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.jobs.job_kit import flipped, kinds
+from tests.jobs.written_tier import START_MS, WrittenTier, posix_config
+from tieredstore.access.upkeep import expire_tier
+from tieredstore.driver.runtime import InlinePool
+from tieredstore.index.contract import NoIndex
+from tieredstore.jobs.job import JobReport, LocalEngine, RowStream, no_progress
+from tieredstore.jobs.verify import VerifyJob
+from tieredstore.model.config import StoreConfig
+
+HOUR_MS = 3_600_000
+
+
+@pytest.fixture
+def tier(tmp_path: Path) -> WrittenTier:
+    """Two index files are uploaded, one is on the broker's disk."""
+    tier = WrittenTier(config=posix_config(tmp_path, index_item_count=300))
+    tier.add("Orders", 0, 150, seal=True)
+    tier.add("Orders", 0, 150, seal=True)
+    tier.add("Orders", 1, 40)
+    return tier
+
+
+def verified_beside(
+    config: StoreConfig, *, planned: Callable[[], None], worked: Callable[[], None] = lambda: None
+) -> JobReport:
+    """The report, where something happens when it was planned, and when all was read."""
+    job = VerifyJob(config=config, split_bytes=5_000)
+    plan = job.plan()
+    planned()
+    engine = LocalEngine(pool=InlinePool(), threads=1)
+    results = list(engine.results(job.work, plan, on_progress=no_progress))
+    worked()
+    return job.finish(plan, RowStream(iter(results), item_count=len(plan.items)))
+
+
+def expire(tier: WrittenTier, *, seconds: int) -> None:
+    """What was stored in the first seconds is too old now."""
+    config = replace(tier.config, reserve_hours=1)
+    with tier.open() as parts:
+        now_ms = START_MS + HOUR_MS + 1000 * seconds
+        gone = list(expire_tier(parts.files, parts.metadata, config, now_ms=now_ms))
+    assert any(queue.expired for queue in gone)
+
+
+def nothing() -> None:
+    pass
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("seconds", [80, 140, 300])
+def test_messages_that_expire_meanwhile_are_no_finding(
+    tier: WrittenTier, seconds: int, late: bool
+) -> None:
+    def too_old() -> None:
+        expire(tier, seconds=seconds)
+
+    acts = (nothing, too_old) if late else (too_old, nothing)
+    report = verified_beside(tier.config, planned=acts[0], worked=acts[1])
+    assert not kinds(report), report.findings
+
+
+def test_damage_of_what_is_still_there_is_found_beside_what_expires(tier: WrittenTier) -> None:
+    def expired_and_damaged() -> None:
+        expire(tier, seconds=140)
+        newest = max(Path(tier.config.path).rglob("Orders/0/COMMIT_LOG/*"), key=_offset)
+        data = bytearray(newest.read_bytes())
+        data[120] ^= 1
+        newest.write_bytes(data)
+
+    report = verified_beside(tier.config, planned=expired_and_damaged)
+    assert kinds(report) == {"body-crc"}
+
+
+def test_a_topic_that_is_deleted_meanwhile_is_no_damage(tier: WrittenTier) -> None:
+    tier.add("Bills", 0, 20)
+    report = verified_beside(tier.config, planned=lambda: tier.delete("Orders"))
+    assert kinds(report) <= {"key-stale"}, report.findings
+
+
+def seal(tier: WrittenTier) -> None:
+    with tier.open() as parts:
+        parts.index.seal()
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_an_index_file_that_is_uploaded_meanwhile_has_its_keys(
+    tier: WrittenTier, late: bool
+) -> None:
+    acts = (nothing, lambda: seal(tier)) if late else (lambda: seal(tier), nothing)
+    report = verified_beside(tier.config, planned=acts[0], worked=acts[1])
+    assert not kinds(report), report.findings
+    assert report.counts["keys"] == report.counts["entries"]
+
+
+def test_an_index_file_that_expires_meanwhile_is_a_note(tier: WrittenTier) -> None:
+    def dropped() -> None:
+        with tier.open() as parts:
+            assert not isinstance(parts.index, NoIndex)
+            parts.index.expire(START_MS + 160_000)  # type: ignore[attr-defined]
+
+    report = verified_beside(tier.config, planned=dropped)
+    assert kinds(report) == {"keys-expired"}, report.findings
+
+
+def test_damage_of_an_index_file_is_still_damage(tier: WrittenTier) -> None:
+    path = min(Path(tier.config.path).rglob("INDEX/*"), key=_offset)
+    with flipped(path, 28 + 8 * 512 + 3):
+        report = verified_beside(tier.config, planned=lambda: seal(tier))
+    assert "index-items" in kinds(report)
+
+
+def _offset(path: Path) -> int:
+    return int(path.name[8:])
