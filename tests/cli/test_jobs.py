@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +14,9 @@ import pyiceberg.catalog
 import pytest
 from pyiceberg.utils.config import Config
 
-from tests.cli.cli_kit import Command, picture
+from tests.cli.cli_kit import Command, picture, started
 from tests.cli.tier_kit import TIER, named, segment_file
+from tests.examples.example_kit import interruptible
 from tests.jobs.job_kit import golden_config, messages_in, table, tier_messages
 from tests.jobs.load_kit import open_tier_of
 from tests.jobs.written_tier import WrittenTier, posix_config
@@ -227,3 +230,65 @@ def test_each_finding_leads_to_the_verb_that_mends_it(
     lines = list(after_findings(report))
     assert len(lines) == len(told)
     assert all(words in line for words, line in zip(told, lines, strict=True))
+
+
+def scrubbing(*words: object) -> tuple[list[str], str]:
+    """What `verify --continuous` prints up to the end of its first pass, and after Ctrl-C."""
+    with interruptible():
+        process = started("verify", *words, "--continuous")
+    with process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        lines = []
+        for line in process.stdout:
+            lines.append(line.decode().rstrip("\n"))
+            if '"what": "report"' in lines[-1] or lines[-1].startswith("read "):
+                break
+        process.send_signal(signal.SIGINT)
+        said = process.stderr.read().decode()
+    assert process.returncode == ExitCode.INTERRUPTED
+    return lines, said
+
+
+def test_a_scrub_prints_each_pass_until_it_is_interrupted(tmp_path: Path) -> None:
+    before = picture(TIER)
+    options = (*named(TIER, store_path=TIER / "store"), "--rate", 100_000_000)
+    report, state = tmp_path / "report.json", tmp_path / "state.json"
+    lines, said = scrubbing(*options, "--state", state, "--report", report, "--metrics-port", 0)
+    assert lines == ["read 533 messages, 1,279 keys, 1,324 entries: nothing is wrong"]
+    page, interrupted = said.splitlines()
+    assert page.startswith("tieredstore: note: metrics: http://127.0.0.1:")
+    assert interrupted == "tieredstore: interrupted; nothing was changed"
+    assert json.loads(report.read_text())["counts"]["messages"] == 533
+    assert json.loads(state.read_text())["found"] == {}
+    assert picture(TIER) == before
+
+
+def test_a_scrub_prints_what_it_finds_as_it_finds_it(root: Path) -> None:
+    path = segment_file(root, "GoldBB/0", "CONSUME_QUEUE", 400)
+    data = bytearray(path.read_bytes())
+    data[19] ^= 1
+    path.write_bytes(data)
+    options = (*named(root, store_path=root / "store"), "--rate", 100_000_000)
+    lines, _ = scrubbing(*options)
+    assert lines[0].startswith("damage: tags-code: ")
+    assert lines[1:] == ["read 533 messages, 1,279 keys, 1,324 entries; found: 1 tags-code"]
+    lines, _ = scrubbing(*options, "--json")
+    found, report = map(json.loads, lines)
+    assert (found["what"], found["kind"], found["queue_offset"]) == ("finding", "tags-code", 20)
+    assert report["findings"] == [{name: found[name] for name in found if name != "what"}]
+
+
+def test_a_scrub_takes_no_engine_and_its_options_are_of_nothing_else(command: Command) -> None:
+    tier = named(TIER)
+    for words in (("--threads", 2), ("--dry-run",), ("--processes", 2), ("--engine", "spark")):
+        command.run("verify", *tier, "--continuous", *words).refused(2, "--engine")
+    for words in (("--rate", 5), ("--pause", 5), ("--state", "x"), ("--metrics-port", 0)):
+        command.run("verify", *tier, *words).refused(2, "of --continuous")
+
+
+def test_a_port_that_is_taken_is_named(command: Command) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ran = command.run("verify", *named(TIER), "--continuous", "--metrics-port", port)
+    ran.refused(2, f"--metrics-port {port}")

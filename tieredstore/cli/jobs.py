@@ -38,8 +38,12 @@ from tieredstore.cli.output import (
 from tieredstore.cli.progress import command_line
 
 if TYPE_CHECKING:  # help must be fast
+    from tieredstore.driver.metrics import Metrics
     from tieredstore.jobs.job import Engine, Job, JobReport, Plan
+    from tieredstore.jobs.verify import VerifyJob
+    from tieredstore.jobs.verify_findings import Findings
     from tieredstore.model.config import StoreConfig
+    from tieredstore.model.findings import Finding
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -105,6 +109,28 @@ class TargetOptions:
     ] = None
     to_catalogue_file: Annotated[
         str | None, option("--to-catalogue-file FILE", "The target's catalogue, to be made.")
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScrubOptions:
+    """A verification without an end."""
+
+    continuous: Annotated[
+        bool, option("--continuous", "Again and again, slowly, one part at a time.")
+    ] = False
+    rate: Annotated[
+        int, option("--rate BYTES", "Of --continuous: at most so many a second.", min=1)
+    ] = 8 << 20
+    pause: Annotated[
+        int, option("--pause SECONDS", "Of --continuous: from one pass to the next.", min=1)
+    ] = 3_600
+    state: Annotated[
+        Path | None, option("--state FILE", "Of --continuous: a restart goes on from there.")
+    ] = None
+    metrics_port: Annotated[
+        int | None,
+        option("--metrics-port PORT", "Metrics for Prometheus, on 127.0.0.1.", min=0, max=65535),
     ] = None
 
 
@@ -187,6 +213,7 @@ def migrate(
 def verify(
     tier: TierOptions,
     options: JobOptions,
+    scrub: ScrubOptions,
     topic: Topics = None,
 ) -> None:
     """Hold each unit against its message, each checksum against its bytes, keys against the index.
@@ -194,13 +221,23 @@ def verify(
     Looks at all that audit looks at, too, and changes nothing. Findings are damage, leftovers or
     notes. Exit code 4: there is damage; 5: not all could be read; 0: neither, whatever the notes.
     With --topic keys are not compared. Index files that the broker has not uploaded yet are read
-    where --store-path has them.
+    where --store-path has them. --continuous ends with Ctrl-C.
     """
     from tieredstore.cli.tier import check_tier
     from tieredstore.jobs.verify import VerifyJob
 
-    config = check_tier(tier)
-    _run(VerifyJob(config=config, topics=tuple(topic or ())), options, then=after_findings)
+    plain = JobOptions(report=options.report, json=options.json)
+    if scrub.continuous and options != plain:
+        text = "--continuous reads one part at a time: it takes --report and --json, no --engine"
+        raise CommandError(text, ExitCode.USAGE)
+    if not scrub.continuous and scrub != ScrubOptions():
+        text = "--rate, --pause, --state and --metrics-port are of --continuous"
+        raise CommandError(text, ExitCode.USAGE)
+    job = VerifyJob(config=check_tier(tier), topics=tuple(topic or ()))
+    if scrub.continuous:
+        _scrub(job, options, scrub)
+    else:
+        _run(job, options, then=after_findings)
 
 
 @verb(app, "export --config broker.conf --to s3://lake/messages")
@@ -315,17 +352,91 @@ def _run(
     _end(report)
 
 
+def _scrub(job: VerifyJob, options: JobOptions, scrub: ScrubOptions) -> None:
+    """Verify until an interrupt; each finding is printed as it is found, each pass when it ends."""
+    from tieredstore.cli.tier import library_at_work
+    from tieredstore.driver.runtime import SystemClock
+    from tieredstore.jobs.scrub import Scrub
+    from tieredstore.jobs.worker import measured_by
+
+    target = None if options.report is None else OutputFile("--report", options.report)
+    if target is not None:
+        target.check(json=options.json)
+    write = note if target is not None and target.is_stdout else write_line
+
+    def told(findings: Findings) -> None:
+        for finding in findings.found:
+            if options.json:
+                write_json({"what": "finding", **finding.row()})
+            else:
+                write(_finding_text(finding))
+
+    with ExitStack() as opened:
+        metrics = opened.enter_context(_shown_metrics(job.config, scrub.metrics_port))
+        work = opened.enter_context(library_at_work())
+        opened.enter_context(measured_by(work))
+        endless = Scrub(
+            job,
+            clock=SystemClock(),
+            rate_bytes=scrub.rate,
+            pause_seconds=scrub.pause,
+            state=scrub.state,
+            metrics=metrics,
+            told=told,
+            on_progress=work.of_job,
+        )
+        for report in endless.passes():
+            if target is not None:
+                target.write(report.file_bytes())
+            if options.json:
+                write_json({"what": "report", **report.row()})
+            else:
+                for line in report.lines:
+                    write(printable(line))
+
+
+@contextmanager
+def _shown_metrics(config: StoreConfig, port: int | None) -> Iterator[Metrics | None]:
+    """Metrics that Prometheus finds at this port of this machine."""
+    if port is None:
+        yield None
+        return
+    from tieredstore.exporters.prometheus import PrometheusMetrics
+    from tieredstore.model.extras import brought_by
+
+    with brought_by("prometheus"):
+        from prometheus_client import CollectorRegistry, start_http_server
+
+    registry = CollectorRegistry()
+    names = {"cluster": config.cluster_name, "node_id": config.broker_name}
+    metrics = PrometheusMetrics(names, registry=registry)
+    try:
+        server, thread = start_http_server(port, addr="127.0.0.1", registry=registry)
+    except OSError as error:
+        raise CommandError(f"--metrics-port {port}: {error.strerror}", ExitCode.USAGE) from error
+    try:
+        note(f"metrics: http://127.0.0.1:{server.server_port}/metrics")
+        yield metrics
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
 def _write_report(report: JobReport, options: JobOptions, write: Callable[[str], None]) -> None:
     if options.json:
         write_json({"what": "report", **report.row()})
         return
     for finding in report.findings:
-        text = f"{finding.severity.value}: {finding.kind}: {finding.where}: {finding.detail}"
-        write(printable(text))
+        write(_finding_text(finding))
     if report.findings_left_out:
         write(f"and {report.findings_left_out} more findings")
     for line in report.lines:
         write(printable(line))
+
+
+def _finding_text(finding: Finding) -> str:
+    return printable(f"{finding.severity.value}: {finding.kind}: {finding.where}: {finding.detail}")
 
 
 def _after_copies(report: JobReport) -> Iterator[str]:

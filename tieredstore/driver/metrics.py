@@ -364,6 +364,37 @@ FENCED = Metric(
     meaning="1 once another writer has taken over this tier: nothing is uploaded any more",
 )
 
+# A scrub
+
+SCRUB_BYTES = Metric(
+    _OURS + "scrub_bytes_total",
+    _COUNTER,
+    (),
+    "bytes",
+    meaning="Bytes of the tier that `verify --continuous` has checked",
+)
+SCRUB_PROGRESS = Metric(
+    _OURS + "scrub_progress",
+    _GAUGE,
+    (),
+    "ratio",
+    meaning="How much of the tier its pass has read, from 0 to 1",
+)
+SCRUB_FINDINGS = Metric(
+    _OURS + "scrub_findings",
+    _GAUGE,
+    ("severity",),
+    meaning="What its pass has found, or the one before where that found more: `damage`, "
+    "`leftover`, `note`",
+)
+SCRUB_AGE = Metric(
+    _OURS + "scrub_pass_age",
+    _GAUGE,
+    (),
+    "seconds",
+    meaning="Since when its last whole pass has ended; nothing before the first",
+)
+
 OUR_METRICS: Final = tuple(found for found in _defined() if found not in ROCKETMQ_METRICS)
 
 

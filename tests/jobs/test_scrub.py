@@ -1,0 +1,232 @@
+"""A scrub reads all of a tier, slowly, again and again, and goes on where it was."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.exporters.shown import Prometheus, labels_of
+from tests.jobs.job_kit import flipped, kinds
+from tests.jobs.written_tier import START_MS, WrittenTier, posix_config
+from tieredstore.driver.metrics import (
+    SCRUB_AGE,
+    SCRUB_BYTES,
+    SCRUB_FINDINGS,
+    SCRUB_PROGRESS,
+    Metric,
+)
+from tieredstore.driver.runtime import ManualClock
+from tieredstore.jobs.job import Progress
+from tieredstore.jobs.scrub import STATE_BYTES_MAX, Scrub
+from tieredstore.jobs.verify import VerifyJob
+from tieredstore.jobs.verify_findings import Findings
+from tieredstore.model.config import StoreConfig
+from tieredstore.model.errors import InvalidConfigError, MetadataError
+from tieredstore.model.findings import Severity
+
+RATE, PAUSE = 10_000, 600
+
+
+class SlowClock(ManualClock):
+    """It notes how long was slept, and interrupts the sleep of this number."""
+
+    def __init__(self, *, interrupted: int = -1) -> None:
+        super().__init__(START_MS)
+        self.slept: list[float] = []
+        self.interrupted = interrupted
+
+    def sleep(self, seconds: float) -> None:
+        super().sleep(seconds)
+        self.slept.append(seconds)
+        if len(self.slept) == self.interrupted:
+            raise KeyboardInterrupt
+
+
+@pytest.fixture
+def tier(tmp_path: Path) -> WrittenTier:
+    tier = WrittenTier(config=posix_config(tmp_path, index_item_count=300))
+    tier.add("Orders", 0, 150, seal=True)
+    tier.add("Orders", 1, 150)
+    return tier
+
+
+def job_of(config: StoreConfig, **settings: Any) -> VerifyJob:
+    return VerifyJob(config=config, split_bytes=5_000, **settings)
+
+
+def scrub_of(config: StoreConfig, clock: SlowClock | None = None, **settings: Any) -> Scrub:
+    clock = clock or SlowClock()
+    how = {"rate_bytes": RATE, "pause_seconds": PAUSE, **settings}
+    return Scrub(job_of(config), clock=clock, **how)
+
+
+def shown(metrics: Prometheus, metric: Metric, **labels: str) -> float:
+    return metrics.samples()[metric.name, labels_of(**labels)]
+
+
+def test_each_pass_reads_all_no_faster_than_it_may_and_then_it_rests(tier: WrittenTier) -> None:
+    clock, told = SlowClock(), list[Progress]()
+    reports = list(islice(scrub_of(tier.config, clock, on_progress=told.append).passes(), 2))
+    size = job_of(tier.config).plan().bytes_total
+    for report in reports:
+        assert not kinds(report)
+        assert report.counts["messages"] == 300
+        assert report.counts["keys"] == report.counts["entries"]
+        assert report.seconds == pytest.approx(size / RATE)
+    assert clock.slept.count(PAUSE) == 1
+    assert max(clock.slept[:3]) < 2 * 5_000 / RATE  # one part after the other
+    assert (told[-1].bytes_done, told[-1].items_done) == (size, told[-1].items_total)
+
+
+def test_metrics_say_how_far_it_is_and_what_it_has_found(tier: WrittenTier) -> None:
+    metrics, clock = Prometheus(), SlowClock()
+    passes = scrub_of(tier.config, clock, metrics=metrics.metrics).passes()
+    assert SCRUB_AGE.name not in {name for name, _ in metrics.samples()}
+    damaged = max(Path(tier.config.path).rglob("COMMIT_LOG/*"))
+    with flipped(damaged, 100):
+        assert kinds(next(passes)) == {"body-crc"}
+        assert shown(metrics, SCRUB_FINDINGS, severity="damage") == 1
+    size = job_of(tier.config).plan().bytes_total
+    assert (shown(metrics, SCRUB_BYTES), shown(metrics, SCRUB_PROGRESS)) == (size, 1)
+    clock.advance(60_000)
+    assert shown(metrics, SCRUB_AGE) == 60
+    assert not kinds(next(passes))
+    assert shown(metrics, SCRUB_BYTES) == 2 * size
+    assert shown(metrics, SCRUB_FINDINGS, severity="damage") == 0
+
+
+def test_damage_stays_shown_until_a_whole_pass_has_not_found_it(tier: WrittenTier) -> None:
+    metrics, clock = Prometheus(), SlowClock()
+    passes = scrub_of(tier.config, clock, metrics=metrics.metrics).passes()
+    with flipped(max(Path(tier.config.path).rglob("COMMIT_LOG/*")), 100):
+        next(passes)
+    clock.interrupted = len(clock.slept) + 3
+    with pytest.raises(KeyboardInterrupt):
+        next(passes)
+    assert shown(metrics, SCRUB_FINDINGS, severity="damage") == 1
+
+
+def test_what_it_finds_is_told_at_once(tier: WrittenTier) -> None:
+    told: list[str] = []
+
+    def tell(findings: Findings) -> None:
+        told.extend(str(finding.kind) for finding in findings.found)
+
+    clock = SlowClock(interrupted=3)
+    with (
+        flipped(min(Path(tier.config.path).rglob("Orders/0/COMMIT_LOG/*cfcd2084*")), 100),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        next(scrub_of(tier.config, clock, told=tell).passes())
+    assert told == ["body-crc"]
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    return tmp_path / "scrub.json"
+
+
+def test_a_restart_goes_on_where_it_was(tier: WrittenTier, state: Path) -> None:
+    size, read = job_of(tier.config).plan().bytes_total, 0.0
+    damaged = min(Path(tier.config.path).rglob("Orders/0/COMMIT_LOG/*cfcd2084*"))
+    interrupts = 0
+    while True:
+        metrics = Prometheus()
+        clock = SlowClock(interrupted=3)
+        scrub = scrub_of(tier.config, clock, state=state, metrics=metrics.metrics)
+        with flipped(damaged, 100):
+            try:
+                next(scrub.passes())
+            except KeyboardInterrupt:
+                interrupts += 1
+                read += shown(metrics, SCRUB_BYTES)
+                assert shown(metrics, SCRUB_FINDINGS, severity="damage") == 1
+                continue
+        read += shown(metrics, SCRUB_BYTES)
+        break
+    assert interrupts > 3
+    assert read == size
+    assert json.loads(state.read_text())["after"] is None  # the next pass begins anew
+    with flipped(damaged, 100):
+        assert kinds(next(scrub_of(tier.config, state=state).passes())) == {"body-crc"}
+
+
+def test_a_pass_that_was_begun_before_compares_no_keys(tier: WrittenTier, state: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        next(scrub_of(tier.config, SlowClock(interrupted=3), state=state).passes())
+    passes = scrub_of(tier.config, state=state).passes()
+    assert not kinds(next(passes))
+    assert next(passes).counts["keys"] == 774
+
+
+def test_a_tier_that_is_away_ends_the_first_pass_only(tier: WrittenTier) -> None:
+    places = [Path(tier.config.path), Path(tier.config.store_path)]
+    clock = SlowClock()
+    passes = scrub_of(tier.config, clock).passes()
+    next(passes)
+
+    def move(suffix: str) -> None:
+        for place in places:
+            place.with_name(f"{place.name}{suffix}").rename(
+                place if suffix else place.with_name(f"{place.name}-away")
+            )
+
+    def sleep_until_it_is_back(seconds: float) -> None:
+        SlowClock.sleep(clock, seconds)
+        if seconds == PAUSE and clock.slept.count(PAUSE) == 3:
+            move("-away")
+
+    move("")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(clock, "sleep", sleep_until_it_is_back)
+        assert not kinds(next(passes))
+    assert clock.slept.count(PAUSE) == 3
+    move("")
+    with pytest.raises(MetadataError):
+        next(scrub_of(tier.config).passes())
+
+
+def test_a_segment_that_is_gone_is_damage_while_the_catalogue_names_it(tier: WrittenTier) -> None:
+    passes = scrub_of(tier.config).passes()
+    next(passes)
+    max(Path(tier.config.path).rglob("Orders/0/COMMIT_LOG/*")).unlink()
+    report = next(passes)
+    assert any(finding.severity is Severity.DAMAGE for finding in report.findings)
+
+
+def whole_state(tier: WrittenTier, state: Path) -> dict[str, Any]:
+    next(scrub_of(tier.config, state=state).passes())
+    found: dict[str, Any] = json.loads(state.read_text())
+    return found
+
+
+CHANGED: list[dict[str, Any]] = [
+    {"format": 2},
+    {"after": [1]},
+    {"after": ["x", "Orders", 0, 1]},
+    {"found": []},
+    {"found": {"damage": "many"}},
+    {"ended_ms": "today"},
+    {"tier": "posix:/elsewhere c b"},
+    {"more": "x" * STATE_BYTES_MAX},
+]
+
+
+@pytest.mark.parametrize("changed", CHANGED, ids="".join)
+def test_another_file_is_no_state(tier: WrittenTier, state: Path, changed: dict[str, Any]) -> None:
+    state.write_text(json.dumps(whole_state(tier, state) | changed))
+    with pytest.raises(InvalidConfigError, match=r"scrub\.json: "):
+        scrub_of(tier.config, state=state)
+
+
+def test_a_state_that_cannot_be_read_or_a_rate_of_nothing_is_refused(
+    tier: WrittenTier, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidConfigError, match="cannot be read"):
+        scrub_of(tier.config, state=tmp_path)
+    with pytest.raises(InvalidConfigError, match="rate_bytes"):
+        scrub_of(tier.config, rate_bytes=0)
