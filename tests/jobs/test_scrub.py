@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.access.tier_flips import BUCKETS, BucketInMemory
+from tests.access.tiered_kit import a_config
 from tests.exporters.shown import Prometheus, labels_of
 from tests.jobs.job_kit import flipped, kinds
 from tests.jobs.written_tier import START_MS, WrittenTier, posix_config
+from tests.roundlog.small import everything_small
+from tieredstore.access.store import TieredMessageStore
 from tieredstore.driver.metrics import (
     SCRUB_AGE,
     SCRUB_BYTES,
@@ -19,7 +23,7 @@ from tieredstore.driver.metrics import (
     SCRUB_PROGRESS,
     Metric,
 )
-from tieredstore.driver.runtime import ManualClock
+from tieredstore.driver.runtime import ManualClock, Runtime
 from tieredstore.jobs.job import Progress
 from tieredstore.jobs.scrub import STATE_BYTES_MAX, Scrub
 from tieredstore.jobs.verify import VerifyJob
@@ -27,6 +31,10 @@ from tieredstore.jobs.verify_findings import Findings
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import InvalidConfigError, MetadataError
 from tieredstore.model.findings import Severity
+from tieredstore.roundlog import upkeep
+from tieredstore.testing.memory_objects import MemoryObjects
+from tieredstore.testing.message_store_contract import ListMessageStore
+from tieredstore.testing.samples import STORE_TIMESTAMP, a_message
 
 RATE, PAUSE = 10_000, 600
 
@@ -188,6 +196,59 @@ def test_a_tier_that_is_away_ends_the_first_pass_only(tier: WrittenTier) -> None
     move("")
     with pytest.raises(MetadataError):
         next(scrub_of(tier.config).passes())
+
+
+def test_a_broker_that_uploads_merges_and_expires_in_a_bucket_gives_it_nothing_to_find(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a round wrote lies elsewhere a moment later, and its object is deleted."""
+    monkeypatch.setattr(upkeep, "GRACE_MS", 5_000)
+    monkeypatch.setitem(BUCKETS, "scrubbed", MemoryObjects())
+    config = a_config(
+        tmp_path,
+        provider=f"{BucketInMemory.__module__}:{BucketInMemory.__name__}",
+        bucket="scrubbed",
+        commit_log_segment_bytes=1_200,
+        consume_queue_segment_bytes=80,
+        index_slot_count=20,
+        index_item_count=60,
+        reserve_hours=1,
+    )
+    runtime = Runtime.inline(now_ms=STORE_TIMESTAMP)
+    store = TieredMessageStore(ListMessageStore(runtime), config, runtime=runtime)
+    tier = store._loaded
+    numbers = count()
+
+    def work_on(progress: Progress | None = None) -> None:
+        if progress is not None and progress.items_done % 4:
+            return
+        for number in islice(numbers, 6):
+            runtime.clock.sleep(60)
+            store.put_message(a_message(number, queue_id=number % 2))
+        assert store.flush(seal=next(numbers) % 4 == 0)
+        while tier().tier.provider.tend(config.broker_name):
+            pass
+        tier().retention.step()
+
+    found: list[str] = []
+    with everything_small():
+        store.load()
+        store.start()
+        for _ in range(12):
+            work_on()
+        job = VerifyJob(config=config, split_bytes=500)
+        scrub = Scrub(
+            job,
+            clock=SlowClock(),
+            rate_bytes=1_000_000,
+            told=lambda findings: found.extend(str(one) for one in findings.found if one.is_damage),
+            on_progress=work_on,
+        )
+        reports = list(islice(scrub.passes(), 3))
+        store.shutdown()
+    assert found == []
+    assert all(report.counts["messages"] for report in reports)
+    assert reports[-1].byte_counts["read"] < 1_000_000
 
 
 def test_a_segment_that_is_gone_is_damage_while_the_catalogue_names_it(tier: WrittenTier) -> None:
