@@ -12,7 +12,6 @@ from tests.jobs.job_kit import flipped, kinds
 from tests.jobs.written_tier import START_MS, WrittenTier, posix_config
 from tieredstore.access.upkeep import expire_tier
 from tieredstore.driver.runtime import InlinePool
-from tieredstore.index.contract import NoIndex
 from tieredstore.jobs.job import JobReport, LocalEngine, RowStream, no_progress
 from tieredstore.jobs.verify import VerifyJob
 from tieredstore.model.config import StoreConfig
@@ -105,11 +104,20 @@ def test_an_index_file_that_is_uploaded_meanwhile_has_its_keys(
 def test_an_index_file_that_expires_meanwhile_is_a_note(tier: WrittenTier) -> None:
     def dropped() -> None:
         with tier.open() as parts:
-            assert not isinstance(parts.index, NoIndex)
             parts.index.expire(START_MS + 160_000)  # type: ignore[attr-defined]
 
     report = verified_beside(tier.config, planned=dropped)
     assert kinds(report) == {"keys-expired"}, report.findings
+
+
+def test_keys_are_not_compared_where_all_index_files_went_meanwhile(tier: WrittenTier) -> None:
+    def dropped() -> None:
+        with tier.open() as parts:
+            parts.index.seal()
+            parts.index.expire(START_MS + 10_000_000)  # type: ignore[attr-defined]
+
+    report = verified_beside(tier.config, planned=dropped)
+    assert kinds(report) == {"keys-not-compared"}, report.findings
 
 
 def test_damage_of_an_index_file_is_still_damage(tier: WrittenTier) -> None:

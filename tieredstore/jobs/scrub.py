@@ -61,7 +61,7 @@ def place_of(item: VerifyItem) -> Place:
     if isinstance(item, SliceItem):
         key = item.slice.key
         return 0, key.topic, key.queue_id, item.slice.end_offset
-    return 1, "", item.row.base_offset, item.part
+    return 1, "", -item.row.base_offset, item.part
 
 
 @dataclass(slots=True)

@@ -222,13 +222,14 @@ class VerifyJob:
         there = {row.key: row for row in now.index}
         gone = [item.row for key, item in planned.items() if key not in there]
         new = [row for key, row in there.items() if key not in planned]
-        if gone and new and _begin(new[0]) <= max(map(_begin, gone)):
-            text = "the index files were replaced meanwhile"
+        if len(gone) == len(planned) and (gone or (new and now.index_has_expired)):
+            # Files may have come and gone, too; or `reindex` has made all of them anew.
+            text = "no index file is left of those that were there when it was planned"
             findings.add(VerifyKind.KEYS_UNCOMPARED, ("the key index", None), text)
             return {}
         parts = partial(index_parts, slot_count=now.slot_count, shift=shift)
         for row in new:
-            if _begin(row) not in local:
+            if (row.begin_timestamp or 0) not in local:
                 for item in parts(row):
                     read_index(self.config, item, findings, take)
         comparison = compared(
@@ -379,14 +380,12 @@ class TierPicture:
                 yield item, slice_.approximate_bytes + len(slice_) * UNIT_BYTES
 
     def index_items(self) -> Iterator[tuple[IndexItem, int]]:
-        for row in self.index:
+        """The newest files first: of those that expire meanwhile none is older than one that could
+        not be read any more."""
+        for row in reversed(self.index):
             items = index_parts(row, slot_count=self.slot_count, shift=self.shift)
             for item in items:
                 yield item, row.size // len(items)
-
-
-def _begin(row: SegmentRecord) -> int:
-    return row.begin_timestamp or 0
 
 
 def indexed_queues(
