@@ -80,6 +80,7 @@ class KeyComparison:
         # Of each queue the first and the last stretch that the index has anything of.
         self._first_held: dict[QueueId, int] = {}
         self._last_held: dict[QueueId, int] = {}
+        self._oldest: dict[QueueId, int] = {}  # of a suspect's, in the index as it is now
         self._paths: list[str] = []  # of index files that entries are numbered by
 
     @property
@@ -268,6 +269,7 @@ class KeyComparison:
     def _held(self, suspects: Sums) -> NDArray[Any]:
         """The entries of the suspects, of all index files."""
         codes = _codes(suspects["topic_id"], suspects["queue_id"], suspects["stretch"])
+        suspected = set(_queues(suspects))
         found: list[NDArray[Any]] = []
 
         def take(
@@ -275,6 +277,11 @@ class KeyComparison:
         ) -> None:
             offsets = items["log_offset"].astype(np.int64)
             topics, numbers = items["topic_id"].astype(np.int64), items["queue_id"].astype(np.int64)
+            for queue in suspected:
+                theirs = offsets[(topics == queue.topic_id) & (numbers == queue.queue_id)]
+                if len(theirs):
+                    oldest = min(int(theirs.min()), self._oldest.get(queue, INT64_MAX))
+                    self._oldest[queue] = oldest
             mine = np.isin(_codes(topics, numbers, offsets >> self._shift), codes)
             rows = np.flatnonzero(mine & self.within(items))
             if not len(rows):
@@ -331,9 +338,9 @@ class KeyComparison:
             theirs = found[_are_of(found, number)]
             stretches = theirs["log_offset"] >> self._shift
             newest = theirs["log_offset"][stretches == self._last_held.get(number, -1)]
-            oldest = theirs["log_offset"][stretches == self._first_held.get(number, -1)]
-            if self._has_expired and len(oldest):
-                before = mine & (missing["log_offset"] <= oldest.min())
+            if self._has_expired:
+                oldest = self._oldest.get(number, INT64_MAX)
+                before = mine & (missing["log_offset"] <= oldest)
                 explained |= before
                 if before.any():
                     first = int(missing["queue_offset"][before].min())
