@@ -192,8 +192,14 @@ class KeyComparison:
                 kind = VerifyKind.KEY_MISSING
             elif wanted == held:
                 kind = VerifyKind.KEY_UNFOUNDED if row["print"] else VerifyKind.KEY_TIME
+            number, stretch = _queue_of(row), int(row["stretch"])
             first = int(row["first"]) if wanted else None
-            self._add(kind, _queue_of(row), text, max(1, wanted - held), first, position=start)
+            if wanted > held and self._has_expired and stretch == self._first_held.get(number):
+                self._add_expired(number, wanted - held, int(row["first"]))
+            elif wanted > held and stretch == self._last_held.get(number):
+                self._add_not_uploaded(number, wanted - held, int(row["end"]) - 1)
+            else:
+                self._add(kind, number, text, max(1, wanted - held), first, position=start)
 
     def _add_not_uploaded(self, number: QueueId, count: int, first: int) -> None:
         sure_below = self._queues[number].sure_below
