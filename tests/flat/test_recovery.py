@@ -12,9 +12,11 @@ from tests.flat.tiers import numbered, run_of
 from tieredstore.codec.record import BORN_HOST_IPV6
 from tieredstore.driver.metadata import Put
 from tieredstore.flat.message_file import FlatMessageFile
+from tieredstore.flat.reading import read_run
 from tieredstore.flat.recovery import UNCONFIRMED_NOTE, recover, take_back
+from tieredstore.flat.times import offset_by_time
 from tieredstore.model.errors import BackendRefusedError, OffsetOutOfRangeError, SegmentError
-from tieredstore.model.values import Host, Json, SegmentRecord, SegmentType
+from tieredstore.model.values import Boundary, Host, Json, SegmentRecord, SegmentType
 from tieredstore.testing.faults import Fault, Faults
 from tieredstore.testing.samples import STORE_TIMESTAMP, a_record
 
@@ -257,6 +259,30 @@ def test_a_last_unit_that_names_a_hole_in_the_log_stops_uploads() -> None:
     assert problem is not None
     assert "1 queue units name bytes that the log has not" in problem
     assert content(file) == expected(*range(5))
+
+
+@pytest.mark.parametrize("at", [0, 3, 20, 27, 31], ids=str)
+@pytest.mark.parametrize("bit", [0, 6])
+def test_a_last_record_whose_head_is_damaged_is_not_taken_for_one_that_was_lost(
+    at: int, bit: int
+) -> None:
+    """Its unit names bytes that the log has: the queue ends behind it, and no time is believed."""
+    tier = a_filled_tier()
+    base, data = last_bytes(tier, LOG)
+    place = len(data) - len(numbered(5, 6)[0])
+    harmed = bytearray(data)
+    harmed[place + at] ^= 1 << bit
+    tier.damage(LOG, base, bytes(harmed))
+    noted = STORE_TIMESTAMP + 20
+    put_back(tier, LOG, size=sum(map(len, numbered(0, 3))), end_timestamp=noted)
+    put_back(tier, QUEUE, size=3 * 20, end_timestamp=noted)
+    file = tier.file()
+    assert (file.commit_offset, file.log.commit_offset) == (6, base + len(data))
+    assert file.problem is not None
+    for number in range(5):
+        time = STORE_TIMESTAMP + 10 * number
+        assert offset_by_time(file, time, Boundary.LOWER) == number
+        assert len(read_run(file, number, count_max=1, bytes_max=1)) == 1
 
 
 @pytest.mark.parametrize("count", [1, 3, 6])

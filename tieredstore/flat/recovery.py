@@ -262,6 +262,8 @@ def _settle(queue: _FileState, commit_log: _FileState) -> list[str]:
             _bring_times_up_to_date(queue, commit_log, end.first, end.last)
         except (SegmentError, OffsetOutOfRangeError) as error:
             problems.append(f"the time of its first message cannot be read: {error}")
+    if problems:
+        _forget_times(queue, commit_log)
     return problems
 
 
@@ -287,7 +289,9 @@ def _end_of_units(queue: _FileState, index: int, units: int, commit_log: _FileSt
     if sound is None and not within and units > 1:
         return _End(count=0, problem=f"{units} {beyond}")
     start = commit_log.last_base if sound is None else sound.end
-    at_first, found, is_cut = _follow_records(commit_log, start, queue.first_unit(index), final)
+    after = -1 if sound is None else sound.queue_offset
+    numbers = range(max(0, after + 1), final + 1)
+    at_first, found, is_cut = _follow_records(commit_log, start, queue.first_unit(index), numbers)
     reached = found or sound
     behind = queue.first_unit(index) if reached is None else reached.queue_offset + 1
     if found is not None and behind > final:
@@ -299,6 +303,13 @@ def _end_of_units(queue: _FileState, index: int, units: int, commit_log: _FileSt
         return _End(count=units, log_end=commit_log.end, problem=text)
     count = max(0, behind - queue.first_unit(index))
     log_end = 0 if reached is None else reached.end
+    if count < within:
+        unit = _unit(queue, index, count)
+        follows = unit.log_offset in (log_end, log_end - CODA_BYTES)
+        if follows and unit.message_bytes <= commit_log.room(unit.log_offset):
+            last_there = queue.first_unit(index) + within - 1
+            text = f"the records of messages {behind} to {last_there} are there, and damaged"
+            return _End(count=within, log_end=end_of(within - 1), problem=text)
     return _End(count=count, log_end=log_end, last=reached, problem=f"{units - count} {beyond}")
 
 
@@ -359,10 +370,10 @@ def _message_at(
 
 
 def _follow_records(
-    commit_log: _FileState, at: int, first: int, final: int
+    commit_log: _FileState, at: int, first: int, numbers: range
 ) -> tuple[_Message | None, _Message | None, bool]:
-    """Message `first` in the log from here on, the last one up to `final`, and whether the log
-    ends there.
+    """Message `first` in the log from here on, the last one with one of these numbers, and whether
+    the log ends there.
 
     A record may be there twice, where nobody named the first one: the later one counts.
     """
@@ -377,7 +388,7 @@ def _follow_records(
     at_first = last = None
     while (found := _message_at(at, commit_log, head_at)) is not None:
         at = found.end
-        if found.queue_offset <= final:
+        if found.queue_offset in numbers:
             last = found
         if found.queue_offset == first:
             at_first = found
@@ -413,6 +424,14 @@ def _bring_times_up_to_date(
             oldest = message.store_time
         newest = max(last.store_time, row.end_timestamp or last.store_time)
         found.rows[-1] = replace(row, begin_timestamp=oldest, end_timestamp=newest)
+
+
+def _forget_times(queue: _FileState, commit_log: _FileState) -> None:
+    """A segment that is longer than its row, and damaged, has no end that a search may believe."""
+    for found in (queue, commit_log):
+        for index, segment in enumerate(found.segments):
+            if found.rows[index].size > segment.record.size:
+                found.rows[index] = replace(found.rows[index], end_timestamp=None)
 
 
 def _row_behind_unnamed_bytes(commit_log: _FileState, *, now_ms: int) -> SegmentRecord | None:
