@@ -277,7 +277,7 @@ def test_a_last_record_whose_head_is_damaged_is_not_taken_for_one_that_was_lost(
     put_back(tier, LOG, size=sum(map(len, numbered(0, 3))), end_timestamp=noted)
     put_back(tier, QUEUE, size=3 * 20, end_timestamp=noted)
     file = tier.file()
-    assert (file.commit_offset, file.log.commit_offset) == (6, base + len(data))
+    assert file.commit_offset == 6
     assert file.problem is not None
     for number in range(5):
         time = STORE_TIMESTAMP + 10 * number
