@@ -66,9 +66,12 @@ from tieredstore.jobs.verify_slice import SliceItem, verify_slice
 from tieredstore.jobs.worker import worker_provider
 from tieredstore.model.amounts import counted, shown_size
 from tieredstore.model.config import StoreConfig
-from tieredstore.model.errors import MetadataError
+from tieredstore.model.errors import MetadataError, TieredStoreError
 from tieredstore.model.findings import Finding, FindingKind
+from tieredstore.model.printable import log_of
 from tieredstore.model.values import Json, SegmentRecord, SegmentType
+
+log = log_of(__name__)
 
 VerifyItem: TypeAlias = SliceItem | IndexItem
 OnFindings: TypeAlias = Callable[[Findings], None]
@@ -183,15 +186,20 @@ class VerifyJob:
         )
 
     def _looked_at_again(self, row: VerifyRow) -> VerifyRow:
-        """What is still damaged of it, in the tier as its catalogue is now."""
-        for _ in range(LOOKS_MAX):
-            worker_provider(self.config).refresh()
-            item = TierPicture.take(self.config).as_now(row.item)
-            if item is None:
-                return replace(row, findings=Findings(), sums=NO_SUMS, log_start=None, item=None)
-            (row,) = self.work(item)
-            if row.item is None:
-                break
+        """What is still damaged of it, in the tier as its catalogue is now; all of it where that
+        cannot be asked."""
+        try:
+            for _ in range(LOOKS_MAX):
+                worker_provider(self.config).refresh()
+                item = TierPicture.take(self.config).as_now(row.item)
+                if item is None:
+                    nothing = Findings()
+                    return replace(row, findings=nothing, sums=NO_SUMS, log_start=None, item=None)
+                (row,) = self.work(item)
+                if row.item is None:
+                    break
+        except (TieredStoreError, OSError) as error:
+            log.warning("what seems damaged is not looked at again: %s", error)
         return row
 
     def _compare_keys(
