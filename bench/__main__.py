@@ -53,10 +53,10 @@ def draw(figures: Mapping[str, Sequence[Row]], path: Path) -> None:
     mpl.use("agg")
 
     rows = [(f"{name}: {row.what}", row) for name, rows in figures.items() for row in rows]
-    rows = [(label, row) for label, row in rows if row.beside][::-1]
+    rows = [(label, row) for label, row in rows if row.ratio is not None][::-1]
     figure, axes = plt.subplots(figsize=(12, 1 + 0.28 * len(rows)))
     colours = ["#2f6fb2" if row.is_kept else "#b3392f" for _, row in rows]
-    axes.barh([label for label, _ in rows], [row.ratio for _, row in rows], color=colours)
+    axes.barh([label for label, _ in rows], [row.ratio or 0.0 for _, row in rows], color=colours)
     for place, (_, row) in enumerate(rows):
         if row.promised is not None:
             axes.plot([row.promised] * 2, [place - 0.4, place + 0.4], color="black", linewidth=2)
@@ -80,9 +80,9 @@ def page_of(figures: Mapping[str, Sequence[Row]], where: str) -> str:
         for row in rows:
             promised = "" if row.promised is None else f"≥ {row.promised:.2g}"
             missed = "" if row.is_kept else " **missed**"
-            ratio = f"{row.ratio:.2f}" if row.beside else ""
             lines.append(
-                f"| {row.what} | {row.beside} | {row.ours} | {ratio} | {promised}{missed} |"
+                f"| {row.what} | {row.beside} | {row.ours} | {row.ratio_text} "
+                f"| {promised}{missed} |"
             )
     return "\n".join(lines)
 

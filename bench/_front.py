@@ -17,19 +17,19 @@ class Chosen(NamedTuple):
 
 CHOSEN: Final = (
     Chosen(
-        "put through the tier while it uploads, 300 B, two keys; Java: 1 KB, no tier",
-        "local",
-        "through the tier while it uploads (Java without)",
+        "put one by one, 1 KB, no tier; beside: Java",
+        "puts",
+        "1 KB, one by one, no tier (Java)",
     ),
     Chosen(
-        "16 writers, a sync for all; beside: a sync each",
-        "local",
-        "synced puts, 16 writers (one, a sync each)",
+        "put in batches of 256, 1 KB, no tier; beside: Java",
+        "puts",
+        "1 KB, batches of 256, no tier (Java)",
     ),
     Chosen(
-        "1 000 awaited puts at once, through the tier; beside: one",
-        "local",
-        "asyncio, through the tier, 1,000 in flight (one)",
+        "the same while a tier in a folder uploads; beside: without a tier",
+        "puts",
+        "1 KB, batches of 256, tier in a folder (the store alone)",
     ),
     Chosen(
         "append and commit to a POSIX tier, 1 KB; beside: Java",
@@ -37,30 +37,34 @@ CHOSEN: Final = (
         "append + commit of 4096 x 1 KB (Java)",
     ),
     Chosen(
-        "pull of 32 messages through the cache; beside: Java",
+        "pulls of 32 that read ahead; beside: Java",
         "fetch",
-        "cached pull of 32, beside Java's",
+        "cold queue as messages, 32 a call (Java)",
     ),
-    Chosen("one message from the cache; beside: what is promised", "fetch", "cached read of 1"),
+    Chosen(
+        "one message from the cache; beside: a file opened and read",
+        "fetch",
+        "cached read of 1 (a file opened and read)",
+    ),
     Chosen(
         "key index: put; beside: Java",
         "index",
-        "keys hashed and put, batches of 8192 (Java, one by one)",
+        "keys hashed and put, batches of 8192; Java one by one (Java)",
     ),
     Chosen(
         "key index: compact 20 M items; beside: Java",
         "index",
-        "compaction of 19,999,999 items (Java, held in memory)",
+        "compaction of 19,999,999 items; Java's stays in memory (Java)",
     ),
     Chosen(
         "sequential read, 4 096 a call, as columns; beside: Java",
         "fetch",
-        "cold queue as columns, 4 096 a call, beside Java's",
+        "cold queue as columns, 4 096 a call (Java)",
     ),
     Chosen(
         "the same, as messages; beside: Java",
         "fetch",
-        "cold queue as messages, 4 096 a call, beside Java's",
+        "cold queue as messages, 4 096 a call (Java)",
     ),
 )
 

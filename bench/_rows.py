@@ -1,53 +1,123 @@
-"""What a benchmark comes to: rows of figures beside what they are held against."""
+"""What a benchmark comes to: rows of figures beside what they are held against.
+
+A promise is a ratio to what was measured in the same run, never a number of another machine.
+"""
 
 from __future__ import annotations
 
 import json
 import platform
+import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Final, Literal
 
 RESULTS = Path(__file__).parent / "results"
+NO_JAVA: Final = "Java: not run"
+
+Unit = Literal["/s", "MB/s", "s", "MB", ""]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """One figure as text, and how many times better it is than what stands beside it.
 
-    Beside it stands a promise, a physical limit measured in the same run, or Java's figure.
+    Beside it stands a limit measured in the same run, a peer, or Java. `ratio` is None where there
+    is nothing beside it; `spread` is how far the turn went that was farthest from the ratio.
     """
 
     what: str
     beside: str
     ours: str
-    ratio: float
+    ratio: float | None
     promised: float | None = None
+    spread: float | None = None
 
     @property
     def is_kept(self) -> bool:
-        return self.promised is None or self.ratio >= self.promised
+        return self.promised is None or self.ratio is None or self.ratio >= self.promised
+
+    @property
+    def ratio_text(self) -> str:
+        if self.ratio is None:
+            return ""
+        return f"{self.ratio:.2f}" + ("" if self.spread is None else f" ± {self.spread:.2f}")
 
 
-def rate_row(what: str, beside: float, ours: float, promised: float | None = 1.0) -> Row:
+def turns_row(
+    what: str,
+    beside: Sequence[float] | None,
+    ours: Sequence[float],
+    *,
+    unit: Unit = "/s",
+    promised: float | None = None,
+    absent: str = "",
+) -> Row:
+    """Figures of turns, the n-th of either side from the same moment: the ratio is turn by turn.
+
+    Rates are better when they are greater, seconds and bytes when they are smaller. `absent` says
+    why there is nothing beside them.
+    """
+    if beside is None:
+        return Row(what=what, beside=absent, ours=shown(ours, unit), ratio=None)
+    is_rate = unit.endswith("/s")
+    pairs = zip(beside, ours, strict=True)
+    ratios = [our / other if is_rate else other / our for other, our in pairs]
+    ratio = statistics.median(ratios)
     return Row(
         what=what,
-        beside=f"{beside:,.0f}/s",
-        ours=f"{ours:,.0f}/s",
-        ratio=ours / beside,
+        beside=shown(beside, unit),
+        ours=shown(ours, unit),
+        ratio=ratio,
         promised=promised,
+        spread=farthest(ratios) if len(ratios) > 1 else None,
     )
+
+
+def java_row(
+    what: str,
+    java: Sequence[float] | None,
+    ours: Sequence[float],
+    *,
+    unit: Unit = "/s",
+    promised: float | None = None,
+) -> Row:
+    what = f"{what} (Java)"
+    return turns_row(what, java, ours, unit=unit, promised=promised, absent=NO_JAVA)
+
+
+def farthest(values: Sequence[float]) -> float:
+    """How far the value is from the median that is farthest from it."""
+    middle = statistics.median(values)
+    return max(abs(value - middle) for value in values)
+
+
+def shown(values: Sequence[float], unit: Unit) -> str:
+    """The median, and in percent how far the farthest turn was."""
+    middle = statistics.median(values)
+    noise = f" ± {farthest(values) / middle:.0%}" if len(values) > 1 and middle else ""
+    return f"{_with_unit(middle, unit)}{noise}"
+
+
+def _with_unit(value: float, unit: Unit) -> str:
+    if unit == "s":
+        for name, factor in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
+            if value * factor >= 1:
+                return f"{value * factor:.1f} {name}"
+        return f"{value * 1e9:.0f} ns"
+    return f"{value:,.0f}{' ' if unit.startswith('M') else ''}{unit}"
 
 
 def table(rows: Sequence[Row]) -> str:
     """One line for each row."""
     width = max(len(row.what) for row in rows)
-    lines = [f"{'':{width}}  {'beside':>12}  {'ours':>12}  {'ratio':>8}  promised"]
+    lines = [f"{'':{width}}  {'beside':>18}  {'ours':>18}  {'ratio':>13}  promised"]
     for row in rows:
         promised = "" if row.promised is None else f">= {row.promised:.2g}"
         verdict = "" if row.is_kept else "  MISSED"
         lines.append(
-            f"{row.what:{width}}  {row.beside:>12}  {row.ours:>12}  {row.ratio:7.2f}x  "
+            f"{row.what:{width}}  {row.beside:>18}  {row.ours:>18}  {row.ratio_text:>13}  "
             f"{promised}{verdict}".rstrip()
         )
     return "\n".join(lines)

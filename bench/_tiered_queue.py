@@ -59,9 +59,9 @@ class Bench:
     def __init__(self, folder: Path, runtime: Runtime) -> None:
         self.runtime = runtime
         self.root = folder / "tiered"
-        self.config = StoreConfig(broker_name=BROKER, cluster_name=CLUSTER)
+        self.config = StoreConfig(broker_name=BROKER, cluster_name=CLUSTER, store_path=str(folder))
         self.provider = CountedProvider(PosixProvider(self.root, CLUSTER, runtime), runtime)
-        metadata = JsonMetadataStore.open(folder / "catalogue.json")
+        metadata = JsonMetadataStore.open(Path(self.config.catalogue_path))
         self.store = FlatFileStore(
             self.config, provider=self.provider, metadata=metadata, runtime=runtime
         )
@@ -71,6 +71,7 @@ class Bench:
         for first in range(0, MESSAGES, BATCH):
             assert self.file.append(a_run(first)).count == BATCH
             assert self.file.commit()
+        metadata.compact()  # Java reads no journal of ours
         self.bytes = self.file.log.commit_offset + self.file.queue.commit_offset
 
     @contextmanager

@@ -11,21 +11,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bench import _rows
-from bench._rows import Row
+from bench._rows import Row, turns_row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """How long the plain way and ours take; `promised` is the least ratio, if one was promised."""
+    """How long the plain way and ours took, turn by turn; `promised` is the least ratio."""
 
     what: str
-    plain_seconds: float
-    ours_seconds: float
+    plain_times: Sequence[float]
+    ours_times: Sequence[float]
     promised: float | None = None
 
     @property
-    def ratio(self) -> float:
-        return self.plain_seconds / self.ours_seconds
+    def ours_seconds(self) -> float:
+        return statistics.median(self.ours_times)
 
 
 def seconds_of(action: Callable[[], object], *, repeats: int = 15, loops: int = 1) -> list[float]:
@@ -58,14 +58,9 @@ def compare(
     plain_times: list[float] = []
     ours_times: list[float] = []
     for _ in range(turns):
-        plain_times += seconds_of(plain, repeats=repeats, loops=loops)
-        ours_times += seconds_of(ours, repeats=repeats, loops=loops)
-    return Comparison(
-        what=what,
-        plain_seconds=statistics.median(plain_times),
-        ours_seconds=statistics.median(ours_times),
-        promised=promised,
-    )
+        plain_times.append(median_seconds(plain, repeats=repeats, loops=loops))
+        ours_times.append(median_seconds(ours, repeats=repeats, loops=loops))
+    return Comparison(what=what, plain_times=plain_times, ours_times=ours_times, promised=promised)
 
 
 def report(name: str, comparisons: Sequence[Comparison]) -> int:
@@ -74,17 +69,10 @@ def report(name: str, comparisons: Sequence[Comparison]) -> int:
 
 
 def row_of(comparison: Comparison) -> Row:
-    return Row(
-        what=comparison.what,
-        beside=_shown(comparison.plain_seconds),
-        ours=_shown(comparison.ours_seconds),
-        ratio=comparison.ratio,
+    return turns_row(
+        comparison.what,
+        comparison.plain_times,
+        comparison.ours_times,
+        unit="s",
         promised=comparison.promised,
     )
-
-
-def _shown(seconds: float) -> str:
-    for unit, factor in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
-        if seconds * factor >= 1:
-            return f"{seconds * factor:.1f} {unit}"
-    return f"{seconds * 1e9:.0f} ns"

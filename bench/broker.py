@@ -31,7 +31,7 @@ from typing import Any, Final
 
 from bench._messages import BODY, properties
 from bench._remoting_load import PULLED, QUEUES, TOPIC
-from bench._rows import Row, rate_row, report
+from bench._rows import Row, report, turns_row
 from examples.broker.commands import Ask
 from examples.broker.story import Client
 from tieredstore.access.store import TieredMessageStore
@@ -48,6 +48,7 @@ SENDS: Final = ((1, 1, 4_096), (1, 256, 16_384), (64, 1, 16_384), (64, 16, 16_38
 STORED: Final = 512 * QUEUES
 PULLS: Final = (1, 64)
 WAIT_SECONDS: Final = 120.0
+TURNS: Final = 3
 
 # Small files that go as soon as the tier has them.
 COLD: Final = {"commit_log_file_bytes": 1 << 20, "reserve_hours": 0, "expiry_interval_ms": 50}
@@ -183,16 +184,20 @@ async def reads(face: AsyncTieredStore, readers: int) -> float:
 
 def send_rows(folder: Path) -> Iterator[Row]:
     for number, (connections, window, count) in enumerate(SENDS):
-        with a_broker(Place(folder / f"sends-{number}")) as port:
-            make_topic(port)
-            seconds = load_seconds(port, "send", connections, window, count)
-
-        async def library(at: int = number, together: int = connections * window) -> float:
-            async with a_store(Place(folder / f"puts-{at}")) as face:
-                return await puts(face, together, SENDS[at][2])
-
+        beside, ours = [], []
+        for turn in range(TURNS):
+            with a_broker(Place(folder / f"sends-{number}-{turn}")) as port:
+                make_topic(port)
+                ours.append(count / load_seconds(port, "send", connections, window, count))
+            place = Place(folder / f"puts-{number}-{turn}")
+            beside.append(asyncio.run(library_puts(place, connections * window, count)))
         what = f"sends, {named(connections)}, {window} under way each (awaited puts)"
-        yield rate_row(what, asyncio.run(library()), count / seconds, None)
+        yield turns_row(what, beside, ours)
+
+
+async def library_puts(place: Place, in_flight: int, count: int) -> float:
+    async with a_store(place) as face:
+        return await puts(face, in_flight, count)
 
 
 def pull_rows(folder: Path) -> Iterator[Row]:
@@ -208,17 +213,21 @@ def pull_rows(folder: Path) -> Iterator[Row]:
 
 
 def rows_of_pulls(place: Place, connections: int) -> Iterator[Row]:
-    """Each state once by the broker, once by the library; a new process finds nothing cached."""
+    """Each state once a turn by the broker, once by the library; a new process has no cache."""
     states = ("cold", "cached") if place.is_cold else ("hot",)
-    with a_broker(place) as port:
-        ours = [pulls_a_second(port, connections) for _ in states]
+    ours, beside = [], []
+    for _ in range(TURNS):
+        with a_broker(place) as port:
+            ours.append([pulls_a_second(port, connections) for _ in states])
+        beside.append(asyncio.run(library_reads(place, connections, len(states))))
+    columns = zip(states, zip(*beside, strict=True), zip(*ours, strict=True), strict=True)
+    for state, awaited, found in columns:
+        yield turns_row(f"{state} pulls, {named(connections)} (awaited reads)", awaited, found)
 
-    async def library() -> list[float]:
-        async with a_store(place) as face:
-            return [await reads(face, connections) for _ in states]
 
-    for state, beside, found in zip(states, asyncio.run(library()), ours, strict=True):
-        yield rate_row(f"{state} pulls, {named(connections)} (awaited reads)", beside, found, None)
+async def library_reads(place: Place, readers: int, times: int) -> list[float]:
+    async with a_store(place) as face:
+        return [await reads(face, readers) for _ in range(times)]
 
 
 def named(connections: int) -> str:

@@ -7,19 +7,26 @@ from __future__ import annotations
 
 import struct
 import sys
+import tempfile
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 
-from bench._timing import Comparison, compare, report
+from bench._java import Java, java
+from bench._rows import Row, java_row, report
+from bench._timing import Comparison, compare, row_of
 from tieredstore.codec import queue_unit
 from tieredstore.codec import record as record_fields
 from tieredstore.codec.checks import body_crc
 from tieredstore.codec.java import string_hash, string_hashes
 from tieredstore.codec.message import decode_message, encode_message
 from tieredstore.model.values import Host
+from tieredstore.testing.samples import a_record
 
 KEY_COUNT = 1_000
+DECODED, TURNS = 20_000, 5
 UNIT_COUNT = 1_000_000
 
 
@@ -133,19 +140,37 @@ def messages() -> Iterator[Comparison]:
     )
 
 
+def decode_rows(asked: Java) -> Iterator[Row]:
+    """Records of 1 KB into messages, bodies checked and not, beside Java's decoder."""
+    records = [a_record(number, body_bytes=900) for number in range(DECODED)]
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "records")
+        file.write_bytes(b"".join(records))
+        for checked in (False, True):
+            ours, java_rates = [], []
+            for _ in range(TURNS):
+                started = time.perf_counter()
+                for record in records:
+                    decode_message(record, check_crc=checked)
+                ours.append(DECODED / (time.perf_counter() - started))
+                seconds = asked.seconds("decode", file=file, crc=int(checked))
+                java_rates += [] if seconds is None else [DECODED / seconds]
+            how = "with a CRC of each body" if checked else "no CRC"
+            yield java_row(f"messages of 1 KB decoded one by one, {how}", java_rates or None, ours)
+
+
 def main() -> int:
     ascii_keys = [f"TopicTest#order-{number:08d}-{number % 97}" for number in range(KEY_COUNT)]
     other_keys = [f"主题#订单-{number:08d}-{number % 97}-键" for number in range(KEY_COUNT)]
-    return report(
-        "codec",
-        [
-            hashes(ascii_keys, "hash 1 000 keys (masked loop)", 8),
-            hashes(other_keys, "hash 1 000 keys, Chinese", None),
-            hashes(ascii_keys[:8], "hash 8 keys", None),
-            *queue_units(),
-            *messages(),
-        ],
-    )
+    compared = [
+        hashes(ascii_keys, "hash 1 000 keys (masked loop)", 8),
+        hashes(other_keys, "hash 1 000 keys, Chinese", None),
+        hashes(ascii_keys[:8], "hash 8 keys", None),
+        *queue_units(),
+        *messages(),
+    ]
+    with java() as asked:
+        return report("codec", [*map(row_of, compared), *decode_rows(asked)])
 
 
 if __name__ == "__main__":

@@ -1,111 +1,109 @@
-"""What a read of the tier costs, as ratios to plain reads of the same ranges and to promises.
+"""What a read of the tier costs, beside plain reads of the same ranges and beside Java's classes.
 
 A cold queue read from its beginning to its end, beside bare preads of the ranges that were asked
-for; cached reads of one message and of a pull of 32; many readers of one cold block. Prints one
-table. Exits with 1 where a promise is missed:
+for, and beside Java, which reads the same files; cached reads of one message and of a pull of 32,
+beside a file opened and read; many readers of one cold block. Prints one table. Exits with 1
+where a promise is missed:
 
     python -m bench.fetch
 """
 
 from __future__ import annotations
 
-import statistics
+import os
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
-from bench._rows import Row, report
+from bench._java import Java, java
+from bench._rows import Row, java_row, report, turns_row
 from bench._tiered_queue import BATCH, MESSAGES, TOPIC, Bench
+from bench._timing import median_seconds
 from tieredstore.driver.message_store import ReadRequest
 from tieredstore.driver.runtime import Runtime
 from tieredstore.model.config import MIB
 
 READERS = 64
-TURNS = 7
+TURNS = 5
 CACHED_CALLS = 500
 
-COLD_RATIO = 0.5
-ONE_SECONDS, PULL_SECONDS = 50e-6, 115e-6
-JAVA_FETCH, JAVA_PULL = 3_300e6, 278e6  # bytes a second: batches of 4 096; 32 through its cache
+COLD_PROMISED = 0.5
+CACHED_PROMISED = 0.005
 
 
-def cold_rows(bench: Bench) -> list[Row]:
-    rows = []
-    ways: list[tuple[str, Callable[[int], tuple[float, int]], int, float | None, float]] = [
-        ("cold queue as columns, 4 096 a call", bench.cold_columns, BATCH, COLD_RATIO, JAVA_FETCH),
-        ("cold queue passed on, 4 096 a call", bench.cold_records, BATCH, None, JAVA_FETCH),
-        ("cold queue as messages, 4 096 a call", bench.cold_messages, BATCH, None, JAVA_FETCH),
-        ("cold queue as messages, 32 a call", bench.cold_messages, 32, None, JAVA_PULL),
+def cold_rows(bench: Bench, asked: Java) -> Iterator[Row]:
+    ways: list[tuple[str, Callable[[int], tuple[float, int]], int, float | None]] = [
+        ("cold queue as columns, 4 096 a call", bench.cold_columns, BATCH, COLD_PROMISED),
+        ("cold queue passed on, 4 096 a call", bench.cold_records, BATCH, None),
+        ("cold queue as messages, 4 096 a call", bench.cold_messages, BATCH, None),
+        ("cold queue as messages, 32 a call", bench.cold_messages, 32, None),
     ]
-    for what, read, count_max, promised, java in ways:
-        cold, bare, reads = [], [], 0
+    java_read(bench, asked, BATCH)  # opens the tier, and compiles
+    for what, read, count_max, promised in ways:
+        cold, bare, java_spent, reads = [], [], [], 0
         for _ in range(TURNS):
             seconds, reads = read(count_max)
-            cold.append(seconds)
-            bare.append(bench.bare())
-        ours, plain = statistics.median(cold), statistics.median(bare)
-        rows.append(speed_row(f"{what}, beside bare preads", bench, plain, ours, promised))
-        beaten = 1.0 if java == JAVA_PULL else None
-        rows.append(speed_row(f"{what}, beside Java's", bench, bench.bytes / java, ours, beaten))
+            cold.append(rate(bench, seconds))
+            bare.append(rate(bench, bench.bare()))
+            other = java_read(bench, asked, count_max)
+            java_spent += [] if other is None else [rate(bench, other)]
+        yield turns_row(f"{what}, beside bare preads", bare, cold, unit="MB/s", promised=promised)
+        yield java_row(what, java_spent or None, cold, unit="MB/s")
         allowed = -(-bench.bytes // (8 * MIB)) + 2
-        rows.append(
-            Row(
-                what=f"{what}, requests",
-                beside=f"<= {allowed}",
-                ours=f"{reads}",
-                ratio=allowed / reads,
-                promised=1.0,
-            )
-        )
-    return rows
+        yield turns_row(f"{what}, requests (allowed)", [allowed], [reads], unit="", promised=1.0)
 
 
-def speed_row(what: str, bench: Bench, plain: float, ours: float, promised: float | None) -> Row:
-    return Row(
-        what=what,
-        beside=f"{bench.bytes / plain / 1e6:,.0f} MB/s",
-        ours=f"{bench.bytes / ours / 1e6:,.0f} MB/s",
-        ratio=plain / ours,
-        promised=promised,
+def java_read(bench: Bench, asked: Java, count_max: int) -> float | None:
+    """Pulls of 32 go through Java's cache, as they go through ours."""
+    return asked.seconds(
+        "fetch",
+        tier=bench.root,
+        store=bench.root.parent,
+        batch=count_max,
+        count=MESSAGES,
+        cached=int(count_max == 32),
     )
 
 
-def cached_rows(bench: Bench) -> list[Row]:
-    rows = []
-    size, speed = bench.file.log.commit_offset // MESSAGES, 0.0
+def rate(bench: Bench, seconds: float) -> float:
+    return bench.bytes / seconds / 1e6
+
+
+def cached_rows(bench: Bench) -> Iterator[Row]:
+    """Beside what each read would cost without a cache: a file opened and read."""
+    size = bench.file.log.commit_offset // MESSAGES
+    path = next(path for path in bench.root.rglob("*") if path.stat().st_size > MESSAGES * size / 2)
+
+    def pread(length: int) -> bytes:
+        descriptor = os.open(path, os.O_RDONLY)
+        data = os.pread(descriptor, length, 1_000 * size)
+        os.close(descriptor)
+        return data
+
     with bench.fetcher() as fetcher:
-        for count_max, promised in ((1, ONE_SECONDS), (32, PULL_SECONDS)):
-            times = []
-            for _ in range(2 * TURNS):
-                started = time.perf_counter()
-                for _ in range(CACHED_CALLS):
-                    fetcher.get_message(ReadRequest(TOPIC, 0, 1_000, count_max=count_max))
-                times.append((time.perf_counter() - started) / CACHED_CALLS)
-            ours = statistics.median(times)
-            rows.append(
-                Row(
-                    what=f"cached read of {count_max}",
-                    beside=f"< {promised * 1e6:.0f} us",
-                    ours=f"{ours * 1e6:.1f} us",
-                    ratio=promised / ours,
-                    promised=1.0,
+        for count_max in (1, 32):
+            asked = ReadRequest(TOPIC, 0, 1_000, count_max=count_max)
+            bare, ours = [], []
+            for _ in range(TURNS):
+                bare.append(
+                    median_seconds(partial(pread, count_max * size), repeats=3, loops=CACHED_CALLS)
                 )
+                ours.append(
+                    median_seconds(
+                        partial(fetcher.get_message, asked), repeats=3, loops=CACHED_CALLS
+                    )
+                )
+            yield turns_row(
+                f"cached read of {count_max} (a file opened and read)",
+                bare,
+                ours,
+                unit="s",
+                promised=CACHED_PROMISED,
             )
-            speed = count_max * size / ours
-    rows.append(
-        Row(
-            what="cached pull of 32, beside Java's",
-            beside=f"{JAVA_PULL / 1e6:,.0f} MB/s",
-            ours=f"{speed / 1e6:,.0f} MB/s",
-            ratio=speed / JAVA_PULL,
-            promised=1.0,
-        )
-    )
-    return rows
 
 
 def shared_row(bench: Bench) -> Row:
@@ -121,19 +119,14 @@ def shared_row(bench: Bench) -> Row:
         assert found == [32] * READERS
         kinds = [segment.type.name for segment, _, _ in bench.provider.reads]
     reads = kinds.count("COMMIT_LOG")
-    return Row(
-        what=f"{READERS} readers of one cold block, requests",
-        beside="1",
-        ours=f"{reads}",
-        ratio=1 / reads,
-        promised=1.0,
-    )
+    what = f"{READERS} readers of one cold block, requests (allowed)"
+    return turns_row(what, [1], [reads], unit="", promised=1.0)
 
 
 def main() -> int:
-    with tempfile.TemporaryDirectory() as folder, Runtime.threads() as runtime:
+    with java() as asked, tempfile.TemporaryDirectory() as folder, Runtime.threads() as runtime:
         bench = Bench(Path(folder), runtime)
-        rows = [*cold_rows(bench), *cached_rows(bench), shared_row(bench)]
+        rows = [*cold_rows(bench, asked), *cached_rows(bench), shared_row(bench)]
         bench.store.close()
     return report("fetch", rows)
 

@@ -1,4 +1,4 @@
-"""The tier's key index beside plain numpy, what was promised, and the Java broker's figures.
+"""The tier's key index beside plain numpy, and beside Java's classes with the same file.
 
 Batches of keys hashed and put into a file; runs of whole messages put into an index, so that their
 properties are taken apart too; a full file of 20 million items compacted, with its footer apart and
@@ -10,12 +10,12 @@ the memory it takes; keys found in the full file before it is uploaded. Prints o
 
 from __future__ import annotations
 
-import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 
 from bench import _index_memory, _index_store
 from bench._index_store import RUN_MESSAGES
-from bench._rows import Row, report
+from bench._java import Java, java
+from bench._rows import Row, java_row, report, turns_row
 from tieredstore.codec.checks import Buffer
 from tieredstore.codec.key_hashes import key_hashes
 from tieredstore.index.compaction import Compaction
@@ -37,12 +38,13 @@ BEGIN = 1_700_000_000_000
 PREFIX = "TopicTest#"
 BATCH_KEYS = 8_192
 MEASURED_BATCHES = 120
+JAVA_KEYS = 500_000
+INDEX_FOLDER = "tiered_index_file"  # where Java looks for it
 ASKED_KEYS = 5_000
 TURNS = 5
 
-KEYS_A_SECOND, JAVA_KEYS_A_SECOND = 3_000_000, 2_200_000
-STORE_KEYS_A_SECOND = 1_000_000
-QUERY_SECONDS, MEMORY_BYTES, JAVA_COMPACTION_SECONDS = 30e-6, 200e6, 4.8
+STORE_PROMISED, COMPACTION_PROMISED, MEMORY_PROMISED = 3.0, 0.5, 2.5
+KEY_PROMISED = 0.2
 
 
 def columns(hashes: NDArray[np.uint64], start: int) -> IndexColumns:
@@ -57,7 +59,7 @@ def columns(hashes: NDArray[np.uint64], start: int) -> IndexColumns:
     )
 
 
-def put_rows(file: IndexStoreFile) -> Iterator[Row]:
+def put_rows(file: IndexStoreFile, asked: Java) -> Iterator[Row]:
     """Fill the file; in its last part batches are timed, hashing included."""
     dice = np.random.default_rng(7)
     count = MEASURED_BATCHES * BATCH_KEYS
@@ -65,68 +67,47 @@ def put_rows(file: IndexStoreFile) -> Iterator[Row]:
     while file.room > count:
         some = dice.integers(0, 1 << 64, min(1 << 18, file.room - count), np.uint64)
         file.put(columns(some, file.item_count))
-    spent, bare = [], []
     rest = [
         columns(np.empty(BATCH_KEYS, np.uint64), start) for start in range(0, count, BATCH_KEYS)
     ]
-    for number, held in enumerate(rest):
-        part = keys[number * BATCH_KEYS : (number + 1) * BATCH_KEYS]
-        started = time.perf_counter()
-        hashes = key_hashes(part, prefix=PREFIX)
-        hashed = time.perf_counter()
-        file.put(
-            IndexColumns(
-                key_hashes=hashes,
-                topic_ids=held.topic_ids,
-                queue_ids=held.queue_ids,
-                log_offsets=held.log_offsets,
-                message_bytes=held.message_bytes,
-                store_timestamps=held.store_timestamps,
+    ours, hashing, java_rates = [], [], []
+    share = len(rest) // TURNS
+    for turn in range(TURNS):
+        spent = bare = 0.0
+        for number in range(turn * share, (turn + 1) * share):
+            part = keys[number * BATCH_KEYS : (number + 1) * BATCH_KEYS]
+            started = time.perf_counter()
+            hashes = key_hashes(part, prefix=PREFIX)
+            bare += time.perf_counter() - started
+            file.put(replace(rest[number], key_hashes=hashes))
+            spent += time.perf_counter() - started
+        ours.append(share * BATCH_KEYS / spent)
+        hashing.append(share * BATCH_KEYS / bare)
+        with tempfile.TemporaryDirectory() as folder:
+            seconds = asked.seconds(
+                "index-put", store=folder, slots=SLOTS, items=ITEMS, count=JAVA_KEYS
             )
-        )
-        spent.append(time.perf_counter() - started)
-        bare.append(hashed - started)
+        java_rates += [] if seconds is None else [JAVA_KEYS / seconds]
     assert file.room == 0
-    speed = BATCH_KEYS / statistics.median(spent)
-    for beside, plain, promised in (
-        ("what is promised", KEYS_A_SECOND, 1.0),
-        ("Java, one by one", JAVA_KEYS_A_SECOND, 1.0),
-    ):
-        yield Row(
-            what=f"keys hashed and put, batches of {BATCH_KEYS} ({beside})",
-            beside=f"{plain:,}/s",
-            ours=f"{speed:,.0f}/s",
-            ratio=speed / plain,
-            promised=promised,
-        )
-    yield Row(
-        what="the same, the share of hashing",
-        beside="",
-        ours=f"{statistics.median(bare) / statistics.median(spent):.0%}",
-        ratio=1.0,
-    )
+    what = f"keys hashed and put, batches of {BATCH_KEYS}"
+    yield turns_row(f"{what} (hashed only)", hashing, ours, promised=0.15)
+    yield java_row(f"{what}; Java one by one", java_rates or None, ours, promised=1.0)
 
 
 def store_rows(folder: Path) -> Iterator[Row]:
     """All that an index does with messages that were committed, and then the sync of them."""
     figures = _index_store.measured(folder)
-    speed = figures.keys_a_second
-    for beside, plain, promised in (
-        ("the aim", STORE_KEYS_A_SECOND, None),
-        ("decoded one by one, not put", figures.plain_keys_a_second, 4.0),
-    ):
-        yield Row(
-            what=f"messages of two keys put, runs of {RUN_MESSAGES}, keys ({beside})",
-            beside=f"{plain:,.0f}/s",
-            ours=f"{speed:,.0f}/s",
-            ratio=speed / plain,
-            promised=promised,
-        )
-    yield Row(
-        what="making them durable at once (putting them)",
-        beside=f"{figures.put_seconds:.2f} s",
-        ours=f"{figures.sync_seconds:.2f} s",
-        ratio=figures.put_seconds / figures.sync_seconds,
+    yield turns_row(
+        f"messages of two keys put, runs of {RUN_MESSAGES}, keys (decoded one by one, not put)",
+        figures.plain_keys_a_second,
+        figures.keys_a_second,
+        promised=STORE_PROMISED,
+    )
+    yield turns_row(
+        "making them durable at once (putting them)",
+        [figures.put_seconds],
+        [figures.sync_seconds],
+        unit="s",
     )
 
 
@@ -151,75 +132,90 @@ def bare_copy(items: NDArray[Any]) -> Iterator[Buffer]:
         yield np.ascontiguousarray(whole[:, :7]).data
 
 
-def compaction_rows(file: IndexStoreFile, folder: Path) -> Iterator[Row]:
-    plain, ours, footers = [], [], []
+def compaction_rows(file: IndexStoreFile, folder: Path, asked: Java) -> Iterator[Row]:
+    plain, ours, footers, java_spent = [], [], [], []
+    compacted = 0
     for _ in range(TURNS):
         plain.append(written(bare_copy(file.items()), folder / "out"))
         started = time.perf_counter()
         with closing(Compaction.of_file(file)) as compaction:
             dealt = time.perf_counter() - started
             ours.append(dealt + written(compaction.blocks(), folder / "out"))
-            assert (folder / "out").stat().st_size == compaction.end
+            compacted = (folder / "out").stat().st_size
+            assert compacted == compaction.end
             footers.append(written(compaction.footer(), folder / "footer"))
-    bare, mine = statistics.median(plain), statistics.median(ours)
-    for beside, seconds, promised in (
-        ("numpy's order and copy", bare, 1 / 1.5),
-        ("Java, held in memory", JAVA_COMPACTION_SECONDS, 1.0),
-    ):
-        yield Row(
-            what=f"compaction of {file.item_count:,} items ({beside})",
-            beside=f"{seconds:.2f} s",
-            ours=f"{mine:.2f} s",
-            ratio=seconds / mine,
-            promised=promised,
-        )
-    yield Row(
-        what="its footer, filter and fences (the compaction)",
-        beside=f"{mine:.2f} s",
-        ours=f"{statistics.median(footers):.2f} s",
-        ratio=mine / statistics.median(footers),
+        seconds = asked.seconds("index-compact", **java_file(folder))
+        java_spent += [] if seconds is None else [seconds]
+    what = f"compaction of {file.item_count:,} items"
+    yield turns_row(
+        f"{what} (numpy's order and copy)", plain, ours, unit="s", promised=COMPACTION_PROMISED
     )
+    yield java_row(f"{what}; Java's stays in memory", java_spent or None, ours, unit="s")
+    yield turns_row("its footer, filter and fences (the compaction)", ours, footers, unit="s")
     figures = _index_memory.in_child(file.path, slot_count=SLOTS, item_capacity=ITEMS)
     for name in ("compaction", "footer"):
-        yield Row(
-            what=f"anonymous memory of a process, {name} (what is promised)",
-            beside=f"{MEMORY_BYTES / 1e6:.0f} MB",
-            ours=f"{figures[name] / 1e6:.0f} MB",
-            ratio=MEMORY_BYTES / figures[name],
-            promised=1.0,
+        yield turns_row(
+            f"anonymous memory of a process, {name} (the compacted file)",
+            [compacted / 1e6],
+            [figures[name] / 1e6],
+            unit="MB",
+            promised=MEMORY_PROMISED,
         )
 
 
-def query_rows(file: IndexStoreFile) -> Iterator[Row]:
-    """Keys of the last batches, each asked for once before, so that its pages are there."""
+def java_file(folder: Path) -> dict[str, object]:
+    """The arguments by which Java opens the same file."""
+    return {"store": folder, "slots": SLOTS, "items": ITEMS, "begin": BEGIN}
+
+
+def query_rows(file: IndexStoreFile, folder: Path, asked: Java) -> Iterator[Row]:
+    """Keys of the last batches, in the full file and in one that has nothing else.
+
+    Each was asked for once before, so that its pages are there.
+    """
     step = MEASURED_BATCHES * BATCH_KEYS // ASKED_KEYS
-    asked = [f"{PREFIX}order-{number * step:012d}" for number in range(ASKED_KEYS)]
-    spent: list[float] = []
-    for _ in range(2):  # the second time counts
-        spent = []
-        for text in asked:
-            started = time.perf_counter()
-            found = file.find(text, begin=0, end=INT64_MAX, count_max=32)
-            spent.append(time.perf_counter() - started)
-            assert found
-    for name, share, promised in (("median", 50, 1.0), ("99 of 100", 99, None)):
-        seconds = float(np.percentile(spent, share))
-        yield Row(
-            what=f"key in a full unsealed file, {name} (what is promised)",
-            beside=f"{QUERY_SECONDS * 1e6:.0f} us",
-            ours=f"{seconds * 1e6:.1f} us",
-            ratio=QUERY_SECONDS / seconds,
-            promised=promised,
+    texts = [f"{PREFIX}order-{number * step:012d}" for number in range(ASKED_KEYS)]
+    few = IndexStoreFile.create(folder, BEGIN, slot_count=SLOTS, item_capacity=ITEMS)
+    few.put(columns(key_hashes([text.removeprefix(PREFIX) for text in texts], prefix=PREFIX), 0))
+    full, small, java_spent = [], [], []
+    for turn in range(TURNS + 1):
+        found = seconds_a_key(few, texts), seconds_a_key(file, texts)
+        seconds = asked.seconds(
+            "index-query", **java_file(file.path.parent.parent), count=ASKED_KEYS, step=step
         )
+        if turn:  # the first one brings the pages
+            small.append(found[0])
+            full.append(found[1])
+            java_spent += [] if seconds is None else [seconds / ASKED_KEYS]
+    few.close()
+    what = "key in a full unsealed file"
+    yield turns_row(
+        f"{what} (in one of {ASKED_KEYS:,})", small, full, unit="s", promised=KEY_PROMISED
+    )
+    yield java_row(what, java_spent or None, full, unit="s")
+
+
+def seconds_a_key(file: IndexStoreFile, texts: Sequence[str]) -> float:
+    started = time.perf_counter()
+    for text in texts:
+        assert file.find(text, begin=0, end=INT64_MAX, count_max=32)
+    return (time.perf_counter() - started) / len(texts)
 
 
 def main() -> int:
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    with java() as asked, tempfile.TemporaryDirectory() as name:
+        root, small = Path(name), Path(name, "small")
+        folder = root / INDEX_FOLDER
+        for each in (folder, small):
+            each.mkdir()
         file = IndexStoreFile.create(folder, BEGIN, slot_count=SLOTS, item_capacity=ITEMS)
-        rows = [*put_rows(file), *query_rows(file), *compaction_rows(file, folder)]
+        rows = [
+            *put_rows(file, asked),
+            *query_rows(file, small, asked),
+            *compaction_rows(file, root, asked),
+        ]
         file.close()
-        rows += store_rows(folder / "store")
+        rows += store_rows(root / "store")
     return report("index", rows)
 
 

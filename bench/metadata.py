@@ -1,34 +1,38 @@
 """What the catalogue costs in a store of 5 000 queues and 30 000 segments.
 
-Prints the median of one update, with its sync and without, and the time that opening takes, after
-a clean close and with a journal as long as it gets. Exits with 1 where a target is missed:
+One update, with its sync and without, beside a bare write of a line as long; opening, after a
+clean close and with a journal as long as it gets, beside finding the words of
+the snapshot with re. Prints one table, exits with 1 where a promise is missed:
 
     python -m bench.metadata
 """
 
 from __future__ import annotations
 
+import os
+import re
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from unittest import mock
 
-from bench._rows import Row, report
+from bench._rows import Row, report, turns_row
 from tieredstore.metadata import JsonMetadataStore
 from tieredstore.model.values import QueueRecord, SegmentRecord, SegmentType
 
 TOPICS = 500
 QUEUES_OF_A_TOPIC = 10
 SEGMENTS_OF_A_FILE = 3
-UPDATES = 2_000
-OPENS = 5
-UPDATE_MS_MAX = 1.0
-OPEN_MS_MAX = 2_000.0
+UPDATES = 1_000
+TURNS = 5
+UPDATE_PROMISED, SYNCED_PROMISED, OPEN_PROMISED = 0.02, 0.3, 0.25
+LINE = bytes(300) + b"\n"
 
 BROKER = "broker-a"
 NOW_MS = 1_700_000_000_000
@@ -68,31 +72,45 @@ def fill(path: Path) -> None:
         store.put(*segments())
 
 
-def spent_ms(call: Callable[[], object]) -> float:
+def seconds_of(call: Callable[[], object]) -> float:
     started = time.perf_counter()
     call()
-    return (time.perf_counter() - started) * 1_000
+    return time.perf_counter() - started
 
 
-def update_times_ms(store: JsonMetadataStore, rows: list[SegmentRecord]) -> list[float]:
+def update_seconds(store: JsonMetadataStore, rows: list[SegmentRecord]) -> float:
     """One row a batch, as a commit of one segment does it."""
     spent = []
     for number in range(UPDATES):
         row = rows[number * 7 % len(rows)]
         row = replace(row, size=row.size - number)
-        spent.append(spent_ms(partial(store.put, row)))
+        spent.append(seconds_of(partial(store.put, row)))
+    return statistics.median(spent)
+
+
+def write_seconds(path: Path, *, synced: bool) -> float:
+    """A line a write, with nothing around it."""
+    with path.open("ab", buffering=0) as file:
+
+        def write() -> None:
+            file.write(LINE)
+            if synced:
+                os.fdatasync(file.fileno())
+
+        return statistics.median(seconds_of(write) for _ in range(UPDATES))
+
+
+def open_seconds(path: Path) -> float:
+    """What was opened is left as it was found."""
+    started = time.perf_counter()
+    store = JsonMetadataStore.open(path)
+    spent = time.perf_counter() - started
+    abandon(store)
     return spent
 
 
-def open_ms(path: Path) -> float:
-    """The median of opening; what was opened is left as it was found."""
-    spent = []
-    for _ in range(OPENS):
-        started = time.perf_counter()
-        store = JsonMetadataStore.open(path)
-        spent.append((time.perf_counter() - started) * 1_000)
-        abandon(store)
-    return statistics.median(spent)
+def parse_seconds(path: Path) -> float:
+    return seconds_of(lambda: re.findall(rb"\w+", path.read_bytes()))
 
 
 def abandon(store: JsonMetadataStore) -> None:
@@ -116,55 +134,51 @@ def long_journal(path: Path, rows: list[SegmentRecord]) -> int:
     return number
 
 
-def measure(path: Path) -> dict[str, float]:
-    """Figures by name, in milliseconds."""
+def rows_of(path: Path) -> Iterator[Row]:
     rows = list(segments())
-    figures = {}
+    other = path.with_name("lines")
     store = JsonMetadataStore.open(path)
-    figures["update"] = statistics.median(update_times_ms(store, rows))
-    with mock.patch("os.fdatasync"):
-        figures["update_unsynced"] = statistics.median(update_times_ms(store, rows))
+    for what, synced, promised in (
+        ("one update, its sync left out (a bare write)", False, UPDATE_PROMISED),
+        ("one update, synced (a bare write, synced)", True, SYNCED_PROMISED),
+    ):
+        bare, ours = [], []
+        for _ in range(TURNS):
+            bare.append(write_seconds(other, synced=synced))
+            with nullcontext() if synced else mock.patch("os.fdatasync"):
+                ours.append(update_seconds(store, rows))
+        yield turns_row(what, bare, ours, unit="s", promised=promised)
     store.close()
-    figures["open_clean"] = open_ms(path)
-    figures["journal_lines"] = long_journal(path, rows)
-    figures["open_with_journal"] = open_ms(path)
+    yield open_row("open after a clean close", path)
+    lines = long_journal(path, rows)
+    yield open_row(f"open with {lines} lines to replay", path)
+    bare, ours = [], []
     store = JsonMetadataStore.open(path)
-    figures["compaction"] = spent_ms(store.compact)
+    for _ in range(TURNS):
+        bare.append(parse_seconds(path))
+        ours.append(seconds_of(store.compact))
     store.close()
-    return figures
+    yield turns_row("compaction (its words by re)", bare, ours, unit="s")
+
+
+def open_row(what: str, path: Path) -> Row:
+    bare, ours = [], []
+    for _ in range(TURNS):
+        bare.append(parse_seconds(path))
+        ours.append(open_seconds(path))
+    what = f"{what} (its words by re)"
+    return turns_row(what, bare, ours, unit="s", promised=OPEN_PROMISED)
 
 
 def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "tieredStoreMetadata.json"
         fill(path)
-        bytes_count = path.stat().st_size
-        figures = measure(path)
-    queue_count = TOPICS * QUEUES_OF_A_TOPIC
-    segment_count = queue_count * 2 * SEGMENTS_OF_A_FILE
-    print(f"{queue_count} queues, {segment_count} segments, snapshot of {bytes_count / 1e6:.1f} MB")
-    rows = [
-        ms_row(what, figures[name], ms_max)
-        for what, name, ms_max in (
-            ("one update, its sync left out", "update_unsynced", UPDATE_MS_MAX),
-            ("one update, synced", "update", None),
-            ("open after a clean close", "open_clean", OPEN_MS_MAX),
-            (
-                f"open with {figures['journal_lines']} lines to replay",
-                "open_with_journal",
-                OPEN_MS_MAX,
-            ),
-            ("compaction", "compaction", None),
-        )
-    ]
-    return report("metadata", rows)
-
-
-def ms_row(what: str, ms: float, ms_max: float | None) -> Row:
-    if ms_max is None:
-        return Row(what=what, beside="", ours=f"{ms:,.3f} ms", ratio=1.0)
-    beside = f"{ms_max:g} ms"
-    return Row(what=what, beside=beside, ours=f"{ms:,.3f} ms", ratio=ms_max / ms, promised=1.0)
+        queue_count = TOPICS * QUEUES_OF_A_TOPIC
+        segment_count = queue_count * 2 * SEGMENTS_OF_A_FILE
+        size = path.stat().st_size / 1e6
+        print(f"{queue_count} queues, {segment_count} segments, snapshot of {size:.1f} MB")
+        return report("metadata", [*rows_of(path)])
 
 
 if __name__ == "__main__":

@@ -12,31 +12,10 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from tests.interop.maven import JAVA, built
+
 HERE = Path(__file__).parent / "java"
 VERSION = os.environ.get("TIEREDSTORE_ROCKETMQ") or "5.3.3"
-JAR = HERE / "target" / VERSION / "verify-store-1.0.jar"
-# RocketMQ reaches into the JDK to unmap files; newer Javas want to be asked first.
-JAVA = [
-    "java",
-    "--add-exports",
-    "java.base/sun.nio.ch=ALL-UNNAMED",
-    "--add-opens",
-    "java.base/sun.nio.ch=ALL-UNNAMED",
-    "--add-opens",
-    "java.base/java.nio=ALL-UNNAMED",
-    "--add-opens",
-    "java.base/jdk.internal.ref=ALL-UNNAMED",
-]
-
-
-def build() -> None:
-    """Once a version and a change; `target/` is not in the repository."""
-    sources = [HERE / "pom.xml", *HERE.glob("src/**/*.java")]
-    changed = max(source.stat().st_mtime_ns for source in sources)
-    if not JAR.exists() or JAR.stat().st_mtime_ns < changed:
-        goals = ["package", "dependency:copy-dependencies"]
-        version = f"-Drocketmq.version={VERSION}"
-        subprocess.run(["mvn", "-q", "-B", version, *goals], cwd=HERE, check=True)
 
 
 def verify(mode: str, *options: str, work: Path) -> list[dict[str, Any]]:
@@ -63,8 +42,7 @@ def broker_tables(folder: Path, work: Path, *, change: bool = False) -> dict[str
 
 
 def _run(program: str, *arguments: str) -> None:
-    build()
-    classes = f"{JAR}:{JAR.parent}/dependency/*"
+    classes = built(HERE, VERSION, "verify-store-1.0.jar")
     done = subprocess.run(
         [*JAVA, "-cp", classes, f"goldenverify.{program}", *arguments],
         capture_output=True,
