@@ -415,7 +415,7 @@ def was_killed(
 def test_a_job_in_a_bucket_whose_driver_is_killed_is_gone_on_with(
     tmp_path: Path, endpoint: str, job: str
 ) -> None:
-    bucket, other = made_buckets(tmp_path, endpoint, "killed", "moved")
+    bucket, other = made_buckets(tmp_path, endpoint, f"killed-{job}", f"moved-{job}")
     source = copy_of_golden(tmp_path / "java")
     moved(source, bucket, cut_over=True)
     target = tmp_path / "parquet"
