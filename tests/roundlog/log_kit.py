@@ -9,6 +9,7 @@ from typing import Any
 from tieredstore.driver.object_client import (
     Attempt,
     ListedKey,
+    ObjectClient,
     ObjectClientWrapper,
     ObjectFacts,
     Range,
@@ -121,15 +122,20 @@ class Tier:
     deleting: set[SegmentKey] = field(default_factory=set)
 
     def opened(
-        self, at: int = -1, *, lands: bool = False, recent_bytes: int = 0
+        self,
+        at: int = -1,
+        *,
+        lands: bool = False,
+        recent_bytes: int = 0,
+        client: ObjectClient | None = None,
     ) -> tuple[BrokerLog, KillingClient]:
         """A process; by default one that remembers nothing of what it sent."""
-        client = KillingClient(MemoryObjectClient(self.objects), at, lands=lands)
+        killing = KillingClient(MemoryObjectClient(self.objects), at, lands=lands)
         runtime = Runtime.inline()
         runtime.clock = self.clock
-        calls = ObjectCalls(client, runtime, RetryPolicy(retries_max=0))
+        calls = ObjectCalls(client or killing, runtime, RetryPolicy(retries_max=0))
         log = BrokerLog(calls, LAYOUT, BROKER, runtime, recent_bytes=recent_bytes)
-        return log, client
+        return log, killing
 
     def write(self, log: BrokerLog, round: Mapping[SegmentKey, bytes]) -> None:
         """One round: more bytes for some segments."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.every_step import every_step
+from tests.providers.object_kit import StruckClient
 from tests.roundlog.log_kit import BROKER, LAYOUT, Killed, KillingClient, Tier, key_of
 from tieredstore.driver.runtime import InlinePool
 from tieredstore.model.errors import (
@@ -22,10 +24,13 @@ from tieredstore.roundlog import upkeep as upkeep_module
 from tieredstore.roundlog.draft import Draft
 from tieredstore.roundlog.entry import Entry, Extents, SegmentKey
 from tieredstore.roundlog.frames import check_payload, crc32c, decode_tail
+from tieredstore.roundlog.inspection import KINDS, damage, leftovers
 from tieredstore.roundlog.layout import number_of
 from tieredstore.roundlog.log import BrokerLog
 from tieredstore.roundlog.state import Chunk, LogState
 from tieredstore.roundlog.upkeep import GRACE_MS, Upkeep, Weighed, seal, to_merge, weighed
+from tieredstore.testing.faults import Fault, Faults
+from tieredstore.testing.memory_objects import MemoryObjectClient
 
 MINUTE = 60_000
 HOUR = 60 * MINUTE
@@ -610,6 +615,137 @@ def assert_nothing_live_is_missing(tier: Tier, state: LogState) -> None:
         for name in chunk.used():
             assert prefix + name in tier.objects.held
             assert name not in state.dead
+
+
+# A request that fails, or is carried out and not answered
+
+
+TROUBLED_TURNS = 10  # enough to merge twice, seal, delete what is sealed, save and release
+LEFT_MAX = 3  # objects of one merge
+
+
+class Troubled:
+    """A writer beside a request of which it hears nothing: it asks what became of it, and goes on.
+
+    The life is that of one who is killed, and at its end all that is dead is deleted.
+    """
+
+    def __init__(self, at: int, fault: Fault) -> None:
+        self.tier, self.faults = Tier(), Faults({at: fault})
+        client = StruckClient(MemoryObjectClient(self.tier.objects), self.faults)
+        self.log, _ = self.tier.opened(client=client)
+        self.upkeep = Upkeep(self.log)
+
+    def live(self) -> None:
+        random, tier, log = Random(1), self.tier, self.log
+        for turn in range(TROUBLED_TURNS):
+            keys = [QUIET, *random.sample(BUSY, 2)]
+            for key in keys:
+                self._delete_if_sealed(key)
+            data = {key: random.randbytes(50) for key in keys}
+            ends = {key: len(tier.acknowledged.get(key, b"")) + 50 for key in keys}
+            self._tried(lambda data=data: tier.write(log, data), lambda ends=ends: self._ends(ends))  # type: ignore[misc]
+            for key in keys:
+                if len(tier.acknowledged.get(key, b"")) < ends[key]:
+                    tier.acknowledged[key] = tier.acknowledged.get(key, b"") + data[key]
+            tier.clock.advance(5 * MINUTE)
+            self._tried(lambda: run(self.upkeep))
+            if turn % 5 == 4:
+                self._tried(lambda: seal(log, BUSY[:4], POOL))
+        tier.clock.advance(GRACE_MS + MINUTE)
+        self._tried(lambda: run(self.upkeep))
+
+    def _delete_if_sealed(self, key: SegmentKey) -> None:
+        found: list[bool] = []
+
+        def look() -> None:
+            segment = self.log.state().segment(key)
+            found.append(segment is not None and segment.sealed is not None)
+
+        self._tried(look)
+        if found[-1]:
+            self._tried(
+                lambda: self.tier.delete(self.log, key),
+                lambda: self.log.state().segment(key) is None,
+            )
+            self.tier.acknowledged.pop(key, None)
+
+    def _ends(self, ends: dict[SegmentKey, int]) -> bool:
+        state = self.log.state()
+        found = {key: state.segment(key) for key in ends}
+        return all(one is not None and one.size == ends[key] for key, one in found.items())
+
+    def _tried(self, call: Callable[[], object], is_done: Callable[[], bool] = bool) -> None:
+        for _ in range(3):  # the request fails, and once the look at what became of it
+            try:
+                self.log.claim()
+                self.log.settled()
+                if not is_done():
+                    call()
+            except BackendUnavailableError:
+                continue
+            return
+        raise AssertionError("it does not come to its end")
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault.BEFORE,
+        Fault.AFTER,
+        pytest.param(Fault.HALF, marks=pytest.mark.torture),
+    ],
+)
+def test_a_writer_that_hears_nothing_of_any_request_goes_on_and_nothing_is_lost_or_left(
+    monkeypatch: pytest.MonkeyPatch, fault: Fault
+) -> None:
+    monkeypatch.setattr(upkeep_module, "ROUNDS_MERGED", 4)
+    monkeypatch.setattr(upkeep_module, "CHUNKS_MERGED", 2)
+    monkeypatch.setattr(upkeep_module, "STATE_EVERY", 4)
+    monkeypatch.setattr(upkeep_module, "MERGED_BYTES", 300)
+
+    def live(at: int) -> Troubled:
+        troubled = Troubled(at, fault)
+        troubled.live()
+        return troubled
+
+    def check(troubled: Troubled, at: int) -> bool:
+        tier = troubled.tier
+        for log in (troubled.log, None):  # as the writer knows it, and a new reader
+            assert_nothing_live_is_missing(tier, tier.check(log))
+        reader, _ = tier.opened()
+        assert damage(reader) == []
+        assert len(unnamed_data(tier, reader)) <= LEFT_MAX
+        after, _ = tier.opened()
+        after.claim()
+        assert after.epoch == (reader.state().epoch or 0) + 1
+        Upkeep(after).save(entries_min=1)
+        assert_nothing_live_is_missing(tier, tier.check(after))
+        for each in leftovers(after):
+            assert each.kind in KINDS
+            del tier.objects.held[each.name]
+        assert unnamed_data(tier, after) == set()
+        tier.check()
+        return troubled.faults.steps > at
+
+    quiet = live(-1)
+    assert_all_was_done(quiet)
+    assert every_step(live, check) == quiet.faults.steps
+
+
+def assert_all_was_done(quiet: Troubled) -> None:
+    """Two merges one above the other, sealed objects, a state, and what is dead is deleted."""
+    state, held = quiet.log.state(), quiet.tier.objects
+    assert max(levels(state)) >= 2
+    assert any(each.sealed is not None for each in state.segments.values())
+    assert held.held_keys(quiet.log.key("state/"))
+    assert len(log_keys(quiet.tier, quiet.log)) < state.sequence
+    assert state.rested
+
+
+def unnamed_data(tier: Tier, log: BrokerLog) -> set[str]:
+    named = {log.key(name) for name in log.state().names()}
+    return set(tier.objects.held_keys(log.key("data/"))) - named
 
 
 def test_what_was_sent_last_is_merged_without_reading_it_back() -> None:
