@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import shutil
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
 
 from tests.access.lost_disks import ONE, OTHER, TWO, Machine
 from tests.cli.cli_kit import Command, picture
+from tests.every_step import every_step
 from tieredstore.access.wiring import NoCatalogueError
+from tieredstore.driver import durable
+from tieredstore.testing.disk import ForgetfulDisk
 
 
 @pytest.fixture
@@ -76,6 +80,68 @@ def test_an_empty_machine_goes_on_with_its_folder(
     machine.flush()
     machine.check()
     machine.end()
+
+
+class CutOff:
+    """`recover --apply` on a machine that dies at one of its steps on the disk, and once more on
+    what is left there."""
+
+    def __init__(self, machine: Machine, command: Command) -> None:
+        self.machine, self.command = machine, command
+        self._known = machine.acked, machine.committed
+        shutil.copytree(machine.root / "tier", machine.root / "tier-before")
+
+    def steps(self) -> int:
+        return self._first(0).steps
+
+    def _first(self, stop_at: int) -> ForgetfulDisk:
+        machine, tier = self.machine, self.machine.root / "tier"
+        shutil.rmtree(tier)
+        shutil.copytree(machine.root / "tier-before", tier)
+        machine.disk = machine.root / f"disk-{stop_at}"
+        machine.disk.mkdir()
+        machine.acked, machine.committed = deepcopy(self._known)
+        machine.log_offsets.clear()
+        durable._durable_directories.clear()  # as in a process of its own
+        with ForgetfulDisk(machine.disk, stop_at=stop_at) as disk:
+            self.command.run("recover", "--apply", *words(machine))
+        return disk
+
+    def at(self, step: int, has_power: bool) -> None:
+        machine = self.machine
+        disk = self._first(step + 1)
+        assert disk.died
+        left = machine.root / f"left-{step}"
+        machine.disk = disk.written(left) if has_power else disk.synced(left)
+        assert self.command.run("recover", "--apply", *words(machine)).code == 0
+        store = machine.open()
+        assert store.agreement.ends == {ONE: 10, TWO: 10, OTHER: 10}
+        machine.check()
+        machine.put(1)
+        assert store.flush(seal=True)
+        assert store.health().catalogue.error is None
+        machine.end()
+
+
+@pytest.mark.parametrize("has_power", [True, False])
+@pytest.mark.parametrize(
+    ("published", "apart"),
+    [
+        (True, 5),
+        pytest.param(True, 1, marks=pytest.mark.torture),
+        pytest.param(False, 1, marks=pytest.mark.torture),
+    ],
+)
+def test_cut_off_at_any_step_it_is_done_again_and_the_broker_publishes(
+    machine: Machine, command: Command, published: bool, apart: int, has_power: bool
+) -> None:
+    """Killed, or the power fails: the machine's disk has what was written, or what was synced."""
+    if not published:
+        shutil.rmtree(machine.root / "tier" / ".catalog")
+    cut_off = CutOff(machine, command)
+    steps = range(cut_off.steps())[3 % apart :: apart]
+    assert len(steps) > 3
+    every_step(lambda step: cut_off.at(step, has_power), steps=steps)
 
 
 def test_it_says_that_the_machine_is_not_empty(machine: Machine, command: Command) -> None:

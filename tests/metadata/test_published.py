@@ -277,7 +277,7 @@ def test_what_was_adopted_may_be_replaced(folder: Path, objects: MemoryObjects) 
     first.publisher.publish()
     first.close()
     other = Process(folder.parent / "new", objects)
-    other.publisher.adopt()
+    other.publisher.adopt([])
     other.grow(200)
     other.publisher.check()
     assert other.publisher.publish() == 2

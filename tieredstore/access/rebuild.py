@@ -122,6 +122,7 @@ def rebuild(
     *,
     known: MetadataStore | None = None,
     takes_in: bool = False,
+    apply: Callable[[Iterable[Change]], None] | None = None,
 ) -> RebuildReport:
     """Restore topics, queues and segments of the configured broker, in one change.
 
@@ -135,7 +136,7 @@ def rebuild(
 
     With `takes_in` a provider that keeps a log has it name first what lies there and is in no log:
     sealed segments that were copied, and what is left of a log that was lost. It must be the
-    writer then.
+    writer then. `apply` is what carries out the change, if that is not the catalogue's own.
 
     The catalogue must be open for writing. Raises BackendError where the backend cannot be asked,
     and InvalidConfigError where index files have another number of slots.
@@ -170,7 +171,7 @@ def rebuild(
     is_whole = not index.problems and not new
     if not known.notes("index"):
         changes += _index_changes(queues, index, ids, config)
-    metadata.apply(changes)
+    (apply or metadata.apply)(changes)
     problems = [f"{queue.file.path}: {queue.problem}" for queue in queues if queue.problem]
     if known is not metadata:
         problems += _shorter(ends, known_ends)
@@ -218,11 +219,10 @@ def rebuild_beside_published(
     except MetadataError as error:
         problems = (f"what is published cannot be used: {error}",)
     try:
-        report = rebuild(metadata, provider, config, runtime, known=known)
+        report = rebuild(metadata, provider, config, runtime, known=known, apply=publisher.adopt)
     finally:
         if known is not None:
             known.close()
-    publisher.adopt()
     return replace(report, problems=(*problems, *report.problems))
 
 

@@ -94,8 +94,9 @@ class Publisher(ABC):
         """StaleCatalogueError where what is published is not this catalogue's to replace."""
 
     @abstractmethod
-    def adopt(self) -> None:
-        """What is published has become part of this catalogue, which may replace it from now on."""
+    def adopt(self, changes: Iterable[Change]) -> None:
+        """Apply changes that make what is published part of this catalogue, which may replace it
+        from then on: all of it or nothing."""
 
 
 class CatalogueCopy(ABC):

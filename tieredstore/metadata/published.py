@@ -388,10 +388,11 @@ class CataloguePublisher(Publisher):
             self._begin(self._source.tables()[0])
             self._checked(self._generations.listed())
 
-    def adopt(self) -> None:
+    def adopt(self, changes: Iterable[Change]) -> None:
         with self._guard:
             listed = self._generations.listed()
             if not listed:
+                self._source.apply(changes)
                 return
             self._begin(self._source.tables()[0])
             newest = listed[-1]
@@ -402,7 +403,7 @@ class CataloguePublisher(Publisher):
                 tries = (Try(header.writer, crc),)
                 self._known = replace(self._known, id=header.lineage, tries=tries)
             self._published_crc = self._stale = None
-            self._note(self._known)
+            self._note(self._known, changes)
 
     def _refuse_stale(self) -> None:
         if self._stale is not None:
@@ -467,8 +468,8 @@ class CataloguePublisher(Publisher):
         self._delete_old(listed)
         return 2
 
-    def _note(self, lineage: Lineage) -> None:
-        self._source.apply([lineage.note(self._source.broker)])
+    def _note(self, lineage: Lineage, changes: Iterable[Change] = ()) -> None:
+        self._source.apply([*changes, lineage.note(self._source.broker)])
         self._noted = lineage
 
     def _lineage_id(self) -> str:
