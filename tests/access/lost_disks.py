@@ -12,14 +12,17 @@ from typing import Any
 
 from tests.access.tiered_kit import a_config
 from tests.codec.encoders import rewrite_log_offset
+from tests.providers.object_kit import StruckClient
 from tieredstore.access.store import TieredMessageStore
 from tieredstore.codec.message import decode_message
+from tieredstore.driver.retry import RetryPolicy
 from tieredstore.driver.runtime import Runtime
 from tieredstore.local.config import LocalConfig
 from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.messages import Message
 from tieredstore.model.values import GetStatus, PutStatus, QueueKey
 from tieredstore.providers.object_provider import ObjectProvider
+from tieredstore.testing.faults import Faults
 from tieredstore.testing.memory_objects import MemoryObjectClient, MemoryObjects
 from tieredstore.testing.samples import STORE_TIMESTAMP, TOPIC, a_message
 
@@ -41,6 +44,9 @@ class Machine:
         self.acked: dict[QueueKey, dict[int, list[bytes]]] = defaultdict(lambda: defaultdict(list))
         self.committed: dict[QueueKey, dict[int, bytes]] = defaultdict(dict)
         self.log_offsets: set[int] = set()
+        self.unheard: set[bytes] = set()  # put by a process that died before it was told
+        self.faults: Faults | None = None  # of the requests of the next life over a bucket
+        self.local_settings: dict[str, Any] = {}
         self._number = 0
         self.store: TieredMessageStore
         self.client: MemoryObjectClient  # of the last life over a bucket
@@ -55,6 +61,7 @@ class Machine:
             dispatch_interval_ms=0,
             disk_full_percent=100,
             disk_clean_percent=100,
+            **self.local_settings,
         )
 
     def config(self, **settings: Any) -> Any:
@@ -70,6 +77,10 @@ class Machine:
             return TieredMessageStore(local, config, runtime=runtime)
         self.client = MemoryObjectClient(self.objects)
         provider = ObjectProvider(self.client, config.cluster_name, runtime)
+        if self.faults is not None:  # nothing is tried again
+            struck = StruckClient(self.client, self.faults)
+            policy = RetryPolicy(retries_max=0)
+            provider = ObjectProvider(struck, config.cluster_name, runtime, retry=policy)
         return TieredMessageStore(local, config, runtime=runtime, provider=provider)
 
     def open(self, **settings: Any) -> TieredMessageStore:
@@ -103,8 +114,11 @@ class Machine:
         """So many in each queue; none may be refused."""
         for key in keys or (ONE, TWO, OTHER):
             for _ in range(count):
-                put = self.store.put_message(self.message(key))
+                message = self.message(key)
+                self.unheard.add(message.body)
+                put = self.store.put_message(message)
                 assert put.stored, put.reason
+                self.unheard.remove(message.body)
                 assert put.log_offset not in self.log_offsets
                 self.log_offsets.add(put.log_offset)
                 self.acked[key][put.queue_offset].append(b"%d" % self._number)
@@ -123,7 +137,7 @@ class Machine:
         fetcher = self.store._loaded().tier.fetcher
         for key, numbers in self.acked.items():
             for number, bodies in numbers.items():
-                if fetcher.contains(*key, number):
+                if bodies and fetcher.contains(*key, number):
                     self.committed[key].setdefault(number, bodies[-1])
 
     def read(self, key: QueueKey) -> dict[int, bytes]:
@@ -159,7 +173,7 @@ class Machine:
             for number, body in self.committed[key].items():
                 assert found[number] == body, (key, number)
             for number, body in found.items():
-                assert body in self.acked[key][number], (key, number)
+                assert body in self.acked[key][number] or body in self.unheard, (key, number)
             for number, bodies in self.acked[key].items():
                 if number in self.committed[key]:
                     assert self.committed[key][number] == bodies[-1], (key, number)
