@@ -1,5 +1,8 @@
-"""A broker on an empty disk dies, or loses power, while it goes on with its tier: at any step of its
-disk and at any request. The next life goes on from what is left, and so does another machine."""
+"""A broker on an empty disk dies, or loses power, while it goes on with its tier.
+
+At any step of its disk and at any request: the next life goes on from what is left, and so does
+another machine.
+"""
 
 from __future__ import annotations
 
@@ -193,9 +196,13 @@ def test_at_any_request(tmp_path: Path, fault: Fault, apart: int) -> None:
         recovery.machine.faults = faults = Faults({step: fault})
         with suppress(SimulatedCrash):
             recovery.live()
-        left = tmp_path / f"left-{step}"
+        dead, left = recovery.machine.store, tmp_path / f"left-{step}"
         shutil.copytree(root, left)
         recovery.check(left)
+        faults.forgive()
+        faults.crashed = False
+        with suppress(TieredStoreError):  # else it is closed whenever it is forgotten
+            dead.shutdown(drain=False)
         for used in (root, left):
             shutil.rmtree(used)
         return faults.steps > step
