@@ -147,7 +147,8 @@ def cut(disk: ForgetfulDisk, left: Path) -> Path:
     return disk.cut(left, random.Random(disk.steps), pieces=(512, 4096))
 
 
-HAPPENINGS = [killed, synced, cut]
+Happens = Callable[[ForgetfulDisk, Path], Path]
+HAPPENINGS: list[Happens] = [killed, synced, cut]
 every_part = pytest.mark.parametrize(
     "parts", [pytest.param(97, id="some"), pytest.param(1, id="all", marks=pytest.mark.torture)]
 )
@@ -156,9 +157,7 @@ every_part = pytest.mark.parametrize(
 @pytest.mark.parametrize("tier", ["folder", "bucket"])
 @pytest.mark.parametrize("happens", HAPPENINGS)
 @every_part
-def test_at_any_step_of_the_disk(
-    tmp_path: Path, tier: str, happens: Callable[[ForgetfulDisk, Path], Path], parts: int
-) -> None:
+def test_at_any_step_of_the_disk(tmp_path: Path, tier: str, happens: Happens, parts: int) -> None:
     recovery = Recovery(tmp_path / "first", tier)
     if happens is cut:  # else a hole is left of puts that nobody was promised, and what is behind
         recovery.machine.local_settings["flush_disk_type"] = "SYNC_FLUSH"

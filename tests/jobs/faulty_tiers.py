@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Self
 
+from tests.providers.object_kit import StruckClient
+from tieredstore.driver.retry import RetryPolicy
 from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import Buffer, FileSegment
 from tieredstore.model.config import StoreConfig
@@ -18,6 +20,7 @@ from tieredstore.testing.faults import Faults, FaultyClient, FaultyProvider, Obj
 from tieredstore.testing.memory_objects import MemoryObjectClient, MemoryObjects
 
 POSIX_FAULTS = Faults()
+REQUEST_FAULTS = [Faults()]  # of the process that runs now
 OBJECT_FAULTS: dict[str, ObjectFaults] = {}
 BUCKETS: dict[str, MemoryObjects] = {}
 
@@ -43,6 +46,22 @@ class LyingPosix(PosixProvider):
         damaged = bytearray(b"".join(blocks))
         damaged[7] ^= 1
         return super().create(segment, [bytes(damaged)])
+
+
+class StruckObjects(ObjectProvider):
+    """A bucket in memory, named by the setting `bucket`; `REQUEST_FAULTS` strikes, and nobody tries
+    again."""
+
+    @classmethod
+    def from_config(cls, config: StoreConfig, runtime: Runtime) -> Self:
+        client = MemoryObjectClient(BUCKETS.setdefault(config.bucket, MemoryObjects()))
+        return cls(
+            StruckClient(client, REQUEST_FAULTS[0]),
+            config.cluster_name,
+            Runtime.inline(),
+            joins_epoch=not config.claim_epoch,
+            retry=RetryPolicy(retries_max=0),
+        )
 
 
 class FaultyObjects(ObjectProvider):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,12 +20,23 @@ from tests.flat.store_kit import content
 from tests.jobs import faulty_tiers
 from tests.jobs.dying import ROOT, dying
 from tests.jobs.growing_tier import Broker, broker_on, everything, tier_at
-from tests.jobs.job_kit import copy_of_golden, files, golden_config, moved, picture, posix
+from tests.jobs.job_kit import (
+    copy_of_golden,
+    files,
+    golden_config,
+    kinds,
+    moved,
+    picture,
+    posix,
+    verified,
+)
 from tieredstore.access.reader import TieredReader
+from tieredstore.driver import durable
 from tieredstore.driver.durable import FileLock
 from tieredstore.driver.metadata import DeleteSegment
-from tieredstore.driver.runtime import Runtime
-from tieredstore.jobs.job import JobExit, JobState
+from tieredstore.driver.runtime import InlinePool, Runtime
+from tieredstore.jobs.job import JobExit, JobReport, JobState, LocalEngine
+from tieredstore.jobs.migrate import migrate
 from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import (
@@ -31,10 +44,12 @@ from tieredstore.model.errors import (
     BackendUnavailableError,
     InvalidConfigError,
     SegmentCorruptError,
+    TieredStoreError,
 )
 from tieredstore.model.values import QueueKey, SegmentType
 from tieredstore.providers.posix import PosixProvider
-from tieredstore.testing.faults import Fault, ObjectFaults
+from tieredstore.testing.disk import ForgetfulDisk
+from tieredstore.testing.faults import Fault, Faults, ObjectFaults, SimulatedCrash
 from tieredstore.testing.samples import TOPIC
 
 
@@ -85,6 +100,111 @@ def test_killed_at_any_step_of_the_cut_over_it_is_whole_or_not_there(tmp_path: P
         assert every_step(lambda n: process.run(n, tmp_path / "java", tmp_path / "new"), check) > 4
     whole(target)
     assert moved(source, target, cut_over=True).facts["cut_over"] == "done before"
+
+
+def moved_inline(source: StoreConfig, target: StoreConfig) -> JobReport:
+    """A migration with its cut-over, in this thread.
+
+    What an earlier one knew and held is forgotten, as by a process of its own.
+    """
+    durable._durable_directories.clear()
+    durable._held.difference_update(
+        [held for held in durable._held if held.startswith(f"{target.store_path}/")]
+    )
+    with LocalEngine(pool=InlinePool(), threads=1) as engine:
+        return migrate(source, target, engine=engine, cut_over=True)
+
+
+def a_small_tier(place: Path) -> StoreConfig:
+    source = tier_at(place)
+    with broker_on(source) as broker:
+        broker.put(40)
+        broker.put(3, queue_id=1)
+    return source
+
+
+def comes_to_its_end(source: StoreConfig, target: StoreConfig) -> None:
+    """Run again, and then by its broker."""
+    assert moved_inline(source, target).facts["cut_over"] in ("done", "done before")
+    assert everything(target) == everything(source)
+    # Codes of these units are numbers, and its broker publishes what was cut over.
+    assert kinds(verified(target)) <= {"tags-code", "published-missing"}
+
+
+@pytest.mark.parametrize("has_power", [True, False])
+@pytest.mark.parametrize("apart", [7, pytest.param(1, marks=pytest.mark.torture)])
+def test_stopped_at_any_step_of_the_disk_it_goes_on_from_what_is_left(
+    tmp_path: Path, has_power: bool, apart: int
+) -> None:
+    """Killed, or the power fails: the target has what was written, or what was synced."""
+    source = a_small_tier(tmp_path / "old")
+
+    def stopped(name: str, stop_at: int) -> ForgetfulDisk:
+        (tmp_path / name).mkdir()
+        with ForgetfulDisk(tmp_path / name, stop_at=stop_at) as disk:
+            moved_inline(source, tier_at(tmp_path / name))
+        return disk
+
+    def check(disk: ForgetfulDisk, step: int) -> None:
+        assert disk.died
+        left = tmp_path / f"left-{step}"
+        # The place that the journal and the catalogue name is the one that was asked for.
+        (disk.written if has_power else disk.synced)(left)
+        shutil.rmtree(disk.folder)
+        left.rename(disk.folder)
+        target = tier_at(disk.folder)
+        comes_to_its_end(source, target)
+        with broker_on(target) as broker:
+            assert content(broker.put(5)).keys() == set(range(45))
+        shutil.rmtree(disk.folder)
+
+    steps = range(stopped("quiet", 0).steps)
+    assert len(steps) > 40
+    every_step(
+        lambda step: stopped(f"at-{step}", step + 1),
+        check,
+        steps=steps[(3 if has_power else 0) % apart :: apart],
+    )
+
+
+FAULTS = [Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.BEFORE, Fault.AFTER]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("apart", [11, pytest.param(1, marks=pytest.mark.torture)])
+def test_stopped_at_any_request_to_a_bucket_it_goes_on(
+    tmp_path: Path, fault: Fault, apart: int
+) -> None:
+    """It dies before or after the effect; or a request fails before it, or its reply is lost."""
+    source = a_small_tier(tmp_path / "old")
+
+    def stopped(step: int) -> Faults:
+        name = f"{tmp_path.name}-{step}"
+        target = replace(
+            source,
+            provider="tests.jobs.faulty_tiers:StruckObjects",
+            bucket=name,
+            path="",
+            store_path=str(tmp_path / name),
+        )
+        faults = Faults({step: fault})
+        faulty_tiers.REQUEST_FAULTS[0] = faults
+        with suppress(SimulatedCrash, TieredStoreError):
+            moved_inline(source, target)
+        faulty_tiers.REQUEST_FAULTS[0] = Faults()
+        comes_to_its_end(source, target)
+        objects = faulty_tiers.BUCKETS.pop(name)
+        faults.crashed = False  # what the dead process held is closed some time
+        assert not objects.uploads
+        return faults
+
+    steps = range(stopped(-1).steps)
+    assert len(steps) > 20
+    every_step(
+        stopped,
+        lambda faults, step: faults.steps > step,
+        steps=steps[FAULTS.index(fault) % apart :: apart],
+    )
 
 
 @pytest.mark.parametrize("fault", [Fault.BEFORE, Fault.AFTER, Fault.HALF])
