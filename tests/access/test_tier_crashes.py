@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -156,7 +157,7 @@ class Disks:
         """Its lock goes with the process, so the next one gets a copy of what was written."""
         mine = self.folder / f"life-{self._number}"
         before = self.folder / f"life-{self._number - 1}"
-        if self._number:
+        if before.exists():
             shutil.copytree(before, mine, ignore=shutil.ignore_patterns("*.lock"))
         else:
             mine.mkdir()
@@ -168,6 +169,11 @@ class Disks:
         )
         self._opened.append(opened)
         return opened
+
+    def move(self, folder: Path) -> None:
+        """The power failed: this is what the disk has kept."""
+        self.folder = folder
+        self.lives.inner = self._provider(self.lives.runtime)
 
     def close(self) -> None:
         for each in self._opened:
@@ -201,6 +207,45 @@ def test_nor_at_any_step_on_the_disk(tmp_path: Path, part: int) -> None:
     every_step(
         lambda step: crash_on_disk(tmp_path / str(step), 1 + part + 20 * step),
     )
+
+
+def lose_power(folder: Path, stop_at: int, dice: Random | None) -> bool:
+    """The power fails at one of the steps: what was synced is there, and what the dice leave.
+
+    What the local store has is there.
+    """
+    folder.mkdir()
+    disks = Disks(folder)
+    steps = list(steps_of(disks.lives))
+    with ForgetfulDisk(folder, stop_at=stop_at) as disk:
+        live(disks.lives, steps, Faults())
+    if disk.died:
+        left = folder.with_name(f"{folder.name}-left")
+        disks.move(disk.synced(left) if dice is None else disk.cut(left, dice))
+        assert live(disks.lives, steps)
+    disks.close()
+    for used in folder.parent.glob(f"{folder.name}*"):
+        shutil.rmtree(used)
+    return disk.died
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+@pytest.mark.parametrize("apart", [37, pytest.param(1, marks=pytest.mark.torture)])
+def test_nor_does_a_power_cut_at_any_step_on_the_disk(
+    tmp_path: Path, is_cut: bool, apart: int
+) -> None:
+    (tmp_path / "quiet").mkdir()
+    disks = Disks(tmp_path / "quiet")
+    with ForgetfulDisk(disks.folder) as disk:
+        assert live(disks.lives, list(steps_of(disks.lives)), Faults())
+    disks.close()
+    assert disk.steps > 700
+
+    def cut_at(step: int) -> bool:
+        dice = Random(step) if is_cut else None
+        return lose_power(tmp_path / f"at-{step}", step + 1, dice)
+
+    every_step(cut_at, steps=range(disk.steps)[(19 if is_cut else 0) % apart :: apart])
 
 
 @pytest.mark.parametrize("kept", [0, 2])
