@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.every_step import every_step
 from tests.flat.tiers import run_of
 from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import Buffer, FileSegment
@@ -24,6 +26,7 @@ from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.values import INT64_MAX, SegmentRecord, SegmentType
 from tieredstore.providers.posix import PosixProvider
+from tieredstore.testing.disk import ForgetfulDisk
 from tieredstore.testing.samples import STORE_TIMESTAMP, TOPIC, a_record
 
 BATCH, BATCHES = 50, 60
@@ -175,3 +178,43 @@ def test_a_process_killed_a_hundred_times_loses_no_key(tmp_path: Path, what: str
         folder = tmp_path / str(turn)
         folder.mkdir()
         check(folder, EVENTS[what], [1 + (turn * 10 + step) % 13 for step in range(10)])
+
+
+@pytest.mark.parametrize("apart", [7, pytest.param(1, marks=pytest.mark.torture)])
+def test_where_the_power_fails_at_any_step_every_key_is_found(tmp_path: Path, apart: int) -> None:
+    """While keys are put, and a file of them is compacted and uploaded to a directory."""
+
+    def live(folder: Path, stop_at: int) -> ForgetfulDisk:
+        folder.mkdir()
+        with ForgetfulDisk(folder, stop_at=stop_at) as disk:
+            process = Process(folder)
+            for _ in range(6):
+                process.put(process.committed, BATCH)
+                process.runtime.clock.sleep(7)
+                process.index.step()
+            process.close()
+        return disk
+
+    def check(disk: ForgetfulDisk, step: int) -> None:
+        assert disk.died
+        for has_power in (True, False):
+            left = tmp_path / f"left-{step}-{has_power}"
+            process = Process(disk.written(left) if has_power else disk.synced(left))
+            process.catch_up()
+            process.put(process.committed, BATCH)
+            for _ in range(2):
+                process.index.step()
+                end = process.committed
+                for group in range(7):
+                    assert sorted(process.found(f"g{group}")) == list(range(group, end, 7))
+            rows = process.catalogue.segments("b/rmq_sys_INDEX/0", SegmentType.INDEX)
+            listed = {(each.base, each.size) for each in process.provider.list("b/rmq_sys_INDEX/0")}
+            assert listed == {(row.base_offset, row.size) for row in rows}
+            process.close()
+            shutil.rmtree(left)
+        shutil.rmtree(disk.folder)
+
+    quiet = live(tmp_path / "quiet", 0)
+    assert list((tmp_path / "quiet/tier").rglob("*INDEX/*/*/*"))
+    steps = range(quiet.steps)[::apart]
+    every_step(lambda step: live(tmp_path / f"at-{step}", step + 1), check, steps=steps)

@@ -163,6 +163,36 @@ def test_a_crash_at_any_step_of_an_upload_loses_nothing(tmp_path: Path, fault: F
     assert every_step(upload, check) == 4  # row, room for it, bytes, row
 
 
+@pytest.mark.parametrize("fault", [Fault.BEFORE, Fault.AFTER, Fault.HALF])
+def test_an_upload_that_hears_nothing_of_any_step_is_done_again(
+    tmp_path: Path, fault: Fault
+) -> None:
+    def upload(step: int) -> tuple[Shop, int]:
+        shop = Shop(tmp_path / f"{step}", items=20)
+        shop.put(["k"] * 30, unique=False)
+        shop.index._writer.sync()
+        before = shop.faults.steps
+        shop.faults.strike(fault, after=step)
+        shop.index.step()
+        return shop, shop.faults.steps - before
+
+    def check(left: tuple[Shop, int], step: int) -> bool:
+        shop, count = left
+        shop.faults.forgive()
+        assert len(shop.found("k")) == 30
+        shop.clock.advance(600_000)  # it is tried again later
+        shop.index.step()
+        assert shop.index.failure is None
+        assert len(shop.found("k")) == 30
+        assert len(shop.segments()) == 1
+        assert len(shop.local_files()) == 1
+        listed = [(each.base, each.size) for each in shop.provider.list(INDEX_PATH)]
+        assert listed == [(row.base_offset, row.size) for row in shop.segments()]
+        return count > step
+
+    assert every_step(upload, check) == 4
+
+
 @pytest.mark.parametrize("fuller", [False, True])
 def test_an_upload_that_was_cut_short_loses_no_key_put_while_the_backend_was_down(
     tmp_path: Path, fuller: bool
