@@ -262,7 +262,8 @@ def _settle(queue: _FileState, commit_log: _FileState) -> list[str]:
             _bring_times_up_to_date(queue, commit_log, end.first, end.last)
         except (SegmentError, OffsetOutOfRangeError) as error:
             problems.append(f"the time of its first message cannot be read: {error}")
-    if problems:
+            _forget_times(queue, commit_log)
+    elif problems:
         _forget_times(queue, commit_log)
     return problems
 
