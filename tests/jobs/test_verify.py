@@ -27,7 +27,7 @@ from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import InvalidConfigError
 from tieredstore.model.findings import Place
-from tieredstore.model.values import SegmentType
+from tieredstore.model.values import QueueKey, SegmentType
 from tieredstore.providers.posix import PosixProvider
 
 LOG, QUEUE = "COMMIT_LOG", "CONSUME_QUEUE"
@@ -249,6 +249,35 @@ def test_messages_whose_units_were_lost_with_their_row_are_found(tmp_path: Path)
     unnamed = [each for each in report.findings if each.kind == "unnamed-message"]
     offsets = {each.place.queue_offset for each in unnamed}
     assert offsets == {*range(20, 40)}
+
+
+def log_files(tier: WrittenTier) -> set[str]:
+    root = Path(tier.config.path)
+    return {str(path.relative_to(root)) for path in root.rglob("*/COMMIT_LOG/*")}
+
+
+@pytest.mark.parametrize("byte_count", [1, 20, 50, 130])
+def test_what_a_kill_within_a_write_has_left_is_no_damage(tmp_path: Path, byte_count: int) -> None:
+    """Of the first message of a log segment; it is the first of another segment since."""
+    tier, twin = (WrittenTier(config=posix_config(tmp_path / name)) for name in ("a", "b"))
+    twin.add("Orders", 0, 1)
+    [first] = log_files(twin)
+    while log_files(twin) == {first}:
+        tier.add("Orders", 0, 1)
+        twin.add("Orders", 0, 1)
+    [torn] = log_files(twin) - {first}
+    begun = (Path(twin.config.path) / torn).read_bytes()[:byte_count]
+    (Path(tier.config.path) / torn).write_bytes(begun)
+    with twin.open() as from_parts, tier.open() as parts:
+        row = from_parts.metadata.segments("broker-a/Orders/0", SegmentType.COMMIT_LOG)[-1]
+        parts.metadata.put(replace(row, size=0))  # as it was announced
+    tier.add("Orders", 0, 5)
+    assert len(log_files(tier)) == 3
+    report = verified(tier.config)
+    assert [(each.kind, each.detail) for each in report.findings] == [
+        ("second-copy", f"{byte_count} bytes that no unit names, cut off")
+    ]
+    assert report.counts["messages"] == tier.ends[QueueKey("Orders", 0)]
 
 
 @pytest.mark.parametrize("split_bytes", [1 << 26, 1_000])

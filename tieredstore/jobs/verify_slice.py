@@ -553,12 +553,17 @@ class UnnamedBytes:
             return stop
         if is_coda(head):
             return at + CODA_BYTES
-        if len(head) < _HEAD_BYTES or peek_magic(head) not in MESSAGE_MAGICS:
+        is_short = len(head) < _HEAD_BYTES
+        if not is_short and peek_magic(head) not in MESSAGE_MAGICS:
             self._tell(VerifyKind.UNNAMED, at, f"{stop - at} bytes that no unit names, no message")
             return stop
-        size = peek_message_bytes(head)
+        size = stop - at + 1 if is_short else peek_message_bytes(head)
         if not RECORD_BYTES_MIN <= size <= stop - at:
-            self._tell(VerifyKind.UNNAMED, at, f"{stop - at} bytes that no unit names, cut off")
+            # Who is killed within a write leaves the beginning of a message that goes into the
+            # next segment then; its unit is there, or no message was committed behind it.
+            is_left = stop in self._log.ends and not self._offset + 1 < after
+            kind = VerifyKind.SECOND_COPY if is_left and size > stop - at else VerifyKind.UNNAMED
+            self._tell(kind, at, f"{stop - at} bytes that no unit names, cut off")
             return stop
         self._tell_record(at, peek_queue_offset(head), after)
         return at + size
@@ -600,6 +605,11 @@ class SegmentBytes:
     @property
     def end(self) -> int:
         return self.rows[-1].end_offset if self.rows else 0
+
+    @property
+    def ends(self) -> list[int]:
+        """Where each of them ends."""
+        return [row.end_offset for row in self.rows]
 
     def there(self, start: int, stop: int) -> list[range]:
         """The parts of this range that the backend has, in order."""
