@@ -576,17 +576,23 @@ class LaggingTimes(LocalTimes):
         return found if boundary is not LOWER or not is_before else self.kept_from
 
 
-@pytest.mark.parametrize("boundary", [LOWER, UPPER])
-@pytest.mark.parametrize("ahead_ms", [0, 1])
-def test_a_minimum_that_lags_is_no_place_of_a_time(
-    tmp_path: Path, ahead_ms: int, boundary: Boundary
-) -> None:
-    tiered = Broker(tmp_path)
+def lagging(folder: Path) -> Broker:
+    """Ten messages in both stores."""
+    tiered = Broker(folder)
     tiered.local = LaggingTimes(tiered.runtime)
     tiered.store = tiered.wrap(tiered.local)
     tiered.open()
     tiered.put(10)
     assert tiered.store.flush()
+    return tiered
+
+
+@pytest.mark.parametrize("boundary", [LOWER, UPPER])
+@pytest.mark.parametrize("ahead_ms", [0, 1])
+def test_a_minimum_that_lags_is_no_place_of_a_time(
+    tmp_path: Path, ahead_ms: int, boundary: Boundary
+) -> None:
+    tiered = lagging(tmp_path)
     for tiered.local.kept_from in range(10):
         for number in range(10):
             found = tiered.store.offset_by_time(TOPIC, 0, time_of(number) - ahead_ms, boundary)
@@ -602,12 +608,7 @@ def test_a_minimum_that_lags_is_no_place_of_a_time(
 def test_nor_is_it_where_the_histories_of_both_part(
     tmp_path: Path, ahead_ms: int, boundary: Boundary
 ) -> None:
-    tiered = Broker(tmp_path)
-    tiered.local = LaggingTimes(tiered.runtime)
-    tiered.store = tiered.wrap(tiered.local)
-    tiered.open()
-    tiered.put(10)
-    assert tiered.store.flush()
+    tiered = lagging(tmp_path)
     tiered.store._loaded().decision.forks[QueueKey(TOPIC, 0)] = 8
     for tiered.local.kept_from in range(9):
         for number in range(10):

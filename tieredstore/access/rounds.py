@@ -405,8 +405,8 @@ class Batches:
         return True
 
     def _read(self, file: FlatMessageFile, *, bytes_max: int) -> MessageRun:
-        """The next messages of the queue; some of them the local store may still lose. None where
-        it has lost the first one."""
+        """The next messages of the queue; some of them the local store may still lose. It is
+        empty where that has lost the first one."""
         run = self._store.read_range(
             *file.key, file.append_offset, count_max=self._count_max, bytes_max=bytes_max
         )

@@ -81,6 +81,15 @@ def write_all(descriptor: int, data: bytes | bytearray | memoryview, position: i
         position += written
 
 
+def write_blocks(descriptor: int, blocks: Iterable[bytes | bytearray | memoryview]) -> int:
+    """Write them one behind another from the beginning of the file; how many bytes these are."""
+    position = 0
+    for block in blocks:
+        write_all(descriptor, block, position)
+        position += memoryview(block).nbytes
+    return position
+
+
 def write_atomically(
     path: str | os.PathLike[str], blocks: Iterable[bytes | bytearray | memoryview]
 ) -> None:
@@ -95,10 +104,7 @@ def write_atomically(
     descriptor = _opened_alone(temporary)
     try:
         os.ftruncate(descriptor, 0)
-        position = 0
-        for block in blocks:
-            write_all(descriptor, block, position)
-            position += memoryview(block).nbytes
+        write_blocks(descriptor, blocks)
         os.fsync(descriptor)
         os.replace(temporary, target)
     except BaseException:

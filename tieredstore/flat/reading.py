@@ -414,7 +414,7 @@ class FoundRows:
         sizes = _listed(self._rows.columns(len(self))[0])
         first, end = starts[0], starts[-1] + sizes[-1]
         if end - first == sum(sizes):
-            return bytes(self._data if end - first == len(self._data) else self._data[first:end])
+            return self._data[first:end]
         return b"".join(
             [self._data[at : at + size] for at, size in zip(starts, sizes, strict=True)]
         )

@@ -15,8 +15,8 @@ from tieredstore.driver.durable import (
     fsync_directory,
     make_directories,
     read_all,
-    write_all,
     write_atomically,
+    write_blocks,
 )
 from tieredstore.driver.provider import (
     CATALOGUES,
@@ -172,10 +172,7 @@ class PosixScratch(Scratch):
             make_directories(path.parent)
             descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINK, 0o666)
             try:
-                size = 0
-                for block in blocks:
-                    write_all(descriptor, block, size)
-                    size += memoryview(block).nbytes
+                size = write_blocks(descriptor, blocks)
                 os.fsync(descriptor)
                 os.replace(unfinished, path)
             finally:
