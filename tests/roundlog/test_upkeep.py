@@ -585,14 +585,19 @@ def settle(tier: Tier) -> None:
             tier.acknowledged[key] = (had or b"") + tier.writing[key]
 
 
+def hasten(monkeypatch: pytest.MonkeyPatch, *, state_every: int) -> None:
+    """Merge and save after a few rounds."""
+    monkeypatch.setattr(upkeep_module, "ROUNDS_MERGED", 4)
+    monkeypatch.setattr(upkeep_module, "CHUNKS_MERGED", 2)
+    monkeypatch.setattr(upkeep_module, "STATE_EVERY", state_every)
+    monkeypatch.setattr(upkeep_module, "MERGED_BYTES", 300)
+
+
 @pytest.mark.parametrize("lands", [False, True])
 def test_nothing_is_lost_wherever_the_writer_is_killed(
     monkeypatch: pytest.MonkeyPatch, lands: bool
 ) -> None:
-    monkeypatch.setattr(upkeep_module, "ROUNDS_MERGED", 4)
-    monkeypatch.setattr(upkeep_module, "CHUNKS_MERGED", 2)
-    monkeypatch.setattr(upkeep_module, "STATE_EVERY", 6)
-    monkeypatch.setattr(upkeep_module, "MERGED_BYTES", 300)
+    hasten(monkeypatch, state_every=6)
     at = 0
     while True:
         tier = Tier()
@@ -699,10 +704,7 @@ class Troubled:
 def test_a_writer_that_hears_nothing_of_any_request_goes_on_and_nothing_is_lost_or_left(
     monkeypatch: pytest.MonkeyPatch, fault: Fault
 ) -> None:
-    monkeypatch.setattr(upkeep_module, "ROUNDS_MERGED", 4)
-    monkeypatch.setattr(upkeep_module, "CHUNKS_MERGED", 2)
-    monkeypatch.setattr(upkeep_module, "STATE_EVERY", 4)
-    monkeypatch.setattr(upkeep_module, "MERGED_BYTES", 300)
+    hasten(monkeypatch, state_every=4)
 
     def live(at: int) -> Troubled:
         troubled = Troubled(at, fault)
