@@ -26,6 +26,7 @@ from tieredstore.model.errors import (
 )
 from tieredstore.providers import object_provider
 from tieredstore.providers.object_provider import open_client
+from tieredstore.providers.obstore import error_of
 from tieredstore.providers.s3_admin import create_bucket
 from tieredstore.providers.s3_settings import ObjectStoreSettings
 
@@ -183,6 +184,22 @@ def test_what_could_not_be_reached_ends_with_why_and_what_helps(
     assert isinstance(error, BackendUnavailableError) == (served is not self_signed)
     assert str(error).count("\n") == 0
     assert error.reason.startswith(UNREACHED[served].format(at=address)), error
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        'hyper_util::client::legacy::Error(Canceled, hyper::Error(Canceled, "connection was not re',
+        'Os { code: 32, kind: BrokenPipe, message: "Broken pipe" }',
+    ],
+    ids=["before the request", "within the request"],
+)
+def test_a_connection_closed_at_a_rarer_moment_ends_with_the_same_words(said: str) -> None:
+    at = "http://127.0.0.1:9000"
+    failed = OSError(f"Generic S3 error: Error performing GET {at}/tiers/key: {said}")
+    error = error_of("key", "get", failed, settings_at(at))
+    assert isinstance(error, BackendUnavailableError)
+    assert error.reason.startswith(UNREACHED[hanging_up].format(at=at))
 
 
 @pytest.mark.parametrize("client", CLIENTS)

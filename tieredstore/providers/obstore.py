@@ -59,7 +59,9 @@ _CAUSES: Final = (
     ("TimedOut", Cause.SILENT),
     ("deadline has elapsed", Cause.SILENT),
     ("ConnectionReset", Cause.BROKEN),
+    ("BrokenPipe", Cause.BROKEN),
     ("IncompleteMessage", Cause.BROKEN),
+    ("Canceled", Cause.BROKEN),  # closed before the request was on its way
 )
 # How a failed batch delete tells of a key.
 _DELETE_CODE: Final = re.compile(r"\(code: (\w+)\)")
