@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -35,7 +36,8 @@ log = log_of(__name__)
 
 AGAIN_SECONDS: Final = 10  # to the next look at what seems damaged; twice as long each time
 AGAIN_SECONDS_MAX: Final = 3600
-RECOVERED_AT_ONCE: Final = 16  # queues of one turn of a thread, where there are thousands
+STRETCH_QUEUES: Final = 16  # of one turn of a thread, where there are thousands
+NEAR_STRETCHES: Final = 4  # in a folder: more threads only wait for each other's interpreter
 BELIEVED_TRIES: Final = 6  # looks, in five minutes and more: until then local retention waits
 
 Alone: TypeAlias = Callable[[QueueKey], AbstractContextManager[bool]]
@@ -310,7 +312,10 @@ class FlatFileStore:
 
     def _open(self, files: Sequence[FlatMessageFile]) -> None:
         """Recover queues side by side; each is in the table afterwards, whatever came of it."""
-        step = max(1, min(RECOVERED_AT_ONCE, len(files) // RECOVERED_AT_ONCE**2))
+        if self._provider.reads_together:
+            step = max(1, min(STRETCH_QUEUES, len(files) // STRETCH_QUEUES**2))
+        else:
+            step = max(1, math.ceil(len(files) / NEAR_STRETCHES))
         futures = [
             self._runtime.fetch.submit(self._all_recovered, files[at : at + step])
             for at in range(0, len(files), step)
