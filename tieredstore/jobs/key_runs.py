@@ -119,7 +119,7 @@ class RunWriter:
         times = entries["time"].astype(np.int64)
         if (times[1:] < times[:-1]).any():
             order = np.argsort(times, kind="stable")
-            entries, times = entries[order], times[order]
+            entries, times = entries.take(order), times.take(order)
         run = KeyRun(
             name=f"{self.stem}.{len(self.runs)}",
             topic_id=self.topic_id,
@@ -501,10 +501,12 @@ def _rounds(
                 bound = begin
         opened.sort(key=lambda part: part.place)
         taken = [(part, part.take(bound)) for part in opened]
-        entries = np.concatenate([some for _, some in taken])
+        dtype = opened[0].entries.dtype
+        # As bytes: numpy joins structures field by field.
+        blobs = np.concatenate([some.view(f"V{dtype.itemsize}") for _, some in taken])
         places = np.concatenate([part.places_of(some) for part, some in taken])
-        order = np.argsort(entries["time"], kind="stable")
-        yield places[order], entries[order]
+        order = np.argsort(blobs.view(dtype)["time"], kind="stable")
+        yield places.take(order), blobs.take(order).view(dtype)
         for part in opened:
             if not len(part.entries):
                 part.fill()
