@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 import msgspec
@@ -161,10 +161,10 @@ class Tables:
         return record
 
     def _keep_unknown(self, key: RowKey, row: Row, kind: type[msgspec.Struct]) -> None:
-        found = unknown_fields(row, kind.__struct_encode_fields__)
+        found = unknown_fields(row, _FIELDS[kind])
         name = row.get("queue")
         if isinstance(name, dict) and kind is QueueRow:
-            inner = unknown_fields(name, QueueName.__struct_encode_fields__)
+            inner = unknown_fields(name, _FIELDS[QueueName])
             if inner:
                 found["queue"] = inner
         if found:
@@ -299,6 +299,10 @@ def describe(*types: type[msgspec.Struct]) -> None:
 
 
 describe(TopicRow, QueueName, QueueRow, SegmentRow)
+_FIELDS: Final[Mapping[type[msgspec.Struct], frozenset[str]]] = {
+    kind: frozenset(kind.__struct_encode_fields__)
+    for kind in (TopicRow, QueueName, QueueRow, SegmentRow)
+}
 
 
 def topic_row(record: TopicRecord) -> Row:
@@ -406,8 +410,10 @@ def row_name(record: Record) -> str:
             return f"topic {record.topic}"
 
 
-def unknown_fields(row: Mapping[str, Json], known: Collection[str]) -> Row:
+def unknown_fields(row: Mapping[str, Json], known: frozenset[str]) -> Row:
     """The fields that are not ours, to be carried along."""
+    if row.keys() <= known:
+        return {}
     found = {name: value for name, value in row.items() if name not in known}
     refuse_deep(found)
     return found
