@@ -12,6 +12,7 @@ Unit number k of a queue is at byte 20 * k of its consume queue:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from struct import Struct
 from typing import Any, Final, NamedTuple
 
@@ -36,6 +37,7 @@ UNIT_DTYPE: Final = np.dtype(
 _UNIT: Final = Struct(">qiq")
 # So many units stay in the cache of a core while their three columns are taken out of them.
 _BLOCK_UNITS: Final = 1 << 14
+_DOZENS_MAX: Final = 64
 EXTENSION_ADDRESS_MAX: Final = -(2**31) - 1
 
 
@@ -111,6 +113,21 @@ def decode_units(data: Buffer, *, path: str = "") -> QueueUnits:
         units.message_bytes[block] = view["message_bytes"][block]
         units.tags_codes[block] = view["tags_code"][block]
     return units
+
+
+def unpack_units(data: Buffer) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """All units as three tuples: of some dozens these are quicker than columns."""
+    count = len(data) // UNIT_BYTES
+    if count > _DOZENS_MAX:
+        log_offsets, message_bytes, tags_codes = zip(*_UNIT.iter_unpack(data), strict=True)
+        return log_offsets, message_bytes, tags_codes
+    fields = _dozens(count).unpack(data)
+    return fields[0::3], fields[1::3], fields[2::3]
+
+
+@cache
+def _dozens(count: int) -> Struct:
+    return Struct(">" + count * "qiq")
 
 
 def is_extension_address(tags_code: int) -> bool:

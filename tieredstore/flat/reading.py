@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Sequence
 from itertools import repeat
 from operator import add
 from struct import Struct
@@ -15,7 +13,7 @@ from numpy.typing import NDArray
 
 from tieredstore.codec.columns import RecordFields
 from tieredstore.codec.message import BLANK_MAGIC, CODA_BYTES, is_coda
-from tieredstore.codec.queue_unit import UNIT_BYTES, decode_units
+from tieredstore.codec.queue_unit import UNIT_BYTES, decode_units, unpack_units
 from tieredstore.codec.record import (
     MESSAGE_MAGIC_V1,
     MESSAGE_MAGIC_V2,
@@ -24,7 +22,7 @@ from tieredstore.codec.record import (
     RECORD_BYTES_MIN,
     peek_message_bytes,
 )
-from tieredstore.codec.selected import SelectedRecord
+from tieredstore.codec.selected import selected_records
 from tieredstore.flat.append_file import FlatAppendFile
 from tieredstore.flat.message_file import FlatMessageFile
 from tieredstore.model.errors import (
@@ -40,11 +38,6 @@ FEW_ROWS_MAX: Final = 48
 _HEAD: Final = Struct(">iI12xq")  # size, magic, queue offset
 _CODA_HEAD: Final = np.uint64(CODA_BYTES << 32 | BLANK_MAGIC)
 _NONE: Final = np.empty(0, np.int64)
-_SETTERS: Final[Mapping[str, Any]] = vars(SelectedMessage)
-_SET_QUEUE_OFFSET: Final = _SETTERS["queue_offset"].__set__
-_SET_LOG_OFFSET: Final = _SETTERS["log_offset"].__set__
-_SET_TAGS_CODE: Final = _SETTERS["tags_code"].__set__
-_SET_RECORD: Final = _SETTERS["record"].__set__
 _SIZE_BYTES: Final = 4
 # What was committed is asked for, so these say that the backend has lost bytes.
 _GONE: Final = (OffsetOutOfRangeError, SegmentNotFoundError)
@@ -242,9 +235,7 @@ class NamedRows:
         self._message_bytes: Any
         self._tags_codes: Any
         if self._few:
-            fields = _few_units(len(units) // UNIT_BYTES).unpack(units)
-            self._log_offsets, self._message_bytes = fields[0::3], fields[1::3]
-            self._tags_codes = fields[2::3]
+            self._log_offsets, self._message_bytes, self._tags_codes = unpack_units(units)
         else:
             many = decode_units(units)
             self._log_offsets = many.log_offsets
@@ -420,28 +411,16 @@ class FoundRows:
         )
 
     def messages(self) -> list[SelectedMessage]:
-        """The loops run in C, field by field: a call of the constructor for each message takes
-        longer than everything else in a read of many."""
         count, first, start = len(self), self._rows.first_offset, self._rows.start
         starts = _listed(self._starts)
         sizes, tags_codes = map(_listed, self._rows.columns(count))
         data = self._data
-        messages: list[SelectedMessage] = list(map(object.__new__, repeat(SelectedRecord, count)))
-        fields = (
-            (_SET_QUEUE_OFFSET, range(first, first + count)),
-            (_SET_LOG_OFFSET, [at + start for at in starts]),
-            (_SET_TAGS_CODE, tags_codes),
-            (_SET_RECORD, [data[at : at + size] for at, size in zip(starts, sizes, strict=True)]),
+        return selected_records(
+            queue_offsets=range(first, first + count),
+            log_offsets=[at + start for at in starts],
+            tags_codes=tags_codes,
+            records=[data[at : at + size] for at, size in zip(starts, sizes, strict=True)],
         )
-        for set_field, values in fields:
-            deque(map(set_field, messages, values), maxlen=0)
-        return messages
-
-
-@cache
-def _few_units(count: int) -> Struct:
-    """That of so many units: there are at most FEW_ROWS_MAX of them."""
-    return Struct(">" + count * "qiq")
 
 
 def _listed(column: Any) -> Sequence[int]:
