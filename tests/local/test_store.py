@@ -522,7 +522,7 @@ def just_before(
     ],
     ids=["expired", "deleted"],
 )
-@pytest.mark.parametrize("moment", ["units", "_found"])
+@pytest.mark.parametrize("moment", ["unit_bytes", "_found"])
 def test_a_message_that_goes_while_it_is_read_is_absent(
     racing_store: LocalMessageStore,
     monkeypatch: pytest.MonkeyPatch,
@@ -532,7 +532,7 @@ def test_a_message_that_goes_while_it_is_read_is_absent(
 ) -> None:
     just_before(monkeypatch, ConsumeQueue, moment, lambda: goes(racing_store))
     got = racing_store.get_message(TOPIC, 0, 0)
-    if moment == "units":
+    if moment == "unit_bytes":
         assert got.status is status
         assert got.next_offset == (racing_store.min_offset(TOPIC, 0) or 0)
     else:  # its unit had been read before
@@ -595,7 +595,7 @@ def test_an_error_that_no_race_explains_is_raised(
     def fail(_queue: ConsumeQueue, offset: int, _count: int) -> None:
         raise OffsetOutOfRangeError("a fault", offset=offset, minimum=0, maximum=0)
 
-    monkeypatch.setattr(ConsumeQueue, "units", fail)
+    monkeypatch.setattr(ConsumeQueue, "unit_bytes", fail)
     with pytest.raises(OffsetOutOfRangeError):
         racing_store.get_message(TOPIC, 0, 0)
 

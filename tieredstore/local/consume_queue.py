@@ -220,6 +220,10 @@ class ConsumeQueue:
 
     def units(self, offset: int, count: int) -> QueueUnits:
         """Up to `count` units from `offset` on, across files; none at `max_offset`."""
+        return decode_units(self.unit_bytes(offset, count))
+
+    def unit_bytes(self, offset: int, count: int) -> bytes:
+        """The same as they are stored."""
         if count < 0:
             raise ValueError(f"count: {count} is negative")
         maximum = self._max
@@ -232,7 +236,7 @@ class ConsumeQueue:
             data = self._found(position // UNIT_BYTES, self._files.read(position, length))
             pieces.append(data)
             position += length
-        return decode_units(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def offset_by_time(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -74,6 +74,10 @@ class LostParts:
     def has(self, log_offset: int) -> bool:
         """Whether the byte at this log offset is lost."""
         return bool(self._parts) and bool(self.among(np.array([log_offset]))[0])
+
+    def has_any(self, log_offsets: Sequence[int]) -> bool:
+        """Whether one of these is."""
+        return bool(self._parts) and bool(self.among(np.array(log_offsets, np.int64)).any())
 
     def among(self, log_offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which of these are lost."""

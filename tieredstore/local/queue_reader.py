@@ -7,7 +7,7 @@ place: the unit is made again from the log, or the read is a SegmentCorruptError
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
@@ -16,16 +16,24 @@ from typing import TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
-from tieredstore.codec.queue_unit import UNIT_BYTES, QueueUnit, QueueUnits, decode_units
+from tieredstore.codec.columns import sound_count
+from tieredstore.codec.queue_unit import (
+    UNIT_BYTES,
+    QueueUnit,
+    QueueUnits,
+    decode_units,
+    unpack_units,
+)
 from tieredstore.codec.selected import SelectedRecord
 from tieredstore.driver.message_store import MessageFilter, ReadRequest
 from tieredstore.local.commit_log import CommitLog, read_records
 from tieredstore.local.config import LocalConfig
 from tieredstore.local.consume_queue import ConsumeQueue, matching_tags
 from tieredstore.local.consume_queues import ConsumeQueues
+from tieredstore.local.queue_page import PageRows, read_page
 from tieredstore.local.unit_truth import UnitTruth
 from tieredstore.model.errors import OffsetOutOfRangeError, SegmentCorruptError
-from tieredstore.model.messages import GetResult, MessageRun, SelectedMessage
+from tieredstore.model.messages import GetResult, LazyMessages, MessageRun, SelectedMessage
 from tieredstore.model.values import INT32_MAX, GetStatus, QueueKey
 
 SCAN_COUNT_MIN = 800  # units looked at in one read, if the caller asks for no more messages
@@ -79,6 +87,22 @@ class ReadLimits:
         first = int(full.argmax())
         return start + first if full[first] else None
 
+    def room(self, units: QueueUnits, taken: NDArray[np.bool_] | None) -> int:
+        """How many come before the first for which `is_full`, if those that are `taken`, or all,
+        make up the batch."""
+        sizes = units.message_bytes.astype(np.int64)
+        held = sizes if taken is None else np.where(taken, sizes, 0)
+        counts = np.arange(len(units)) if taken is None else taken.cumsum() - taken
+        on_disk = units.log_offsets < self.memory_from
+        count_max = np.where(on_disk, self.memory_count_max // 4, self.memory_count_max)
+        bytes_max = np.where(on_disk, self.memory_bytes_max // 4, self.memory_bytes_max)
+        full = counts >= np.minimum(count_max, self.count_max)
+        full |= held.cumsum() - held + sizes > np.minimum(bytes_max, self.bytes_max)
+        return sound_count(~full | (counts == 0))
+
+
+_Answer = tuple[GetStatus, int, Sequence[SelectedMessage]]
+
 
 class QueueReader:
     """Answers reads from one log and its queues. Any thread may ask at any time."""
@@ -122,9 +146,7 @@ class QueueReader:
             messages=found,
         )
 
-    def _scan(
-        self, request: ReadRequest, queue: ConsumeQueue
-    ) -> tuple[GetStatus, int, list[SelectedMessage]]:
+    def _scan(self, request: ReadRequest, queue: ConsumeQueue) -> _Answer:
         """Look at units up to the end of their file until the batch is full.
 
         A filter that names its tags codes is not asked for each: only units that match are looked
@@ -133,14 +155,16 @@ class QueueReader:
         The batch also ends before the first record that has gone or is damaged, if there is
         anything before it: the next read, from there, tells of it.
         """
+        limits = self._limits(request.count_max, request.bytes_max)
+        page = self._page(request, queue, limits)
+        if page is not None:
+            return page
         key, offset, message_filter = request.key, request.offset, request.message_filter
-        count = min(max(SCAN_COUNT_MIN, request.count_max), self._file_rest(offset))
-        units = queue.units(offset, count)
+        units = queue.units(offset, self._looked_at(request))
         if not len(units):  # the queue was emptied just now
             raise OffsetOutOfRangeError(
                 queue.directory, offset=offset, minimum=queue.min_offset, maximum=queue.max_offset
             )
-        limits = self._limits(request.count_max, request.bytes_max)
         chosen = _chosen(units, message_filter)
         asked = message_filter if chosen is None else None
         found: list[SelectedMessage] = []
@@ -173,6 +197,65 @@ class QueueReader:
         full = limits.first_full(units, looked, len(units), count=len(found), size=size)
         end = len(units) if full is None else full
         return GetStatus.NO_MATCHED_MESSAGE, offset + end, found
+
+    def _page(
+        self, request: ReadRequest, queue: ConsumeQueue, limits: ReadLimits
+    ) -> _Answer | None:
+        """The same answer where all of its records are sound, which are checked together. None
+        where one is not, where the filter refuses one, and where it has to be asked for codes."""
+        wanted = request.message_filter
+        if wanted is None:
+            rows, end = self._rows(request, queue, limits)
+        else:
+            codes = getattr(wanted, "tags_codes", None)
+            if codes is None:
+                return None
+            rows, end = self._tagged_rows(request, queue, limits, codes)
+        page = read_page(self._log, request.key, rows) if rows.sizes else None
+        if page is None:
+            return None
+        if wanted is not None and not all(map(wanted.matches_record, page.split())):
+            return None
+        return GetStatus.FOUND, request.offset + end, LazyMessages(page)
+
+    def _rows(
+        self, request: ReadRequest, queue: ConsumeQueue, limits: ReadLimits
+    ) -> tuple[PageRows, int]:
+        """What the batch is made of, and behind how many units it ends."""
+        offset = request.offset
+        count = min(self._looked_at(request), limits.count_max, limits.memory_count_max)
+        data = queue.unit_bytes(offset, count)
+        log_offsets, sizes, tags_codes = unpack_units(data)
+        end = len(sizes)
+        bytes_max = min(limits.bytes_max, limits.memory_bytes_max)
+        if sum(sizes) > bytes_max or min(log_offsets, default=0) < limits.memory_from:
+            end = limits.room(decode_units(data), None)
+        offsets = range(offset, offset + end)
+        return PageRows(offsets, log_offsets[:end], sizes[:end], tags_codes[:end]), end
+
+    def _tagged_rows(
+        self,
+        request: ReadRequest,
+        queue: ConsumeQueue,
+        limits: ReadLimits,
+        codes: Collection[int],
+    ) -> tuple[PageRows, int]:
+        """The same of a filter that takes all messages with these tags codes."""
+        units = queue.units(request.offset, self._looked_at(request))
+        taken = matching_tags(units, codes)
+        end = limits.room(units, taken)
+        rows = np.flatnonzero(taken[:end])
+        chosen = PageRows(
+            queue_offsets=tuple((rows + request.offset).tolist()),
+            log_offsets=tuple(units.log_offsets[rows].tolist()),
+            sizes=tuple(units.message_bytes[rows].tolist()),
+            tags_codes=tuple(units.tags_codes[rows].tolist()),
+        )
+        return chosen, end
+
+    def _looked_at(self, request: ReadRequest) -> int:
+        """How many units one read looks at, at most."""
+        return min(max(SCAN_COUNT_MIN, request.count_max), self._file_rest(request.offset))
 
     def _record(
         self,

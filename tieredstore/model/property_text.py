@@ -24,6 +24,21 @@ def split_property_text(text: str) -> dict[str, str]:
     return properties
 
 
+def value_in(text: str, name: str) -> str | None:
+    """`split_property_text(text).get(name)`, without a look at the other entries."""
+    mark = f"{VALUE_END}{name}{NAME_END}"
+    start = text.rfind(mark)
+    if start >= 0:
+        start += len(mark)
+    elif text.startswith(mark[1:]):
+        start = len(mark) - 1
+    else:
+        return None
+    end = text.find(VALUE_END, start)
+    value = text[start:] if end < 0 else text[start:end]
+    return value or split_property_text(text).get(name)  # an empty one counts for nothing
+
+
 class TextProperties(Mapping[str, str]):
     """The properties in a text, which is taken apart when the first of them is asked for."""
 
