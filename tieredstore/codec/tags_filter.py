@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from tieredstore.codec.java import INT32_MIN
-from tieredstore.codec.record import TAGS, decode_properties, peek_property_bytes, tags_code
+from tieredstore.codec.java import INT32_MIN, decode_utf8
+from tieredstore.codec.record import TAGS, peek_property_bytes, tags_code
 from tieredstore.model.errors import InvalidArgumentError
+from tieredstore.model.property_text import value_in
 from tieredstore.model.values import require_text
 
 ALL: Final = "*"
@@ -42,4 +43,4 @@ class TagsFilter:
     def matches_record(self, record: bytes) -> bool:
         if self.takes_all:
             return True
-        return decode_properties(peek_property_bytes(record)).get(TAGS) in self.tags
+        return value_in(decode_utf8(peek_property_bytes(record)), TAGS) in self.tags
