@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import struct
 from itertools import accumulate
 
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tieredstore.codec.columns import Properties, Records, sound_columns, texts_are
+from tieredstore.codec.columns import Properties, Records, joined_texts, sound_columns, texts_are
 from tieredstore.codec.java import decode_utf8
 from tieredstore.codec.message import decode_message, encode_message
 from tieredstore.codec.record import decode_properties, encode_properties, tags_code
@@ -127,7 +128,7 @@ def test_fields_and_checksums_of_sound_records_are_those_of_the_decoder(
         one = decode_message(found[row], check_crc=False)
         start, size = int(columns.topic_starts[row]), int(columns.topic_bytes[row])
         assert decode_utf8(run.records[start : start + size]) == one.topic
-        assert columns.property_texts(np.array([row])) == [one.property_bytes]
+        assert columns.properties(np.array([row])).data == one.property_bytes
         assert columns.store_times()[row] == one.store_timestamp
         assert columns.own_queue_offsets()[row] == one.queue_offset
         assert bodies[row] == is_message(found[row], check_crc=True)
@@ -199,3 +200,21 @@ def test_texts_are_compared_byte_by_byte_with_their_zeros() -> None:
 def test_no_record_has_fields_too() -> None:
     records = Records(bytes(200), np.zeros(0, np.int64), np.zeros(0, np.int64))
     assert len(records) == len(records.store_times()) == len(records.own_log_offsets()) == 0
+
+
+@given(
+    sizes=st.one_of(
+        st.lists(st.integers(0, 60), max_size=5).map(lambda few: few * 80),
+        st.lists(st.integers(30, 50), max_size=200),
+        st.lists(st.just(40), min_size=120, max_size=140),
+    ),
+    before=st.integers(0, 100),
+    gap=st.integers(0, 3),
+)
+def test_texts_are_joined_whatever_their_sizes(sizes: list[int], before: int, gap: int) -> None:
+    data = random.Random(before).randbytes(before + sum(sizes) + gap * len(sizes))
+    lengths = np.array(sizes, np.int64)
+    starts = before + np.cumsum(lengths + gap) - lengths - gap
+    wanted = b"".join(data[at : at + size] for at, size in zip(starts, sizes, strict=True))
+    for kind in (data, bytearray(data), memoryview(data)):
+        assert joined_texts(kind, starts, lengths) == wanted

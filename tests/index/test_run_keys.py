@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.flat.tiers import run_of
-from tieredstore.codec.columns import keys_of_texts
+from tieredstore.codec.columns import Properties, keys_behind
 from tieredstore.codec.java import index_key
 from tieredstore.codec.key_hashes import key_hash
 from tieredstore.codec.message import decode_message, encode_message
@@ -118,7 +118,7 @@ def test_a_long_run_gives_what_its_messages_give_alone(odd: str) -> None:
 @pytest.mark.parametrize("length", [1, 16_300, 32_700, 65_500, 65_600, 200_000])
 def test_keys_of_texts_of_any_length_are_hashed_alike(length: int) -> None:
     texts = [b"UNIQ_KEY\x01u%d\x02KEYS\x01a %s b\x02" % (n, b"k" * length) for n in range(3)]
-    found = keys_of_texts(texts, prefix="T#")
+    found = keys_behind("T#", Properties.of_texts(texts))
     wanted = [[f"u{n}", "a", "k" * length, "b"] for n in range(3)]
     assert found.counts.tolist() == [4, 4, 4]
     assert found.hashes.tolist() == [key_hash(f"T#{key}") for keys in wanted for key in keys]
@@ -127,4 +127,4 @@ def test_keys_of_texts_of_any_length_are_hashed_alike(length: int) -> None:
 def test_messages_whose_keys_have_gaps_are_told() -> None:
     values = [b"a b", b" a", b"a  b", b"a ", b" ", b"", b"a", b"a b c"]
     texts = [b"TAGS\x01  \x02KEYS\x01" + value + b"\x02" for value in values]
-    assert keys_of_texts(texts, prefix="").gaps.tolist() == [1, 2, 3, 4]
+    assert keys_behind("", Properties.of_texts(texts)).gaps.tolist() == [1, 2, 3, 4]

@@ -60,6 +60,7 @@ from tieredstore.model.property_text import NAME_END, VALUE_END
 _NAME_END: Final = ord(NAME_END)
 _VALUE_END: Final = ord(VALUE_END)
 _KEY_END: Final = ord(" ")
+_MANY_TEXTS: Final = 128  # fewer are quicker one by one
 
 Spans = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 """Rows, in order; where a piece of each begins; where it ends. A row may have none, or several."""
@@ -258,9 +259,9 @@ class Records(Words):
         self._only_checked_are_sound = True
         return damaged
 
-    def property_texts(self, rows: NDArray[np.int64]) -> list[bytes | bytearray]:
-        """The property strings of these rows, which are sound."""
-        return cut_texts(self.data, self.property_starts[rows], self.property_bytes[rows])
+    def properties(self, rows: NDArray[np.int64]) -> Properties:
+        """Those of these rows, which are sound."""
+        return Properties.within(self.data, self.property_starts[rows], self.property_bytes[rows])
 
 
 class RecordFields(Records):
@@ -287,6 +288,13 @@ class Properties:
     @classmethod
     def of_texts(cls, texts: Sequence[Buffer]) -> Properties:
         return cls(b"".join(texts), np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts))))
+
+    @classmethod
+    def within(
+        cls, data: Buffer, starts: NDArray[np.int64], sizes: NDArray[np.int64]
+    ) -> Properties:
+        """Of the texts `data[start : start + size]`, all of which lie within the data."""
+        return cls(joined_texts(data, starts, sizes), sizes.cumsum())
 
     def __len__(self) -> int:
         return len(self._row_ends)
@@ -361,15 +369,13 @@ class HashedKeys:
     gaps: NDArray[np.int64]
 
 
-def keys_of_texts(texts: Sequence[Buffer], *, prefix: str) -> HashedKeys:
-    """UNIQ_KEY and each of KEYS, each once for each text, hashed with `prefix` before it."""
-    before = np.full(len(texts), key_hash(prefix), np.uint64)
-    return hashed_keys(Properties.of_texts(texts), before)
+def keys_behind(prefix: str, properties: Properties) -> HashedKeys:
+    """UNIQ_KEY and each of KEYS, each once for each message, hashed with `prefix` before it."""
+    return hashed_keys(properties, np.full(len(properties), key_hash(prefix), np.uint64))
 
 
 def hashed_keys(properties: Properties, before: Hashes) -> HashedKeys:
-    """The same of properties taken apart; `before` are the hashes of what stands before the keys
-    of each message."""
+    """The same where `before` are the hashes of what stands before the keys of each message."""
     keys, gaps = properties.keys()
     rows, starts, ends = spans = _together(properties.values(UNIQUE_KEY), keys)
     hashes = properties.hashes_behind(before[rows], starts, ends)
@@ -496,14 +502,22 @@ def sound_count(ok: NDArray[np.bool_]) -> int:
     return len(ok) if ok.all() else int(ok.argmin())
 
 
-def cut_texts(
-    data: Buffer, starts: NDArray[np.int64], sizes: NDArray[np.int64]
-) -> list[bytes | bytearray]:
-    """Copies: thousands of views would each be looked at by the garbage collector."""
-    places = zip(starts.tolist(), (starts + sizes).tolist(), strict=True)
-    if isinstance(data, memoryview):
-        return [data[start:end].tobytes() for start, end in places]
-    return [data[start:end] for start, end in places]
+def joined_texts(data: Buffer, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> bytes:
+    """The texts `data[start : start + size]`, all of which lie within the data, one behind another.
+
+    Many that are about equally long are windows of one width that end where they do, without what
+    stands before each: no object a text, and most of it without the interpreter.
+    """
+    count, ends = len(starts), starts + sizes
+    width = int(sizes.max()) if count >= _MANY_TEXTS else 0
+    if not 0 < width * count <= 2 * int(sizes.sum()) or int(ends.min()) < width:
+        places = map(slice, starts.tolist(), ends.tolist())
+        return b"".join(map(memoryview(data).__getitem__, places))
+    windows: NDArray[Any] = np.ndarray((len(data) - width + 1,), f"V{width}", data, strides=(1,))
+    units: NDArray[np.uint8] = windows[ends - width].view(np.uint8).reshape(count, width)
+    if int(sizes.min()) < width:
+        units = units[np.arange(width) >= (width - sizes)[:, None]]
+    return units.tobytes()
 
 
 def texts_are(

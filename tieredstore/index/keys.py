@@ -29,7 +29,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tieredstore.codec.columns import Records, keys_of_texts
+from tieredstore.codec.columns import Records, keys_behind
 from tieredstore.codec.java import INT32_MIN
 from tieredstore.driver.durable import NO_LINK, read_all, write_all
 from tieredstore.index.contract import CommittedRun
@@ -186,7 +186,7 @@ def keys_of_run(topic: str, topic_id: int, queue_id: int, run: CommittedRun) -> 
     rows = np.flatnonzero(records.sound)
     if len(rows) < len(records):
         log.error("%d messages without a sound record are not indexed", len(records) - len(rows))
-    keys = keys_of_texts(records.property_texts(rows), prefix=f"{topic}#")
+    keys = keys_behind(f"{topic}#", records.properties(rows))
     owners = np.repeat(rows, keys.counts)
     return RunKeys(
         columns=IndexColumns(

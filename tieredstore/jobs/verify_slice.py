@@ -406,7 +406,7 @@ def check_records(key: QueueKey, named: Named, data: bytes, start: int, tell: Te
     )
     _check_bodies(fields, untold, check)
     rows = np.flatnonzero(whole)
-    properties = Properties.of_texts(fields.property_texts(rows))
+    properties = fields.properties(rows)
     if key.topic != SCHEDULE_TOPIC:
         codes = np.zeros(len(named), np.int64)
         codes[rows] = properties.tags_codes()

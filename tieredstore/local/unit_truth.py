@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from tieredstore.codec.columns import Properties, RecordColumns, cut_texts, sound_count, texts_are
+from tieredstore.codec.columns import Properties, RecordColumns, sound_count, texts_are
 from tieredstore.codec.java import encode_utf8
 from tieredstore.codec.queue_unit import QueueUnit, is_extension_address
 from tieredstore.codec.record import (
@@ -95,8 +95,8 @@ class UnitTruth:
         """How many rows carry the tags that their code says, up to one that does not."""
         count = len(tags_codes)
         starts, sizes = columns.property_starts[:count], columns.property_bytes[:count]
-        texts = cut_texts(columns.data, starts, sizes)
-        wrong = np.flatnonzero(Properties.of_texts(texts).tags_codes() != tags_codes)
+        codes = Properties.within(columns.data, starts, sizes).tags_codes()
+        wrong = np.flatnonzero(codes != tags_codes)
         return next(
             (row for row in wrong.tolist() if not is_extension_address(int(tags_codes[row]))), count
         )
