@@ -17,6 +17,7 @@ from tieredstore.access.admission import UploadBudget
 from tieredstore.access.dispatcher import Pass
 from tieredstore.driver.provider import WritePair
 from tieredstore.driver.runtime import Runtime
+from tieredstore.model.messages import MessageRun
 from tieredstore.model.values import QueueKey
 from tieredstore.providers.memory import MemoryProvider
 from tieredstore.testing.faults import Fault, Faults, FaultyProvider
@@ -170,6 +171,39 @@ def test_a_thousand_queues_are_uploaded_in_few_rounds_by_few_threads(
     assert tier.flush(timeout=WAIT)
     assert len(index.puts) == 2_000
     assert len(rounds) < 20
+    tier.close()
+
+
+def test_what_is_not_confirmed_yet_is_hardly_read(tmp_path: Path) -> None:
+    """Reading it at each look cost more than the uploads themselves."""
+
+    class Counting(ListMessageStore):
+        read_count = 0
+
+        def read_range(
+            self, topic: str, queue_id: int, offset: int, *, count_max: int, bytes_max: int
+        ) -> MessageRun:
+            run = super().read_range(
+                topic, queue_id, offset, count_max=count_max, bytes_max=bytes_max
+            )
+            self.read_count += len(run)
+            return run
+
+    runtime = Runtime.inline()
+    store = Counting.opened(runtime)
+    store.fill(100)
+    confirmed = store.confirmed_offset()
+    store.fill(900)
+    store.confirmed = confirmed
+    tier = Tier(tmp_path, store, runtime=runtime, group_commit_count=500)
+    for _ in range(5):
+        tier.dispatch(force=True)
+    assert tier.span() == (0, 100)
+    assert store.read_count < 200
+    store.confirmed = None
+    assert tier.flush()
+    assert tier.span() == (0, 1_000)
+    tier.check()
     tier.close()
 
 

@@ -314,6 +314,7 @@ def _done(error: Exception | None = None) -> Future[None]:
 # Beside its record, of one message: its unit, and a row in each of a run's columns.
 ROW_BYTES: Final = 64
 BATCH_BYTES: Final = 2048  # beside its messages, of one batch: columns, views, attempt, future
+FEW_WAITING: Final = 64  # no more are read at once, whether they are confirmed or not
 LITTLE_PART: Final = 16  # of a whole batch: what a queue may take where a whole one has no room
 
 
@@ -369,7 +370,8 @@ class Batches:
         kept = 0
         try:
             confirmed = self._store.confirmed_offset()
-            run = self._read(file, bytes_max=min(self._bytes_max, reserved // 2))
+            bytes_max = min(self._bytes_max, reserved // 2)
+            run = self._read(file, None if all_of else confirmed, bytes_max=bytes_max)
             if not len(run):
                 return BatchOutcome.LOST
             if len(run) < all_of:
@@ -404,15 +406,29 @@ class Batches:
         work.batches, work.buffered_bytes = [], 0
         return True
 
-    def _read(self, file: FlatMessageFile, *, bytes_max: int) -> MessageRun:
+    def _read(self, file: FlatMessageFile, confirmed: int | None, *, bytes_max: int) -> MessageRun:
         """The next messages of the queue; some of them the local store may still lose. It is
-        empty where that has lost the first one."""
-        run = self._store.read_range(
-            *file.key, file.append_offset, count_max=self._count_max, bytes_max=bytes_max
-        )
+        empty where that has lost the first one.
+
+        Where many wait, the first of them tells how many can lie below `confirmed`. Else a batch
+        that is not on disk yet would be read and checked at each look, for nothing.
+        """
+        waiting = (self._store.max_offset(*file.key) or 0) - file.append_offset
+        if confirmed is not None and waiting > FEW_WAITING:
+            first = self._range(file, count_max=1, bytes_max=1)
+            if len(first):
+                if not _count_below(first, confirmed):
+                    return first
+                bytes_max = min(bytes_max, confirmed - int(first.log_offsets[0]))
+        run = self._range(file, count_max=self._count_max, bytes_max=bytes_max)
         if not len(run) and behind_lost(self._store, file.key, file.append_offset) is None:
             raise TieredStoreError(f"the local store has no message {file.append_offset}")
         return run
+
+    def _range(self, file: FlatMessageFile, *, count_max: int, bytes_max: int) -> MessageRun:
+        return self._store.read_range(
+            *file.key, file.append_offset, count_max=count_max, bytes_max=bytes_max
+        )
 
     def _append(self, work: QueueWork, file: FlatMessageFile, run: MessageRun) -> int:
         """What is kept in memory of it."""
