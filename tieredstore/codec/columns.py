@@ -586,7 +586,9 @@ def _pieces(units: NDArray[np.uint8], values: Spans) -> tuple[Spans, NDArray[np.
     firsts[is_first], firsts[~is_first] = starts, spaces + 1
     lasts[is_last], lasts[~is_last] = ends, spaces
     held, rows = lasts > firsts, np.repeat(rows, counts)
-    return (rows[held], firsts[held], lasts[held]), np.unique(rows[~held])
+    gaps = rows[~held]
+    gaps = gaps[np.diff(gaps, prepend=-1) > 0]  # np.unique imports all of numpy.ma: 0.1 s
+    return (rows[held], firsts[held], lasts[held]), gaps
 
 
 def _together(first: Spans, second: Spans) -> Spans:
