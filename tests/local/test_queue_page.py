@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from tests.local.store_audit import opened
 from tieredstore.codec.queue_unit import decode_units, encode_units, unpack_units
+from tieredstore.codec.record import tags_code
 from tieredstore.codec.tags_filter import TagsFilter
-from tieredstore.local import queue_reader
+from tieredstore.local import queue_page, queue_reader
 from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.errors import SegmentCorruptError
 from tieredstore.model.messages import LazyMessages, Message, joined_records
@@ -246,6 +247,24 @@ def test_units_as_tuples_are_those_of_the_columns(count: int) -> None:
         tuple(column.tolist())
         for column in (units.log_offsets, units.message_bytes, units.tags_codes)
     )
+
+
+TEXTS = st.lists(
+    st.sampled_from(["TAGS", "T", "\1", "\2", "\2TAGS\1a", "\2TAGS\1b\2", "x\2", "ü"])
+).map("".join)
+
+
+@given(heads=st.lists(TEXTS, min_size=1, max_size=4), tail=TEXTS, other=st.booleans())
+def test_tags_of_texts_that_end_alike_are_those_of_each(
+    heads: list[str], tail: str, other: bool
+) -> None:
+    texts = [head + tail for head in heads]
+    codes = [tags_code(split_property_text(text).get("TAGS")) for text in texts]
+    raw = [text.encode() for text in texts]
+    assert queue_page._have_tags(raw, tuple(codes))
+    assert not queue_page._have_tags(raw, (*codes[:-1], codes[-1] + 1))
+    if other and len(set(codes)) > 1:
+        assert not queue_page._have_tags(raw, (codes[0],) * len(codes))
 
 
 @given(

@@ -35,11 +35,12 @@ from tieredstore.codec.record import (
 from tieredstore.codec.selected import selected_records
 from tieredstore.local.commit_log import CommitLog
 from tieredstore.model.messages import SelectedMessage
-from tieredstore.model.property_text import value_in
+from tieredstore.model.property_text import NAME_END, VALUE_END, value_in
 from tieredstore.model.topics import SCHEDULE_TOPIC
 from tieredstore.model.values import INT32_MAX, QueueKey
 
 # size, magic, body CRC, queue id, queue offset, log offset, system flag, body length
+_BEFORE_TAGS: Final = f"{VALUE_END}{TAGS}{NAME_END}".encode()
 _HEAD: Final = Struct(">iIii4xqqi44xi")
 
 
@@ -168,6 +169,17 @@ def _before_bodies(
 
 
 def _have_tags(texts: list[bytes], tags_codes: tuple[int, ...]) -> bool:
+    """Whether each text has the tags of its code.
+
+    Most often all end alike, from their tags on: then all have those of the first.
+    """
+    first = value_in(decode_utf8(texts[0]), TAGS)
+    tail = texts[0][texts[0].rfind(_BEFORE_TAGS) :]
+    if first and tail.startswith(_BEFORE_TAGS + encode_utf8(first)):
+        code = _tags_code(first)
+        alike = tags_codes.count(code) == len(texts)
+        if alike and all(map(bytes.endswith, texts, repeat(tail))):
+            return True
     tags = map(value_in, map(decode_utf8, texts), repeat(TAGS))
     own = list(map(_tags_code, tags))
     return own == list(tags_codes) or all(
