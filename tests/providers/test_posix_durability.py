@@ -47,7 +47,7 @@ class TestDurability:
             disk.syncs.clear()
             segment.write(5, b"second")
             assert held(disk, "second write") == {segment.path: b"firstsecond"}
-            assert disk.syncs == [(Path(segment.path), 11)]  # its name is durable already
+            assert disk.syncs == [(segment.path, 11)]  # its name is durable already
 
             segment.delete()
             assert held(disk, "deletion") == {}
@@ -74,11 +74,11 @@ class TestDurability:
             assert again.size() == 19
             assert held(disk, "look") == {segment.path: b"firstnot yet synced"}
             assert again.size() == 19
-            assert disk.syncs.count((Path(segment.path), 19)) == 1  # known by now
+            assert disk.syncs.count((segment.path, 19)) == 1  # known by now
             with pytest.raises(PositionMismatchError) as caught:
                 segment.write(5, b"late")
         assert caught.value.actual == 19
-        assert disk.syncs.count((Path(segment.path), 19)) == 2  # the other handle did not know
+        assert disk.syncs.count((segment.path, 19)) == 2  # the other handle did not know
 
     def test_a_created_segment_appears_whole_and_durable(
         self, provider: PosixProvider, tmp_path: Path
@@ -94,7 +94,7 @@ class TestDurability:
         with ForgetfulDisk(tmp_path) as disk:
             provider.create(segment, blocks())
         assert seen == [False]
-        assert disk.syncs[-2] == (Path(segment.path + ".tmp"), 8)
+        assert disk.syncs[-2] == (segment.path + ".tmp", 8)
         assert held(disk, "creation") == {segment.path: b"headtail"}
 
     def test_a_crash_in_a_create_leaves_no_segment_and_no_waste(

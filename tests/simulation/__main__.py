@@ -8,6 +8,7 @@ files behind where its processes died.
 from __future__ import annotations
 
 import argparse
+import gc
 import itertools
 import os
 import shutil
@@ -26,7 +27,7 @@ from tests.simulation.world import FAULTS, Plan, run, smaller
 
 SALTS: tuple[int, ...] = tuple(range(8))  # other schedules of a plan that has become smaller
 SHRINKING_MAX = 200  # histories
-BLOCK = 400  # of one process
+BLOCK = 1_000  # of one process
 
 
 def plans(given: argparse.Namespace) -> Iterator[Plan]:
@@ -127,6 +128,7 @@ def _run_hours(first: int, hours: float, options: Sequence[str]) -> int:
 
 
 def _run_all(given: argparse.Namespace, folder: Path) -> int:
+    gc.disable()  # each world collects what the one before has left
     worked = time.process_time()
     count = 0
     for plan in plans(given):

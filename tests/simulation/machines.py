@@ -57,7 +57,7 @@ class Machine:
     def holds(self, arguments: tuple[Any, ...]) -> bool:
         """Whether the first argument is a descriptor, or a path of this machine."""
         place = arguments[0] if arguments else ""
-        return isinstance(place, int) or os.fspath(place).startswith(self._folder_text)
+        return type(place) is int or str(place).startswith(self._folder_text)
 
     def lose_power(self, dice: Random) -> None:
         """What was synced is there, and of each later change perhaps some."""

@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import itertools
 import threading
+from bisect import insort
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, _base
 from contextlib import contextmanager, suppress
+from itertools import chain, islice
 from operator import attrgetter
 from random import Random
 from typing import Any, Final, ParamSpec, TypeVar
@@ -63,15 +65,6 @@ class Actor:
         self.deadline: float | None = None  # in seconds, for how long
         self.greenlet: Any = None
 
-    def is_ready(self, now: float) -> bool:
-        if self.process.sleeps_until > now:
-            return False
-        until = self.until
-        if until is None:
-            return True
-        deadline = self.deadline
-        return (deadline is not None and deadline <= now) or until()
-
 
 class VirtualClock:
     """A clock that jumps; who sleeps gives others their turn."""
@@ -100,12 +93,12 @@ class Scheduler:
         self.clock = VirtualClock(self, now_ms)
         self.switches = self.dice.choice([0.02, 0.1, 0.3, 0.7])  # how often at a possible point
         self.by_priority = self.dice.random() < 0.5
-        self.actors: list[Actor] = []
+        self.actors: list[Actor] = []  # the foremost first
         self.running: Actor | None = None
         self.failure: BaseException | None = None
         self.steps = 0
         self.trace: list[str] = []
-        self.at_step: Callable[[str], None] = lambda what: None  # what else may happen there
+        self.at_step: Callable[[str], None] | None = None  # what else may happen there
         self._lowest = 0.0
         self._has_ended = False  # an actor, since they were last looked through
         self._dying: list[tuple[Process, Callable[[], None]]] = []
@@ -118,7 +111,7 @@ class Scheduler:
         actor = Actor(name, process, call)
         actor.priority = self.dice.random()
         actor.greenlet = greenlet(lambda: self._run(actor), parent=self._hub)
-        self.actors.append(actor)
+        insort(self.actors, actor, key=lambda each: -each.priority)
         return actor
 
     def pause(self, what: str) -> None:
@@ -129,11 +122,14 @@ class Scheduler:
         if actor.process.is_dead:
             raise Crash(what)
         self.steps += 1
-        self.at_step(what)
+        if self.at_step is not None:
+            self.at_step(what)
         if self.dice.random() < self.switches or self._dying:
             if self.by_priority:
                 self._lowest -= 1
                 actor.priority = self._lowest
+                self.actors.remove(actor)
+                self.actors.append(actor)
             self._give_way(actor)
 
     def wait(self, until: Callable[[], bool], seconds: float | None = None) -> bool:
@@ -198,26 +194,22 @@ class Scheduler:
         if self._has_ended:
             self.actors = [each for each in self.actors if not each.is_done]
             self._has_ended = False
-        chosen = self._foremost(now) if self.by_priority else self._any(now)
+        chosen = self._next(now)
         if chosen is None:
             self._let_time_pass(now)
         elif self.dice.random() < 0.3:
             self.clock.passed_ms += 1
         return chosen
 
-    def _foremost(self, now: float) -> Actor | None:
-        best: Actor | None = None
-        for each in self.actors:
-            if (best is None or each.priority > best.priority) and each.is_ready(now):
-                best = each
-        return best
-
-    def _any(self, now: float) -> Actor | None:
-        """As good as any: the first that is ready from a random place on."""
-        actors, count = self.actors, len(self.actors)
-        start = int(self.dice.random() * count)
-        for place in range(start, start + count):
-            if (each := actors[place % count]).is_ready(now):
+    def _next(self, now: float) -> Actor | None:
+        """The foremost that can go on; or as good as any, the first from a random place on."""
+        actors = self.actors
+        start = 0 if self.by_priority else int(self.dice.random() * len(actors))
+        for each in chain(islice(actors, start, None), islice(actors, start)):
+            if each.process.sleeps_until > now:
+                continue
+            until, deadline = each.until, each.deadline
+            if until is None or (deadline is not None and deadline <= now) or until():
                 return each
         return None
 
@@ -268,10 +260,14 @@ class Scheduler:
             def __init__(self) -> None:
                 super().__init__(scheduler)
 
+        class RLock(_RLock):
+            def __init__(self) -> None:
+                super().__init__(scheduler)
+
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(threading, "Lock", Lock)
             patch.setattr(threading, "_allocate_lock", Lock)
-            patch.setattr(threading, "RLock", threading._PyRLock)  # type: ignore[attr-defined]
+            patch.setattr(threading, "RLock", RLock)
             patch.setattr(threading, "get_ident", lambda: id(self.running))
             # Whoever asks who it is becomes a thread there for ever, and all of this with it.
             patch.setattr(threading, "_active", dict(threading._active))  # type: ignore[attr-defined]
@@ -317,7 +313,7 @@ class _Lock:
         self._is_held = True
         return True
 
-    def release(self) -> None:
+    def release(self, *exception: object) -> None:
         if not self._is_held:
             raise RuntimeError("release unlocked lock")
         self._is_held = False
@@ -328,11 +324,47 @@ class _Lock:
     def _is_free(self) -> bool:
         return not self._is_held
 
-    def __enter__(self) -> bool:
-        return self.acquire()
+    __enter__, __exit__ = acquire, release
 
-    def __exit__(self, *exception: object) -> None:
-        self.release()
+
+class _RLock(_Lock):
+    """The same, and whoever holds it may take it again."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        super().__init__(scheduler)
+        self._owner: Actor | None = None
+        self._count = 0
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        if self._count and self._owner is self._scheduler.running:
+            self._count += 1
+            return True
+        if not super().acquire(blocking, timeout):
+            return False
+        self._owner, self._count = self._scheduler.running, 1
+        return True
+
+    def release(self, *exception: object) -> None:
+        if not self._is_owned():
+            raise RuntimeError("cannot release un-acquired lock")
+        self._count -= 1
+        if not self._count:
+            self._owner, self._is_held = None, False
+
+    __enter__, __exit__ = acquire, release
+
+    # What a condition asks of it
+
+    def _is_owned(self) -> bool:
+        return bool(self._count) and self._owner is self._scheduler.running
+
+    def _release_save(self) -> int:
+        count, self._count, self._owner, self._is_held = self._count, 0, None, False
+        return count
+
+    def _acquire_restore(self, count: int) -> None:
+        super().acquire()
+        self._owner, self._count = self._scheduler.running, count
 
 
 class ActorPool:

@@ -242,6 +242,7 @@ class World:
         self.witness = Witness(layout.rounds(BROKER))
         self.reserve_hours = self.dice.choice([1, 48, 48])
         self.sync_flush = self.dice.random() < 0.5
+        self.dispatch_ms = self.dice.choice([1, 10, 100])
         self.level = self.dice.choice(LEVELS)
         self.cache_bytes = self.dice.choice([0, 2_000, 1 << 20])
         self.kill_odds = self.dice.choice([0.0003, 0.001, 0.003]) if KILLS in plan.faults else 0
@@ -266,7 +267,8 @@ class World:
         with self._installed():
             outside = Process("operator")
             director = self.scheduler.spawn("director", outside, self._direct)
-            self.scheduler.at_step = self._at_step
+            if self.kill_odds:
+                self.scheduler.at_step = self._at_step
             self.disks.fails = refuse_for_room
             try:
                 self.scheduler.run(director)
@@ -461,7 +463,7 @@ class World:
             return
         if life.is_forked:
             return
-        if self.kill_odds and self.dice.random() < self.kill_odds:
+        if self.dice.random() < self.kill_odds:
             self.kill(life, what)
 
     def _may_end(self, process: Process) -> bool:
@@ -507,7 +509,7 @@ class World:
             reserve_hours=0,
             expiry_interval_ms=10_000,
             delete_count_max=2,
-            dispatch_interval_ms=1,
+            dispatch_interval_ms=self.dispatch_ms,
             flush_disk_type="SYNC_FLUSH" if self.sync_flush else "ASYNC_FLUSH",
             disk_full_percent=90,
             disk_clean_percent=75,
@@ -675,8 +677,8 @@ def run(plan: Plan, folder: Path, *, salt: int = 0) -> World:
     finally:
         world.graves.clear()
         del World.current
-        collect()
         if was_enabled:
+            collect()
             gc.enable()
         shutil.rmtree(folder, ignore_errors=True)
     return world

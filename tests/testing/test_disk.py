@@ -196,7 +196,7 @@ def test_each_sync_is_noted(root: Path) -> None:
     with ForgetfulDisk(root) as disk:
         sync(root / "a")
         sync(root)
-    assert [path for path, _ in disk.syncs] == [root / "a", root]
+    assert [path for path, _ in disk.syncs] == [str(root / "a"), str(root)]
     assert disk.syncs[0][1] == len(OLD)
 
 

@@ -28,6 +28,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import stat
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -69,7 +70,7 @@ class ForgetfulDisk:
         self.steps = 0
         self.died = False
         self.failed = ""  # the step that failed or stopped
-        self.syncs: list[tuple[Path, int]] = []  # each file or folder, and the bytes of it
+        self.syncs: list[tuple[str, int]] = []  # each file or folder, and the bytes of it
         self._stop_at, self._error, self._torn = stop_at, error, torn
         self._bytes: dict[int, bytes] = {}  # by inode, of files, as synced
         self._names: dict[int, dict[str, int]] = {}  # by inode, of folders, as synced
@@ -78,7 +79,7 @@ class ForgetfulDisk:
         self._patch = pytest.MonkeyPatch()
         weakref.finalize(self, _close_all, self._held)
         for place, _, names in os.walk(self.folder):
-            self._sync_folder(Path(place))
+            self._sync_folder(place, os.stat(place).st_ino)
             for name in names:
                 self._bytes[Path(place, name).stat().st_ino] = self._read(Path(place, name))
 
@@ -199,23 +200,23 @@ class ForgetfulDisk:
         """A file or folder was synced just now; where the disk is not entered, whoever sees it
         says so."""
         status, link = os.fstat(descriptor), f"/proc/self/fd/{descriptor}"
-        path = Path(os.readlink(link).removesuffix(" (deleted)"))
-        if not path.is_relative_to(self.folder):
+        path, folder = os.readlink(link).removesuffix(" (deleted)"), str(self.folder)
+        if path != folder and not path.startswith(f"{folder}/"):
             return
         self.syncs.append((path, status.st_size))
-        if path.is_dir():
-            self._sync_folder(path)
-        elif not _is_lock(path.name):
+        if stat.S_ISDIR(status.st_mode):
+            if status.st_nlink:  # else it has been removed
+                self._sync_folder(path, status.st_ino)
+        elif not _is_lock(os.path.basename(path)):
             self._hold(status.st_ino, link)
             self._bytes[status.st_ino] = self._of_held(status.st_ino)
 
-    def _sync_folder(self, path: Path) -> None:
-        names, inode = _inodes(path), path.stat().st_ino
-        self._names[inode] = names
+    def _sync_folder(self, path: str, inode: int) -> None:
+        names = self._names[inode] = _inodes(path)
         self._hold(inode, path)
-        for name, inode in names.items():
-            if not _is_lock(name):
-                self._hold(inode, path / name)
+        for name, held in names.items():
+            if held not in self._held and not _is_lock(name):
+                self._hold(held, f"{path}/{name}")
 
     def _hold(self, inode: int, path: Path | str) -> None:
         if inode not in self._held:
@@ -234,7 +235,7 @@ class ForgetfulDisk:
         return os.pread(descriptor, os.fstat(descriptor).st_size, 0)
 
 
-def _inodes(folder: Path) -> dict[str, int]:
+def _inodes(folder: Path | str) -> dict[str, int]:
     return {item.name: item.inode() for item in os.scandir(folder)}
 
 
