@@ -186,3 +186,20 @@ def test_what_was_planned_of_a_deleted_topic_is_gone_and_not_damaged(
             assert fields.run.end_offset <= count
     assert found
     assert all(each.is_missing for each in found)
+
+
+def test_a_worker_that_remembers_a_deleted_topic_reads_the_one_that_was_planned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = posix_config(tmp_path, provider="tests.jobs.together_tiers:LogBucket")
+    LogBucket.buckets[config.path] = MemoryObjects()
+    tier = WrittenTier(config=config)
+    tier.add("t", 0, 20)
+    assert offsets(config, planned(config))  # now the worker knows this one
+    tier.delete("t")
+    monkeypatch.setattr(written_tier, "START_MS", written_tier.START_MS + 5_000)
+    tier.add("t", 0, 10, body_bytes=400)
+    scan = Scan(columns=("body",))
+    batches = chain(*(scan.batches(config, each) for each in planned(config)))
+    bodies = chain(*(batch["body"].to_pylist() for batch in batches))
+    assert [len(body) for body in bodies] == [400] * 10

@@ -320,6 +320,10 @@ class SegmentProvider(ABC):
         """
         return None
 
+    def catch_up(self, rows: Sequence[SegmentRecord]) -> None:  # noqa: B027 - most remember nothing
+        """Look again where what this provider remembers of one broker's tier is older than these
+        rows: a topic may have been made anew since, with segments of the same names."""
+
     def tend(self, broker: str) -> bool:
         """One bounded step of what is to be done in the background; whether more is left.
 
@@ -672,6 +676,9 @@ class ProviderWrapper(SegmentProvider):
 
     def catalogue(self, broker: str, *, read_only: bool) -> MetadataStore | None:
         return self.inner.catalogue(broker, read_only=read_only)
+
+    def catch_up(self, rows: Sequence[SegmentRecord]) -> None:
+        self.inner.catch_up(rows)
 
     def tend(self, broker: str) -> bool:
         return self.inner.tend(broker)

@@ -219,8 +219,8 @@ def _trimmed(config: StoreConfig, parts: Sequence[Sequence[Slice]]) -> Iterator[
 
 def _place(config: StoreConfig, slice: Slice) -> int | None:
     """Where the log has the first message; None where it has expired, or cannot be read."""
-    file = queue_file(config, slice.key, slice.path, slice.rows)
     try:
+        file = queue_file(config, slice.key, slice.path, slice.rows)
         run = read_run(file, slice.first_offset, count_max=1, bytes_max=1)
     except TieredStoreError:
         return None

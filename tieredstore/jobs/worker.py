@@ -143,11 +143,13 @@ def queue_file(
     *,
     provider: SegmentProvider | None = None,
 ) -> FlatMessageFile:
-    """A queue as these rows of the catalogue show it, to be read only. Makes no request.
+    """A queue as these rows of the catalogue show it, to be read only. Makes no request unless
+    this process remembers an older tier.
 
     The rows are those of its commit log and its consume queue, in any order, their sizes true.
     """
     opened = worker_provider(config) if provider is None else provider
+    opened.catch_up(rows)
     file = FlatMessageFile(
         QueueRecord(broker_name=path.partition("/")[0], topic=key.topic, queue_id=key.queue_id),
         TopicRecord(topic=key.topic, topic_id=-1),

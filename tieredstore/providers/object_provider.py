@@ -242,6 +242,21 @@ class ObjectProvider(SegmentProvider):
             return None
         return LogCatalogue(broker_log, read_only=read_only)
 
+    def catch_up(self, rows: Sequence[SegmentRecord]) -> None:
+        if not rows:
+            return
+        log = self._log_of(rows[0].path.partition("/")[0])
+        with log.guard:
+            if log.known is None:
+                return  # nothing is remembered
+            tables = log.known.tables.segments
+            known = [tables[row.type].get(row.path, {}).get(row.base_offset) for row in rows]
+        if any(
+            now is None or now.create_timestamp != row.create_timestamp or now.size < row.size
+            for row, now in zip(rows, known, strict=True)
+        ):
+            log.follow()
+
     def tend(self, broker: str) -> bool:
         broker_log = self._log_of(broker)
         chores = self._chores.setdefault((os.getpid(), broker), upkeep.Upkeep(broker_log))
