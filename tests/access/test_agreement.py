@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.access import lost_disks
 from tests.access.lost_disks import ONE, OTHER, TWO, Machine
 from tieredstore.access import agreement, queue_upload
 from tieredstore.access.agreement import ContinuedQueue
@@ -84,6 +85,25 @@ def test_queues_of_a_lost_disk_go_on_at_the_end_of_the_tier(machine: Machine) ->
     store = machine.open()
     assert not store.agreement.continued
     machine.check()
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_no_message_is_stored_before_those_of_the_tier(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, restarts: bool
+) -> None:
+    """The clock of the machine that goes on is behind: answers by key or time would pass by
+    what the tier alone has."""
+    a_life(machine)
+    machine.lose_local()
+    monkeypatch.setattr(lost_disks, "STORE_TIMESTAMP", STORE_TIMESTAMP - 60_000)
+    store = machine.open()
+    if restarts:
+        machine.end()
+        store = machine.open()
+    machine.put(2)
+    answer = store.query_message(ONE.topic, "shared", count_max=64)
+    assert (len(answer.messages), answer.complete) == (24, True)
+    assert store.offset_by_time(*ONE, STORE_TIMESTAMP) == 0
 
 
 def test_an_empty_machine_goes_on_with_its_bucket(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from tieredstore.driver.runtime import Runtime
 from tieredstore.local.commit_log import SKIPPED_FILES_MAX
 from tieredstore.local.consume_queues import BEGUN_FILE
 from tieredstore.local.reader import LocalReader
+from tieredstore.local.record_scan import DAY_MS
 from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.errors import (
     BackendRefusedError,
@@ -217,6 +218,24 @@ def test_the_log_has_room_for_all_numbers_before_its_next_message(tmp_path: Path
     store = loaded(tmp_path)
     store.begin_queues({KEY: 10_000}, log_offset=0)
     assert store.confirmed_offset() >= 10_000 * RECORD_BYTES_MIN
+
+
+@pytest.mark.parametrize(("ahead_ms", "wanted_ms"), [(5_000, 5_000), (2 * DAY_MS, DAY_MS)])
+def test_nothing_is_stored_before_the_time_that_was_said(
+    tmp_path: Path, ahead_ms: int, wanted_ms: int
+) -> None:
+    store = loaded(tmp_path)
+    now = Runtime.inline().clock.now_ms()
+    store.begin_queues({KEY: 9}, log_offset=0, store_timestamp=now + ahead_ms)
+    store.shutdown()
+    for number in range(3):
+        store = opened(tmp_path)
+        if number:  # a life without a message comes first
+            assert store.put_message(a_message(0)).store_timestamp == now + wanted_ms
+        assert not store.damages
+        store.shutdown()
+    with pytest.raises(InvalidArgumentError):
+        loaded(tmp_path).begin_queues({KEY: 9}, log_offset=0, store_timestamp=True)
 
 
 def test_what_cannot_be_begun_changes_nothing(tmp_path: Path) -> None:

@@ -158,7 +158,7 @@ def agree(
             refused[key] = _why_unnamed(unnamed[key])
     behind = [one for one in verdicts if one.goes_on_at is not None]
     if behind:
-        reason = _begin(store, behind, mark.below(files))
+        reason = _begin(store, behind, mark.below(files), newest_store_time(metadata))
         if reason is not None:
             refused |= {one.file.key: f"{_place(one)}, and {reason}" for one in behind}
             behind = []
@@ -327,13 +327,24 @@ def _look(
     return _Verdict(file, local_end, goes_on_at=tier_end if is_behind else None, is_checked=True)
 
 
-def _begin(store: MessageStore, behind: Sequence[_Verdict], log_offset: int) -> str | None:
+def newest_store_time(metadata: MetadataStore) -> int:
+    """No message of the tier was stored later."""
+    return max((row.end_timestamp or 0 for row in metadata.segments()), default=0)
+
+
+def _begin(
+    store: MessageStore, behind: Sequence[_Verdict], log_offset: int, store_timestamp: int
+) -> str | None:
     """Let these queues go on where the tier ends; else why they cannot."""
     begin: Callable[..., Any] | None = getattr(store, "begin_queues", None)
     if begin is None:
         return "the local store's queues cannot begin anywhere: it has no begin_queues"
     try:
-        begin({one.file.key: one.goes_on_at for one in behind}, log_offset=log_offset)
+        begin(
+            {one.file.key: one.goes_on_at for one in behind},
+            log_offset=log_offset,
+            store_timestamp=store_timestamp,
+        )
     except StoreClosedError:
         raise
     except TieredStoreError as error:

@@ -96,11 +96,14 @@ class MessageStore(Protocol):
     * Any thread may call anything at any time. What is returned does not change later.
     * A store that confirms late may also have `flush()`: make durable, and confirm, what was put
       before. Callers that need it look for it; a store without one confirms in its own time.
-    * A store whose queues can begin anywhere may have `begin_queues(ends, *, log_offset)`. It is
-      called after `load` and before `start`, by a tier that goes on where this store has lost its
-      end. Durably on return, each of these queues gives out its next offset from here, and its
-      messages below are nowhere in this store; new log offsets begin at or after `log_offset`. A
-      queue that has come further raises OffsetOutOfRangeError. Calling it again changes nothing.
+    * A store whose queues can begin anywhere may have `begin_queues(ends, *, log_offset,
+      store_timestamp)`. It is called after `load` and before `start`, by a tier that goes on where
+      this store has lost its end. Durably on return, each of these queues gives out its next offset
+      from here, and its messages below are nowhere in this store; new log offsets begin at or after
+      `log_offset`, and new store times at or after `store_timestamp`, but no more than a day ahead
+      of the clock: else this machine's clock, behind that of the one before, would put new messages
+      before old ones. A queue that has come further raises OffsetOutOfRangeError. Calling it again
+      changes nothing.
       It may have `lost_ends` too: where queues ended once that it found shorter when it was opened.
     * One that looks for damage may have `damages`: what it found since it was opened, each with
       `path`, `position`, `reason` and `mended`. Health shows them.
@@ -324,7 +327,9 @@ class AbstractPluginMessageStore:
         flush = getattr(self.next_store, "flush", None)
         return None if flush is None else flush(*arguments, **named)
 
-    def begin_queues(self, ends: Mapping[QueueKey, int], *, log_offset: int) -> None:
+    def begin_queues(
+        self, ends: Mapping[QueueKey, int], *, log_offset: int, store_timestamp: int = 0
+    ) -> None:
         """Let each of these queues give out its next offset from here, as MessageStore says.
 
         Raises BackendRefusedError where the next store has no `begin_queues`.
@@ -333,7 +338,7 @@ class AbstractPluginMessageStore:
         if begin is None:
             name = type(self.next_store).__name__
             raise BackendRefusedError(name, "begin queues", "it has no begin_queues")
-        begin(ends, log_offset=log_offset)
+        begin(ends, log_offset=log_offset, store_timestamp=store_timestamp)
 
     def put_message(self, message: Message) -> PutResult:
         """Store one message, and say where, or by the status why not."""

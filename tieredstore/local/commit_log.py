@@ -157,6 +157,7 @@ class CommitLog:
         )
         self.lost = LostParts(StoreFiles(config.root).config / LOST_FILE)
         self.last_store_timestamp = 0
+        self.time_min = 0  # for new records; but no more than a day ahead of the clock
         self.check_property_crc = config.property_crc_enabled
         self._clock = runtime.clock
         self._runtime = runtime
@@ -221,7 +222,8 @@ class CommitLog:
             )
         with self._append_guard:
             self._refuse_after_failure()
-            store_timestamp = max(self._clock.now_ms(), self.last_store_timestamp)
+            now = self._clock.now_ms()
+            store_timestamp = max(now, self.last_store_timestamp, min(self.time_min, now + DAY_MS))
             log_offsets: list[int] = []
             if sizes:
                 file = self.queue.file_for_append()

@@ -412,10 +412,12 @@ class DeletedTopics:
 
 
 class Begin(NamedTuple):
-    """The number of a queue's first message, and where the log ended when that was said."""
+    """The number of a queue's first message, where the log ended when that was said, and a time
+    before which nothing is stored since."""
 
     first: int
     log_end: int
+    store_timestamp: int = 0
 
     def has_messages(self, queue: ConsumeQueue | None) -> bool:
         """Whether the queue has any since. Of the units that only fill its first file a power cut
@@ -467,9 +469,15 @@ class BegunQueues:
             if self._deleted.end_of(key.topic) <= begin.log_end
         ]
 
-    def mark(self, firsts: Mapping[QueueKey, int], log_end: int) -> None:
+    @property
+    def store_timestamp(self) -> int:
+        """Nothing is stored with an earlier time."""
+        return max((one.store_timestamp for one in self._begins.values()), default=0)
+
+    def mark(self, firsts: Mapping[QueueKey, int], log_end: int, store_timestamp: int) -> None:
         """These queues begin with these numbers, in what follows here; durable on return."""
-        self._store(self._begins | {key: Begin(one, log_end) for key, one in firsts.items()})
+        begins = {key: Begin(one, log_end, store_timestamp) for key, one in firsts.items()}
+        self._store(self._begins | begins)
 
     def forget(self, topics: Collection[str]) -> None:
         """These topics were deleted."""
@@ -480,7 +488,7 @@ class BegunQueues:
         kept = {}
         for key, begin in self.items():
             if not begin.has_messages(queues.queue(*key)) or begin.log_end > log_min:
-                kept[key] = Begin(begin.first, min(begin.log_end, log_end))
+                kept[key] = begin._replace(log_end=min(begin.log_end, log_end))
         self._store(kept)
 
     def concerns(self, topics: Iterable[str]) -> bool:

@@ -220,6 +220,7 @@ class LocalStore:
             abnormal=abnormal,
             begin_repair=self.files.create_abort,
         ).run()
+        self.log.time_min = self.begun.store_timestamp
         self.flush(final=True)
         if not abnormal and self.files.ended_abnormally:
             self.files.remove_abort()  # repaired
@@ -277,8 +278,10 @@ class LocalStore:
         self.begun.forget(topics)
         return self.queues.delete_topics(topics)
 
-    def begin_queues(self, ends: Mapping[QueueKey, int], log_offset: int) -> None:
-        """Let queues give out their next numbers from here, and the log its next offsets.
+    def begin_queues(
+        self, ends: Mapping[QueueKey, int], log_offset: int, store_timestamp: int
+    ) -> None:
+        """Let queues give out their next numbers from here, and the log its next offsets and times.
 
         The order is what makes a crash harmless: the log first, then the file that says where the
         queues begin, and only then what they had goes. The log must have room for so many messages
@@ -301,7 +304,8 @@ class LocalStore:
             return
         self.files.create_abort()
         self.log.skip_to(needed)
-        self.begun.mark(firsts, self.log.max_offset)
+        self.begun.mark(firsts, self.log.max_offset, store_timestamp)
+        self.log.time_min = self.begun.store_timestamp
         for key, first in firsts.items():
             self.queues.begin(key, first)
         self.flush(final=True)
@@ -751,19 +755,22 @@ class LocalMessageStore(StoreReads):
                 parts.retention.add_guard(guard)
             self._parts = parts
 
-    def begin_queues(self, ends: Mapping[QueueKey, int], *, log_offset: int) -> None:
+    def begin_queues(
+        self, ends: Mapping[QueueKey, int], *, log_offset: int, store_timestamp: int = 0
+    ) -> None:
         """As the contract says. A log that is far behind is brought there by blank files, which
         take four kilobytes each; BackendRefusedError where that would be more than some thousand.
         OffsetOutOfRangeError for a number that the queue has given out already."""
         self._refuse_a_fork()
         for key, first in ends.items():
             require_place(*key, first)
-        require_place("", 0, log_offset)
+        require_place("", 0, log_offset, store_timestamp)
         with self._life_guard, self._refusals("begin queues"):
             parts = self._loaded()
             if self._started:
                 raise InvalidArgumentError("queues begin before the store is started")
-            parts.begin_queues({QueueKey(*key): first for key, first in ends.items()}, log_offset)
+            firsts = {QueueKey(*key): first for key, first in ends.items()}
+            parts.begin_queues(firsts, log_offset, store_timestamp)
             self._next_offsets = dict(parts.queues.next_offsets().items())
 
     def start(self) -> None:

@@ -428,7 +428,7 @@ class BeginQueuesContract:
         begin = begin_of(store)
         other = QueueKey("B", 3)
         for _ in range(2):
-            begin({_QUEUE: 15, other: 1}, log_offset=50_000)
+            begin({_QUEUE: 15, other: 1}, log_offset=50_000, store_timestamp=0)
             assert set(store.queues()) == {_QUEUE, other}
             assert (store.min_offset(*_QUEUE), store.max_offset(*_QUEUE)) == (15, 15)
         store.start()
@@ -510,6 +510,7 @@ class ListMessageStore(MessageStore):
         self._dispatchers: list[Dispatcher] = []
         self._guards: list[RetentionGuard] = []
         self._begins: dict[QueueKey, int] = {}
+        self._time_min = 0
         self._end = 0
         self._open = False
         self.kept_from = 0
@@ -568,8 +569,11 @@ class ListMessageStore(MessageStore):
     def load(self) -> None:
         self._open = True
 
-    def begin_queues(self, ends: Mapping[QueueKey, int], *, log_offset: int) -> None:
+    def begin_queues(
+        self, ends: Mapping[QueueKey, int], *, log_offset: int, store_timestamp: int = 0
+    ) -> None:
         self._check_open()
+        self._time_min = store_timestamp
         for key, first in ends.items():
             held = len(self._queues.get(key, []))
             if first < held:
@@ -598,7 +602,7 @@ class ListMessageStore(MessageStore):
     def put_message(self, message: Message) -> PutResult:
         self._check_open()
         queue = self._queues.setdefault(QueueKey(message.topic, message.queue_id), [])
-        now = self._clock.now_ms()
+        now = max(self._clock.now_ms(), self._time_min)
         record = encode_message(
             topic=message.topic,
             queue_id=message.queue_id,
