@@ -119,7 +119,7 @@ def read_page(client: Client, life: Life) -> None:
     if queue in KEPT and dice.random() < 0.5:
         offsets = life.store.consumer_offsets
         offsets.commit(client.name, *queue, page.next_offset)
-        model.consume(client.name, queue, page.next_offset)
+        model.consume(client.name, queue, page.next_offset, is_sure=not life.is_forked)
         assert offsets.get(client.name, *queue) == page.next_offset
 
 
@@ -155,8 +155,6 @@ def ask_time(client: Client, life: Life) -> None:
         end = 0
         if found is None:
             return
-    if client.world.was_set_back and client.world.former is not None:
-        return
     model.check_time(queue, asked, Boundary.LOWER, found, before, deletions, end=end)
 
 
@@ -423,7 +421,6 @@ def change_the_weather(outsider: Outsider) -> None:
     elif kind == "clock":
         shift_ms = dice.choice([-60_000, -1_000, 3_000, 2 * 3_600_000])
         world.scheduler.clock.shift_ms += shift_ms
-        world.was_set_back = world.was_set_back or shift_ms < 0
     elif kind == "halt":
         life = world.life
         if life is not None:

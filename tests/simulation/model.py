@@ -230,8 +230,12 @@ class Model:
 
     # What groups have consumed
 
-    def consume(self, group: str, queue: QueueKey, offset: int | None) -> None:
-        self.consumed.setdefault((group, queue), Consumed()).offsets.append(offset)
+    def consume(
+        self, group: str, queue: QueueKey, offset: int | None, *, is_sure: bool = True
+    ) -> None:
+        """Not `is_sure`: by a machine that is no broker any more. It may have come to the tier."""
+        each = self.consumed.setdefault((group, queue), Consumed())
+        each.offsets.insert(len(each.offsets) if is_sure else each.on_disk_from, offset)
 
     def consumed_counts(self) -> dict[tuple[str, QueueKey], int]:
         return {place: len(each.offsets) for place, each in self.consumed.items()}

@@ -258,7 +258,6 @@ class World:
         """Of the local log, since it was last opened; None: all of it was on disk then."""
         self.is_sound = False  # nothing goes wrong any more
         self.has_lost_disk = False
-        self.was_set_back = False  # the clock: on another machine times begin anew then
 
     # Running it
 
