@@ -11,6 +11,8 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -29,6 +31,7 @@ from tests.roundlog.parked_client import (
 )
 from tests.simulation.scheduler import Process, Scheduler
 from tieredstore.driver import durable
+from tieredstore.driver.object_client import ListedKey
 from tieredstore.model.errors import TieredStoreError
 from tieredstore.testing.disk import STEPS, Crash, ForgetfulDisk
 from tieredstore.testing.memory_objects import MemoryObjectClient, MemoryObjects
@@ -37,6 +40,7 @@ LOOKS: Final = ("open", "pread", "scandir", "listdir", "stat")
 """What another process may have changed just before; nothing is forgotten of them."""
 SECTORS: Final = (512, 4096)
 """A smaller piece could be lost of a record's head, which no checksum covers."""
+PAGES: Final = (2, 5, 1_000)  # keys of one answer
 LANDS_MS: Final = 20 * 60_000  # no request lands later than this
 
 
@@ -149,6 +153,7 @@ class Bucket:
     def __init__(self, scheduler: Scheduler, dice: Random, objects: MemoryObjects) -> None:
         self.scheduler, self.dice, self.objects = scheduler, dice, objects
         self.late: list[tuple[int, str, Callable[[], Any]]] = []
+        self.pages_lists = False  # a listing takes several requests
         self.odds: float = 0.0  # of a request that something becomes of it
         self.away_until = 0.0  # 503
         self.is_sound = False  # nothing goes wrong any more
@@ -197,6 +202,18 @@ class SimClient(ParkedClient):
             verdict = bucket.dice.choice(unusual if changes else [LOST])
         scheduler.note(f"{request}: {verdict}")
         return verdict
+
+    def list(self, prefix: str = "", *, after: str = "") -> Iterator[ListedKey]:
+        """Page by page, as a store lists: others come between, and any page may not come."""
+        dice = self._bucket.dice
+        size = dice.choice(PAGES) if self._bucket.pages_lists else PAGES[-1]
+        while True:
+            listed = partial(self.inner.list, prefix, after=after)
+            page = self._request(f"LIST {prefix}", lambda: list(islice(listed(), size)))  # noqa: B023
+            yield from page
+            if len(page) < size:
+                return
+            after = page[-1].key
 
     def _lands_later(self, request: str, call: Callable[[], Any]) -> None:
         bucket = self._bucket

@@ -88,7 +88,8 @@ KILLS: Final = "kills"
 ROOM: Final = "room"
 CLOCK: Final = "clock"
 SHORT: Final = "short"
-FAULTS: Final = (REQUESTS, POWER, KILLS, ROOM, CLOCK, SHORT)
+PAGED: Final = "paged"
+FAULTS: Final = (REQUESTS, POWER, KILLS, ROOM, CLOCK, SHORT, PAGED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -314,6 +315,7 @@ class World:
             self.bucket.ends, self.bucket.may_end = self._end, self._may_end
         if REQUESTS in plan.faults:
             self.bucket.odds = self.dice.choice([0.01, 0.05, 0.2])
+        self.bucket.pages_lists = PAGED in plan.faults
         actors = [self.scheduler.spawn(each.name, each.process, each.run) for each in outsiders]
         while any(each.left for each in clients) and self.lives < LIVES_MAX:
             self._live(machine, clients)
