@@ -78,6 +78,14 @@ def test_a_hole_that_nobody_vouched_for_is_passed_over_for_good(
     assert put_acked(store, 99, queue_id=0).queue_offset == COUNT // 2
 
 
+def test_a_log_that_begins_with_a_hole_is_as_old_as_what_follows(tmp_path: Path) -> None:
+    acks = cut(tmp_path, 0, COUNT, 0, 1)
+    store = opened(tmp_path)
+    first = store.store_time(acks[2].topic, acks[2].queue_id, acks[2].queue_offset)
+    assert first is not None
+    assert store.earliest_time() == first
+
+
 def test_a_hole_that_was_vouched_for_is_damage(tmp_path: Path) -> None:
     acks = cut(tmp_path, SURE, COUNT, SURE - 1)
     for _ in range(2):

@@ -680,8 +680,10 @@ def _earliest_time(commit_log: CommitLog) -> int | None:
     while (offset := commit_log.min_offset) is not None and offset != minimum:
         minimum = offset  # look again if its file went meanwhile
         for file in commit_log.queue.files:  # the oldest may be blank: see `CommitLog.skip_to`
+            start = file.start_offset
+            lost = commit_log.lost.first_between(start, file.end_offset)
             try:
-                record = commit_log.message_bytes(file.start_offset)
+                record = commit_log.message_bytes(lost[1] if lost and lost[0] == start else start)
             except SegmentCorruptError:  # damaged: then that of the first sound one
                 scan = commit_log.scan_from(file.start_offset)
                 return next((int(rows.store_timestamps[0]) for rows in scan), None)
