@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
 from tests.every_step import every_step
 from tests.flat.store_kit import content
-from tests.jobs import faulty_tiers
+from tests.jobs import faulty_tiers, written_tier
 from tests.jobs.dying import ROOT, dying
 from tests.jobs.growing_tier import Broker, broker_on, everything, tier_at
 from tests.jobs.job_kit import (
@@ -30,13 +30,14 @@ from tests.jobs.job_kit import (
     posix,
     verified,
 )
+from tests.jobs.written_tier import WrittenTier, posix_config
 from tieredstore.access.reader import TieredReader
 from tieredstore.driver import durable
 from tieredstore.driver.durable import FileLock
 from tieredstore.driver.metadata import DeleteSegment
 from tieredstore.driver.runtime import InlinePool, Runtime
 from tieredstore.jobs.job import JobExit, JobReport, JobState, LocalEngine
-from tieredstore.jobs.migrate import migrate
+from tieredstore.jobs.migrate import MigrateJob, migrate
 from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import (
@@ -113,6 +114,30 @@ def moved_inline(source: StoreConfig, target: StoreConfig) -> JobReport:
     )
     with LocalEngine(pool=InlinePool(), threads=1) as engine:
         return migrate(source, target, engine=engine, cut_over=True)
+
+
+def refuse(job: MigrateJob, item: object) -> NoReturn:
+    raise BackendUnavailableError("", "copy", "it is away")
+
+
+@pytest.mark.parametrize("count", [3, 40], ids=["shorter", "longer"])
+@pytest.mark.parametrize("is_cut_off", [False, True], ids=["", "after a cut-off run"])
+def test_a_topic_that_was_made_anew_takes_the_place_of_its_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, is_cut_off: bool
+) -> None:
+    source, target = posix_config(tmp_path / "old"), posix_config(tmp_path / "new")
+    tier = WrittenTier(config=source)
+    tier.add("t", 0, 20)
+    moved(source, target)
+    tier.delete("t")
+    monkeypatch.setattr(written_tier, "START_MS", written_tier.START_MS + 5_000)
+    tier.add("t", 0, count, body_bytes=60)
+    if is_cut_off:
+        with monkeypatch.context() as patch:
+            patch.setattr(MigrateJob, "work", refuse)
+            assert moved(source, target).state is not JobState.DONE
+    assert moved(source, target, cut_over=True).facts["cut_over"] == "done"
+    assert files(target) == files(source)
 
 
 def a_small_tier(place: Path) -> StoreConfig:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from tests.simulation.model import Put
 from tieredstore.access.audit import audit
 from tieredstore.access.reader import TieredReader
-from tieredstore.jobs.job import LocalEngine, run_job
+from tieredstore.jobs.job import JobReport, LocalEngine, run_job
+from tieredstore.jobs.migrate import migrate
 from tieredstore.jobs.scan import OnCorrupt, Scan, plan_scan
 from tieredstore.jobs.slices import EVERYTHING
 from tieredstore.jobs.verify import VerifyJob
+from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import BackendRefusedError, StoreClosedError
 from tieredstore.model.findings import Severity
 from tieredstore.model.messages import Message
@@ -382,11 +385,66 @@ def scan_elsewhere(outsider: Outsider) -> None:
 
 def verify_elsewhere(outsider: Outsider) -> None:
     """Nothing goes wrong any more, and the tier is whole."""
+    verify_tier(outsider, outsider.config)
+
+
+def verify_tier(outsider: Outsider, config: StoreConfig) -> None:
     runtime = outsider.runtime
     engine = LocalEngine(pool=runtime.dispatch, threads=2)
-    report = run_job(VerifyJob(config=outsider.config), engine, clock=runtime.clock)
+    report = run_job(VerifyJob(config=config), engine, clock=runtime.clock)
     damage = [each for each in report.findings if each.severity is Severity.DAMAGE]
     assert not damage, f"verify: {damage}"
+
+
+def copy_elsewhere(outsider: Outsider) -> None:
+    """Another copy of the tier grows in a folder, while all goes on."""
+    world, dice = outsider.world, outsider.dice
+    outsider.runtime.clock.sleep(dice.choice([1, 100, 3_000]))
+    if not world.has_segments(world.machine):
+        return
+    if world.is_posix:
+        outsider.config = world.tier_config(world.machine)  # where the catalogue is
+    report = migrated(outsider, cut_over=False)
+    damage = [each for each in report.findings if each.severity is Severity.DAMAGE]
+    assert not damage, f"migrate: {damage}"
+    world.scheduler.note(f"migrate: {dict(report.counts)}")
+
+
+def cut_over(outsider: Outsider) -> None:
+    """The writer has ended: its tier goes on as the copy, in which all must be."""
+    world, model = outsider.world, outsider.world.model
+    report = migrated(outsider, cut_over=True)
+    assert report.facts["cut_over"] == "done", f"migrate: {report}"
+    with TieredReader(target_of(outsider)) as reader:
+        for queue in QUEUES:
+            walk(world, reader.get_message, queue, model.end(queue))
+        puts = list(model.puts.values())
+        for put in outsider.dice.sample(puts, min(KEYS_ASKED, len(puts))):
+            topic, key = put.queue.topic, put.keys[1]
+            answer = reader.query_message(topic, key, count_max=64)
+            assert answer.complete, f"{key}: not complete in the copy"
+            known = model.having(topic, key), model.deletions.get(topic, 0)
+            model.check_answer(topic, key, answer, *known)
+    verify_tier(outsider, target_of(outsider))
+
+
+def migrated(outsider: Outsider, *, cut_over: bool) -> JobReport:
+    runtime = outsider.runtime
+    engine = LocalEngine(pool=runtime.dispatch, threads=2)
+    target = target_of(outsider)
+    clock = runtime.clock
+    return migrate(outsider.config, target, engine=engine, cut_over=cut_over, clock=clock)
+
+
+def target_of(outsider: Outsider) -> StoreConfig:
+    folder = outsider.machine.folder / "copy"
+    return replace(
+        outsider.config,
+        provider="posix",
+        path=str(folder / "tier"),
+        store_path=str(folder / "store"),
+        metadata_path=str(folder / "catalogue.json"),
+    )
 
 
 def change_the_weather(outsider: Outsider) -> None:
@@ -458,6 +516,7 @@ def find_out(world: World, life: Life) -> None:
 OUTSIDE: Final[dict[str, Callable[[Outsider], None]]] = {
     "reader": read_elsewhere,
     "scanner": scan_elsewhere,
+    "mover": copy_elsewhere,
     "successor": take_over,
     "weather": change_the_weather,
 }

@@ -27,7 +27,16 @@ import pytest
 from tests.roundlog.small import everything_small
 from tests.roundlog.truth import Witness
 from tests.roundlog.world import WatchedObjects
-from tests.simulation.acts import ACTS, BRIEF, LEVELS, OUTSIDE, QUEUES, find_out, verify_elsewhere
+from tests.simulation.acts import (
+    ACTS,
+    BRIEF,
+    LEVELS,
+    OUTSIDE,
+    QUEUES,
+    cut_over,
+    find_out,
+    verify_elsewhere,
+)
 from tests.simulation.machines import Bucket, Disks, Machine, refuse_for_room
 from tests.simulation.model import SENT, Model
 from tests.simulation.scheduler import ActorRuntime, Process, Scheduler
@@ -76,6 +85,7 @@ EXTRAS: Final = (
     "reader",
     "reader",
     "scanner",
+    "mover",
     "successor",
     RECOVER,
 )
@@ -339,11 +349,18 @@ class World:
             self._let_find_out(self.former)
         if not self.has_segments(machine):
             return  # verify takes a tier without a segment for the wrong one
-        outsider = Outsider(self, "verify", 0, 1)
+        worker._PARTS.providers.clear()
+        self._do_elsewhere(verify_elsewhere, Outsider(self, "verify", 0, 1), machine)
+        for each in outsiders:
+            if each.kind == "mover":
+                self._do_elsewhere(cut_over, each, machine)
+
+    def _do_elsewhere(
+        self, act: Callable[[Outsider], None], outsider: Outsider, machine: Machine
+    ) -> None:
         if self.is_posix:
             outsider.config = self.tier_config(machine)  # on the broker's host
-        worker._PARTS.providers.clear()
-        actor = self.scheduler.spawn("verify", outsider.process, lambda: verify_elsewhere(outsider))
+        actor = self.scheduler.spawn(outsider.kind, outsider.process, partial(act, outsider))
         self.scheduler.wait(lambda: actor.is_done)
 
     def _landed(self, key: str, data: bytes) -> None:

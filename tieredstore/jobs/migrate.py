@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -212,6 +212,7 @@ class _Finish:
         with MigrationJournal.open(job.source, job.target) as journal:
             if self._plan.items:
                 self._ask_target(self._plan.items[0])
+                self._remove_replaced(self._plan.items)
             for row in self._rows:
                 self._take(row, journal)
             journal.sync()
@@ -249,6 +250,15 @@ class _Finish:
         path = f"{self._job.target.broker_name}/{_FENCE_TOPIC}/0"
         with provider.open(path, item.row.type, 0) as segment:
             segment.delete()
+
+    def _remove_replaced(self, items: Sequence[CopyItem]) -> None:
+        """What was copied of a topic that has been made anew. The journal goes on calling it that
+        until its place is taken, so a run that dies here is no harm."""
+        for item in items:
+            if item.replaces:
+                key = item.target_path, item.row.type, item.row.base_offset
+                with self._job.target_provider().open(*key) as segment:
+                    segment.delete()
 
     def _take(self, row: CopyRow, journal: MigrationJournal) -> None:
         if row.state is CopyState.GONE:

@@ -94,10 +94,12 @@ class Proof(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """The first `size` bytes of a segment, and their CRC-32C."""
+    """The first `size` bytes of a segment, their CRC-32C, and when it was created: one that was
+    created at another time is another segment of the same name."""
 
     size: int
     crc: int
+    created_ms: int = 0  # unknown in journals of before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +113,7 @@ class CopyItem:
     target_path: str
     is_growing: bool
     known: Copied = Copied(0, 0)
+    replaces: bool = False  # the target has one that is gone from the source
 
     @property
     def missing_bytes(self) -> int:
@@ -143,6 +146,7 @@ def copy_segment(
     `checks_bodies` where the body of a message has another checksum than its record names.
     """
     row = item.row
+    source.catch_up([row])
     with (
         source.open(row.path, row.type, row.base_offset) as taken,
         target.open(item.target_path, row.type, row.base_offset) as given,
@@ -204,7 +208,7 @@ class _Copy:
         is_gone = state is CopyState.GONE
         return CopyRow(
             key=(item.target_path, row.type, row.base_offset),
-            held=item.known if is_gone else Copied(row.size, self._crc),
+            held=item.known if is_gone else Copied(row.size, self._crc, row.create_timestamp),
             state=state,
             copied_bytes=0 if is_gone else row.size - found,
             compared_bytes=found - item.known.size,
@@ -321,8 +325,8 @@ def read_journal(source: StoreConfig, target: StoreConfig) -> dict[Key, Copied]:
     found: dict[Key, Copied] = {}
     for line in lines[1:]:
         try:
-            name, kind, base, size, crc = line
-            found[name, SegmentType[kind], int(base)] = Copied(int(size), int(crc))
+            name, kind, base, *copied = line
+            found[name, SegmentType[kind], int(base)] = Copied(*map(int, copied))
         except (ValueError, TypeError, KeyError) as error:
             raise MetadataError(str(path), f"a line makes no sense: {line!r:.80}") from error
     return found
@@ -402,7 +406,7 @@ def _header(source: StoreConfig, target: StoreConfig) -> dict[str, Any]:
 
 def _fields(key: Key, copied: Copied) -> list[str | int]:
     path, kind, base = key
-    return [path, kind.name, base, copied.size, copied.crc]
+    return [path, kind.name, base, copied.size, copied.crc, copied.created_ms]
 
 
 def _line(value: Mapping[str, Any] | list[str | int]) -> bytes:

@@ -300,9 +300,14 @@ def _item(
 ) -> CopyItem | None:
     key = target_key(row, target)
     copied = known.get(key, Copied(0, 0))
-    if copied.size == row.size:
+    is_other = copied.created_ms not in (0, row.create_timestamp)
+    if is_other:  # its topic was deleted and made anew since
+        copied = Copied(0, 0)
+    elif copied.size == row.size:
         return None
-    return CopyItem(row=row, target_path=key[0], is_growing=is_growing, known=copied)
+    return CopyItem(
+        row=row, target_path=key[0], is_growing=is_growing, known=copied, replaces=is_other
+    )
 
 
 def _requests(
