@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 import pytest
 
 from tests.access.dispatch_kit import KEY, RecordingIndex, Tier, a_tier
+from tests.access.lost_disks import ONE, Machine
 from tieredstore.access.rounds import BatchOutcome
 from tieredstore.driver.runtime import Runtime
 from tieredstore.flat.reading import read_run
+from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.messages import Message, MessageRun
 from tieredstore.model.values import AppendStatus, QueueKey, SegmentType
 from tieredstore.providers.memory import MemoryProvider
@@ -367,3 +370,26 @@ def test_nothing_is_kept_of_a_queue_that_was_destroyed_while_its_upload_failed(
     failing.tier.flush()
     assert failing.parts.works == {}
     assert failing.tier.dispatcher.budget.used_bytes == 0
+
+
+def test_nothing_is_uploaded_of_a_topic_while_it_is_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A queue may appear just then: rows of its upload would come back behind the deletion."""
+    machine = Machine(tmp_path, "bucket")
+    store = machine.open(group_commit_count=1)
+    delete = LocalMessageStore.delete_topics
+
+    def and_put(local: LocalMessageStore, topics: Iterable[str]) -> int:
+        count = delete(local, topics)
+        assert store.put_message(machine.message(ONE)).stored
+        local.flush()
+        store._loaded().dispatcher.dispatch_once()
+        assert not store.committed_offset(*ONE)
+        return count
+
+    monkeypatch.setattr(LocalMessageStore, "delete_topics", and_put)
+    store.delete_topics([ONE.topic])
+    assert store.flush()
+    assert store.committed_offset(*ONE) == 1
+    machine.end()

@@ -138,6 +138,7 @@ class QueueClaims:
 
     def __init__(self) -> None:
         self._busy: set[QueueKey] = set()
+        self._still: set[str] = set()  # topics of which no queue is worked on
         self._changed = threading.Condition()
         self._changes = 0
 
@@ -148,11 +149,11 @@ class QueueClaims:
 
     @property
     def busy_count(self) -> int:
-        return len(self._busy)
+        return len(self._busy) + len(self._still)
 
     def take(self, key: QueueKey) -> bool:
         with self._changed:
-            if key in self._busy:
+            if not self._is_free(key):
                 return False
             self._busy.add(key)
             return True
@@ -180,7 +181,7 @@ class QueueClaims:
     def held(self, key: QueueKey, *, timeout: float | None = None) -> Iterator[bool]:
         """Work on this queue alone; False, and no claim, when that took too long."""
         with self._changed:
-            free = self._changed.wait_for(lambda: key not in self._busy, timeout)
+            free = self._changed.wait_for(lambda: self._is_free(key), timeout)
             if free:
                 self._busy.add(key)
         try:
@@ -188,6 +189,32 @@ class QueueClaims:
         finally:
             if free:
                 self.give(key)
+
+    @contextmanager
+    def held_topics(
+        self, topics: Collection[str], *, timeout: float | None = None
+    ) -> Iterator[bool]:
+        """The same for all queues of these topics, those too that appear meanwhile."""
+        wanted = set(topics)
+        with self._changed:
+            is_first = self._changed.wait_for(lambda: not wanted & self._still, timeout)
+            if is_first:
+                self._still |= wanted
+        try:
+            with self._changed:
+                is_alone = is_first and self._changed.wait_for(
+                    lambda: not any(key.topic in wanted for key in self._busy), timeout
+                )
+            yield is_alone
+        finally:
+            if is_first:
+                with self._changed:
+                    self._still -= wanted
+                    self._changes += 1
+                    self._changed.notify_all()
+
+    def _is_free(self, key: QueueKey) -> bool:
+        return key not in self._busy and key.topic not in self._still
 
 
 class UploadBudget:

@@ -579,6 +579,12 @@ class Dispatcher:
         """
         return self._claims.held(key, timeout=timeout)
 
+    def alone_with_topics(
+        self, topics: Collection[str], *, timeout: float | None = None
+    ) -> AbstractContextManager[bool]:
+        """The same for every queue of these topics, also for one that appears meanwhile."""
+        return self._claims.held_topics(topics, timeout=timeout)
+
     def tell_conflicts(self, hear: Callable[[FlatMessageFile], None]) -> None:
         """Call it for a queue whose last message in the tier is found to be another one."""
         self._chores.on_conflict = hear

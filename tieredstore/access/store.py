@@ -729,25 +729,21 @@ class TieredMessageStore:
         """How many of them there were in either store.
 
         The tier first: a crash in between leaves a topic that is uploaded again, not one whose
-        tier is ahead. Nothing is uploaded meanwhile, except to queues that appear just now; so the
-        tier is emptied again at the end. The catalogue is published at once: a topic that is made
-        anew reuses names, and what an older catalogue says of them would look like damage. Raises
-        BackendUnavailableError where an upload does not end in time.
+        tier is ahead. Nothing is uploaded meanwhile, nor to queues that appear just now: the rows
+        of their upload would come back behind the deletion. The catalogue is published at once: a
+        topic that is made anew reuses names, and what an older catalogue says of them would look
+        like damage. Raises BackendUnavailableError where an upload does not end in time.
         """
         tier, files = opened.tier, opened.tier.files
         keys = {*self._next.queues(), *(file.key for file in files.files())}
         known = {key.topic for key in keys} | _tiered_topics(tier)
         paths = [file.path for file in files.files() if file.key.topic in wanted]
-        with ExitStack() as alone:
-            for key in sorted(key for key in keys if key.topic in wanted):
-                claim = opened.dispatcher.alone_with(key, timeout=FLUSH_SECONDS)
-                if not alone.enter_context(claim):
-                    raise BackendUnavailableError(
-                        f"{key.topic}/{key.queue_id}", "delete", "its upload does not end"
-                    )
+        with opened.dispatcher.alone_with_topics(wanted, timeout=FLUSH_SECONDS) as is_alone:
+            if not is_alone:
+                names = ", ".join(sorted(wanted))
+                raise BackendUnavailableError(names, "delete", "an upload does not end")
             files.delete_topics(wanted)
             self._next.delete_topics(wanted)
-            files.delete_topics(wanted)
             forget_stops(paths, tier.metadata)  # not before: a stopped queue stays so till then
             opened.forget_refusals(wanted)
             if opened.tables is not None:
