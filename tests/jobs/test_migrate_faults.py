@@ -32,10 +32,12 @@ from tests.jobs.job_kit import (
 )
 from tests.jobs.written_tier import WrittenTier, posix_config
 from tieredstore.access.reader import TieredReader
+from tieredstore.access.wiring import Tier, open_tier
 from tieredstore.driver import durable
 from tieredstore.driver.durable import FileLock
 from tieredstore.driver.metadata import DeleteSegment
 from tieredstore.driver.runtime import InlinePool, Runtime
+from tieredstore.jobs import migrate_plan
 from tieredstore.jobs.job import JobExit, JobReport, JobState, LocalEngine
 from tieredstore.jobs.migrate import MigrateJob, migrate
 from tieredstore.metadata.json_store import JsonMetadataStore
@@ -114,6 +116,26 @@ def moved_inline(source: StoreConfig, target: StoreConfig) -> JobReport:
     )
     with LocalEngine(pool=InlinePool(), threads=1) as engine:
         return migrate(source, target, engine=engine, cut_over=True)
+
+
+def test_what_goes_while_the_source_is_read_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = posix_config(tmp_path / "old"), posix_config(tmp_path / "new")
+    tier = WrittenTier(config=source)
+    for topic in ("gone", "kept"):
+        tier.add(topic, 0, 20)
+    goes = iter(["gone"])
+
+    def then_it_goes(*arguments: Any, **named: Any) -> Tier:
+        parts = open_tier(*arguments, **named)
+        for topic in goes:
+            tier.delete(topic)
+        return parts
+
+    monkeypatch.setattr(migrate_plan, "open_tier", then_it_goes)
+    assert not moved(source, target).findings
+    assert files(target) == files(source)
 
 
 def refuse(job: MigrateJob, item: object) -> NoReturn:

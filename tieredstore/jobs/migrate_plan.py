@@ -42,6 +42,7 @@ log = log_of(__name__)
 
 _QUEUE_NOTES: Final = (STOPPED_QUEUE, recovery.UNCONFIRMED_NOTE)
 INDEX_NOTES: Final = (watermarks.STORE, watermarks.QUEUE, watermarks.FILE, watermarks.START)
+_LOOKS_MAX: Final = 3
 _NAMES_SHOWN: Final = 5
 OBJECT_PROVIDERS: Final = ("s3", "fsspec")
 _MULTIPART_BYTES: Final = 16 << 20  # of one part of a long object
@@ -89,9 +90,19 @@ class SourceTier:
 def read_source(config: StoreConfig, *, topics: tuple[str, ...] = ()) -> SourceTier:
     """The tier of these settings; only topics that match one of the patterns, if there are any.
 
+    What expires or grows while it is read looks damaged. So it is read again then.
+
     Raises UnknownNameError for a pattern that matches nothing or a broker that is not there,
     MetadataError where there is no catalogue, and what the backend raises.
     """
+    for _ in range(_LOOKS_MAX - 1):
+        tier = _read_once(config, topics)
+        if not any(queue.is_damaged for queue in tier.queues):
+            return tier
+    return _read_once(config, topics)
+
+
+def _read_once(config: StoreConfig, topics: tuple[str, ...]) -> SourceTier:
     # Its keys and caches are not needed: only names and sizes are asked for.
     parts = open_tier(
         replace(config, index_enabled=False, read_ahead_enabled=False), read_only=True
