@@ -553,7 +553,7 @@ def test_its_names_are_gone_durably(tmp_path: Path) -> None:
     topic = a_topic(tmp_path, f"0/{FIRST}")
     with ForgetfulDisk(topic.parent) as disk:
         remove_topic_directory(topic)
-    assert [path for path, _ in disk.syncs] == [topic / "0", topic, topic.parent]
+    assert [Path(path) for path, _ in disk.syncs] == [topic / "0", topic, topic.parent]
     assert not (disk.synced(tmp_path / "synced") / topic.name).exists()
 
 

@@ -97,7 +97,7 @@ def test_the_abort_file_and_its_removal_are_durable(files: StoreFiles) -> None:
         assert begun.read_bytes() == files.abort.read_bytes()
         files.remove_abort()
     assert not (disk.synced(files.root.with_name("ended")) / files.abort.name).exists()
-    assert [path for path, _ in disk.syncs] == [files.abort, files.root, files.root]
+    assert [Path(path) for path, _ in disk.syncs] == [files.abort, files.root, files.root]
 
 
 def test_the_lock_file_has_the_content_of_javas(files: StoreFiles) -> None:
