@@ -17,12 +17,17 @@ from tests.local.store_audit import (
     filled,
     flip_bits,
     opened,
+    parts_of,
+    takes_what_java_writes,
 )
+from tieredstore.codec.queue_unit import EXTENSION_ADDRESS_MAX
+from tieredstore.codec.record import LIGHT_OFFSETS, LIGHT_QUEUES, QUEUE_OFFSET_POSITION
 from tieredstore.local.reader import LocalReader
 from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.errors import SegmentCorruptError
 from tieredstore.testing.samples import TOPIC, a_message
 
+FIRST, LIGHT, OTHER = "First", "%LMQ%a", "%LMQ%b"
 PER_FILE, COUNT = 20, 150  # units; the queue has 75 of these messages
 WHERE = {"offset": 4, "low offset": 7, "offset's sign": 0, "size": 10, "size's sign": 8}
 
@@ -230,3 +235,114 @@ def check(root: Path, *, seed: int, count: int) -> None:
     flips = Flips(root)
     wrong = {flip: told for flip in flips.some(seed, count) if (told := flips.wrong(flip))}
     assert not wrong, f"seed {seed}: {len(wrong)} of {count}"
+
+
+def test_a_unit_is_not_made_again_from_a_message_of_a_deleted_topic(tmp_path: Path) -> None:
+    """The topic was made anew, so the log holds two messages of this number."""
+    store = opened(tmp_path)
+    store.put_message(a_message(1))
+    store.delete_topics([TOPIC])
+    put = store.put_message(a_message(2))
+    assert put.queue_offset == 0
+    queue = store._loaded().queues.queue(TOPIC, 0)
+    assert queue is not None
+    queue.mend(0, queue.unit(0)._replace(message_bytes=7))
+    (got,) = store.get_message(TOPIC, 0, 0).messages
+    assert got.log_offset == put.log_offset
+
+
+def test_a_run_ends_before_a_unit_with_other_tags_and_keeps_addresses_of_java(
+    tmp_path: Path,
+) -> None:
+    """An address in Java's extended queue stands for tags that are not known here."""
+    store = opened(tmp_path, queue_file_bytes=4_000)
+    store.put_messages([a_message(number) for number in range(50)])
+    queue = store._loaded().queues.queue(TOPIC, 0)
+    assert queue is not None
+    units = [queue.unit(number) for number in range(50)]
+    queue.mend(10, units[10]._replace(tags_code=EXTENSION_ADDRESS_MAX))
+    queue.mend(40, units[40]._replace(tags_code=units[40].tags_code ^ 4))
+    run = store.read_range(TOPIC, 0, 0, count_max=99, bytes_max=10**9)
+    assert (run.end_offset, run.tags_codes[10]) == (40, EXTENSION_ADDRESS_MAX)
+    run = store.read_range(TOPIC, 0, 40, count_max=99, bytes_max=10**9)
+    assert (run.end_offset, run.tags_codes[0]) == (50, units[40].tags_code)
+    (got,) = store.get_message(TOPIC, 0, 10, count_max=1).messages
+    assert got.tags_code == EXTENSION_ADDRESS_MAX
+    assert len(store.damages) == 1
+
+
+@pytest.mark.parametrize("told", [0, 7, 9, 10, 11, 2**40])
+def test_a_record_that_lies_about_its_number_is_not_found_by_its_place(
+    tmp_path: Path, told: int
+) -> None:
+    """No checksum covers the number. The queue has ten messages, this is the ninth."""
+    store = opened(tmp_path)
+    puts = store.put_messages([a_message(number) for number in range(10)])
+    file = parts_of(store).log.queue.files[0]
+    file.write_at(puts[8].log_offset + QUEUE_OFFSET_POSITION, told.to_bytes(8, "big"))
+    with pytest.raises(SegmentCorruptError, match=f"says it is message {told}"):
+        store.message_at(puts[8].log_offset)
+    assert store.message_at(puts[7].log_offset)
+
+
+def light_queues(root: Path, count: int) -> LocalMessageStore:
+    """Each of these messages is also in the light queue of `LIGHT`, and one of `OTHER`."""
+    store = takes_what_java_writes(opened(root, queue_file_bytes=4_000))
+    for number in range(count):
+        more = {LIGHT_QUEUES: f"{LIGHT},{OTHER}", LIGHT_OFFSETS: f"{number},{number + 1}"}
+        if not number:
+            more = {LIGHT_QUEUES: LIGHT, LIGHT_OFFSETS: "0"}
+        store.put_message(a_message(number, topic=FIRST, properties=more, queue_id=3))
+    store.shutdown()
+    shutil.rmtree(root / "consumequeue")  # it is made again with the light queues
+    return opened(root, queue_file_bytes=4_000)
+
+
+def test_a_run_of_a_light_queue_has_all_of_its_messages(tmp_path: Path) -> None:
+    store = light_queues(tmp_path, 50)
+    for offset in (0, 7):
+        run = store.read_range(LIGHT, 0, offset, count_max=99, bytes_max=10**9)
+        assert (run.first_offset, run.end_offset) == (offset, 50)
+
+
+def test_a_unit_of_a_light_queue_that_names_another_message_is_made_again(tmp_path: Path) -> None:
+    store = light_queues(tmp_path, 60)
+    queue = store._loaded().queues.queue(LIGHT, 0)
+    assert queue is not None
+    right = queue.unit(20)
+    queue.mend(20, queue.unit(30))
+    assert store.read_range(LIGHT, 0, 20, count_max=99, bytes_max=10**9).log_offsets[0] == (
+        right.log_offset
+    )
+    queue.mend(20, queue.unit(30))
+    assert store.get_message(LIGHT, 0, 20).messages[0].log_offset == right.log_offset
+    assert queue.unit(20) == right
+    assert "not in this light queue" in store.damages[0].reason
+
+
+@pytest.mark.parametrize("offset", [1, 2, 40])
+def test_a_unit_is_sought_from_the_message_before_it_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offset: int
+) -> None:
+    """Not from where the log begins: no more of it is read than a bound says."""
+    monkeypatch.setattr("tieredstore.local.unit_truth.SEARCHED_BYTES_MAX", 2_000)
+    store = opened(tmp_path, queue_file_bytes=4_000, commit_log_file_bytes=8_192)
+    store.put_messages([a_message(number, topic="Before") for number in range(90)])
+    puts = store.put_messages([a_message(number) for number in range(90)])
+    queue = store._loaded().queues.queue(TOPIC, 0)
+    assert queue is not None
+    queue.mend(offset, queue.unit(offset)._replace(message_bytes=7))
+    got = store.get_message(TOPIC, 0, offset, count_max=1)
+    assert got.messages[0].log_offset == puts[offset].log_offset
+
+
+def test_a_message_of_a_queue_that_cannot_be_read_is_found_by_its_place(tmp_path: Path) -> None:
+    """Nobody can say then that the queue has another one."""
+    store = opened(tmp_path)
+    puts = store.put_messages([a_message(number) for number in range(3 * PER_FILE)])
+    store.shutdown()
+    store = opened(tmp_path)
+    (tmp_path / "consumequeue" / TOPIC / "0" / f"{PER_FILE * 20:020d}").unlink()
+    found = store.message_at(puts[25].log_offset)
+    assert found is not None
+    assert found.queue_offset == 25

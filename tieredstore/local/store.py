@@ -169,7 +169,8 @@ class LocalStore:
 
         delays = DelayLevels(config.message_delay_levels)
         deleted = DeletedTopics(files.config / DELETED_FILE)
-        truth = UnitTruth(log, queues, delays)
+        begun = BegunQueues(files.config / BEGUN_FILE, deleted)
+        truth = UnitTruth(log, queues, delays, begun)
         return cls(
             process=OneProcess(config.store_path),
             config=config,
@@ -189,7 +190,7 @@ class LocalStore:
             delays=delays,
             checkpoint=StoreCheckpoint(files.checkpoint, CheckpointValues(), written=None),
             deleted=deleted,
-            begun=BegunQueues(files.config / BEGUN_FILE, deleted),
+            begun=begun,
         )
 
     def load(self) -> RecoveryReport:

@@ -27,7 +27,7 @@ from tieredstore.codec.record import (
 from tieredstore.local.commit_log import CommitLog, LogScan
 from tieredstore.local.config import DelayLevels
 from tieredstore.local.consume_queue import ConsumeQueue
-from tieredstore.local.consume_queues import ConsumeQueues
+from tieredstore.local.consume_queues import BegunQueues, ConsumeQueues
 from tieredstore.local.record_scan import Damage
 from tieredstore.local.redispatch import LIGHT_QUEUE_ID, light_places
 from tieredstore.model.errors import OffsetOutOfRangeError, SegmentCorruptError, SegmentError
@@ -48,10 +48,17 @@ class UnitTruth:
     A unit that was made again while it was read is remembered in `noted`, the newest ones only.
     """
 
-    def __init__(self, commit_log: CommitLog, queues: ConsumeQueues, delays: DelayLevels) -> None:
+    def __init__(
+        self,
+        commit_log: CommitLog,
+        queues: ConsumeQueues,
+        delays: DelayLevels,
+        begun: BegunQueues,
+    ) -> None:
         self._log = commit_log
         self._queues = queues
         self._delays = delays
+        self._begun = begun
         self.noted: deque[Damage] = deque(maxlen=NOTED_MAX)
 
     def misfit(self, key: QueueKey, offset: int, tags_code: int, record: bytes) -> str:
@@ -139,7 +146,7 @@ class UnitTruth:
 
     def made_again(self, key: QueueKey, offset: int, reason: str) -> QueueUnit | None:
         """The unit as the log says it must be, also in its file from now on; None if the log
-        has no sound record for it between the messages beside it."""
+        has no sound record for it between the messages beside it that counts."""
         queue = self._queues.queue(*key)
         if queue is None:
             return None
@@ -165,7 +172,7 @@ class UnitTruth:
             self.noted.append(damage)
 
     def _found(self, queue: ConsumeQueue, key: QueueKey, offset: int) -> QueueUnit | None:
-        start = self._log.min_offset or 0
+        start = max(self._log.min_offset or 0, self._begun.counts_from(*key))
         for before in range(offset - 1, max(queue.min_offset, offset - _NEIGHBOURS_MAX) - 1, -1):
             unit = queue.unit(before)
             if self.agrees(key, before, unit):
