@@ -80,6 +80,21 @@ def a_store_behind(root: Path) -> None:
     store.shutdown()
 
 
+def test_a_queue_of_a_topic_that_was_just_deleted_begins_where_it_is_told(tmp_path: Path) -> None:
+    """The log ends at one place for both, and what was said last counts."""
+    store = opened(tmp_path)
+    for _ in range(20):
+        put(store)
+    store.delete_topics([TOPIC])
+    store.shutdown()
+    store = loaded(tmp_path)
+    store.begin_queues({KEY: 7}, log_offset=0)
+    crash(store)
+    store = opened(tmp_path)
+    assert (store.min_offset(*KEY), store.max_offset(*KEY)) == (7, 7)
+    assert put(store) == 7
+
+
 def test_an_empty_log_begins_at_a_whole_file(tmp_path: Path) -> None:
     store = loaded(tmp_path)
     begin(store)

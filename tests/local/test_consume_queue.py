@@ -39,8 +39,12 @@ from tieredstore.local.consume_queue import (
     offset_by_time,
 )
 from tieredstore.local.mapped_file import MappedFiles
-from tieredstore.model.errors import OffsetOutOfRangeError, PositionMismatchError
-from tieredstore.model.values import Boundary
+from tieredstore.model.errors import (
+    OffsetOutOfRangeError,
+    PositionMismatchError,
+    SegmentCorruptError,
+)
+from tieredstore.model.values import INT32_MAX, INT64_MAX, Boundary
 
 FILE_BYTES = 200  # ten units
 SIZE = 100
@@ -152,6 +156,8 @@ def test_a_queue_ends_behind_the_last_unit_that_agrees(reopen: Opener, directory
     assert queue.distrust(agrees, 0) == Doubt(23, None, is_followed=False)
     assert queue.end() == QueueEnd(0, 23, 23 * SIZE)
     assert whole(queue) == numbers(*range(23))
+    with pytest.raises(OffsetOutOfRangeError):
+        queue.unit(23)
 
 
 @pytest.mark.parametrize("last", [13, 19, 20, 24])
@@ -165,6 +171,17 @@ def test_units_behind_a_damaged_one_tell_that_the_queue_went_on(
     found = queue.distrust(lambda offset, unit: offset <= last and agrees(offset, unit), 0)
     assert found == Doubt(12, QueueEnd(0, last + 1, (last + 1) * SIZE), is_followed=True)
     assert queue.max_offset == 12
+
+
+def test_units_behind_a_damaged_one_are_found_in_a_file_that_is_not_full(directory: Path) -> None:
+    """What was written of a file ends with a page, in the middle of a unit."""
+
+    def opened() -> ConsumeQueue:
+        return ConsumeQueue.open(directory, file_bytes=20_000, files=MappedFiles(open_max=2))
+
+    put(opened(), 0, 300)
+    opened().mend(250, QueueUnit(0, 0, 0))
+    assert opened().distrust(agrees, 0) == Doubt(250, QueueEnd(0, 300, 300 * SIZE), True)
 
 
 @pytest.mark.parametrize("unit", [(0, SIZE, 0), (13 * SIZE, 0, 0), (1, 0, 0)])
@@ -212,6 +229,7 @@ def test_one_number_that_lies_misleads_only_beside_the_place(count: int) -> None
         for liar in (None, *range(low, high)):
 
             def holds(number: int, border: int = border, liar: int | None = liar) -> bool:
+                assert low <= number < high, "it is asked about numbers that are there only"
                 return (number >= border) != (number == liar)
 
             found = first_where(low, high, holds)
@@ -325,6 +343,10 @@ def test_a_queue_without_messages_begins_where_the_next_one_says(
     put(queue, 17, 1)
     assert (queue.min_offset, queue.max_offset) == (17, 18)
     queue.truncate(0)
+    put(queue, 12, 1)
+    assert (queue.min_offset, queue.max_offset) == (12, 13)
+    assert whole(queue) == numbers(12)
+    queue.truncate(0)
     put(queue, 33, 2)
     for seen in (queue, reopen()):
         assert (seen.min_offset, seen.max_offset) == (33, 35)
@@ -435,6 +457,8 @@ def test_columns_that_are_no_records_in_log_order_are_refused(
         queue.put(3, *columns)
     with pytest.raises(ValueError, match="different lengths"):
         queue.put(3, columns[0], columns[1][:-1], columns[2])
+    with pytest.raises(ValueError, match="log_offset: 400 is below"):
+        queue.put(3, [300, 400, 5_000_000_000], [INT32_MAX, SIZE, SIZE], [0, 0, 0])
     assert queue.max_offset == 3
     assert reopen().max_offset == 3
 
@@ -567,16 +591,14 @@ def test_old_units_behind_a_hole_do_not_come_back(reopen: Opener, directory: Pat
     assert reopen().max_offset == 22
 
 
-def test_units_of_an_older_history_end_a_queue(reopen: Opener, directory: Path) -> None:
+@pytest.mark.parametrize("newest", [3, 9, 19])
+def test_units_of_an_older_history_end_a_queue(
+    reopen: Opener, directory: Path, newest: int
+) -> None:
     """Java leaves what it cut; once the queue has grown again older log offsets follow newer."""
-    put(reopen(), 0, 8)
-    file = next(directory.iterdir())
-    data = bytearray(file.read_bytes())
-    data[3 * UNIT_BYTES : 4 * UNIT_BYTES] = encode_unit(
-        log_offset=5000, message_bytes=SIZE, tags_code=1
-    )
-    file.write_bytes(data)
-    assert reopen().max_offset == 4
+    put(reopen(), 0, 25)
+    overwrite(directory, newest, pack(">qiq", 5000, SIZE, 1))
+    assert reopen().max_offset == newest + 1
 
 
 def test_opening_writes_nothing_and_the_first_put_tidies(reopen: Opener, directory: Path) -> None:
@@ -616,6 +638,69 @@ def test_a_fill_that_a_power_cut_tore_is_written_again(reopen: Opener, directory
     put(queue, 15, 2)
     assert (reopen().min_offset, reopen().max_offset) == (15, 17)
     assert file.read_bytes()[: 5 * UNIT_BYTES] == PREFILL_BYTES * 5
+
+
+@pytest.mark.parametrize("count", [511, 512, 513, 700])
+def test_a_queue_longer_than_a_block_is_found_whole(directory: Path, count: int) -> None:
+    def opened() -> ConsumeQueue:
+        return ConsumeQueue.open(directory, file_bytes=20_000, files=MappedFiles(open_max=2))
+
+    put(opened(), 0, count)
+    assert (opened().max_offset, opened().last_log_end) == (count, count * SIZE)
+
+
+@pytest.mark.parametrize(
+    ("log_offset", "size", "end"),
+    [
+        (INT64_MAX - INT32_MAX, INT32_MAX, 24),
+        (INT64_MAX - INT32_MAX + 1, SIZE, 23),
+        (INT64_MAX, SIZE, 23),
+        (-1, SIZE, 23),
+        (2300, 0, 23),
+    ],
+)
+def test_a_unit_that_no_log_has_room_for_ends_a_queue(
+    reopen: Opener, directory: Path, log_offset: int, size: int, end: int
+) -> None:
+    put(reopen(), 0, 25)
+    overwrite(directory, 23, pack(">qiq", log_offset, size, 23))
+    assert reopen().max_offset == end
+
+
+@pytest.mark.parametrize("unit", [(INT64_MAX, SIZE, 0), (-1, SIZE, 0), (2000, 0, 0)])
+@pytest.mark.parametrize(("count", "first"), [(15, 0), (45, 20)])
+def test_a_file_that_begins_with_no_unit_leaves_what_lies_before_it(
+    reopen: Opener, directory: Path, count: int, first: int, unit: tuple[int, int, int]
+) -> None:
+    put(reopen(), 0, count)
+    overwrite(directory, first, pack(">qiq", *unit))
+    queue = reopen()
+    assert (queue.max_offset, queue.last_log_end) == (first, first * SIZE)
+
+
+def test_a_queue_that_was_told_where_to_begin_has_no_message_yet(reopen: Opener) -> None:
+    queue = reopen()
+    put(queue, 0, 12)
+    queue.begin_at(40)
+    assert (queue.min_offset, queue.max_offset, queue.last_log_end) == (40, 40, 0)
+    put(queue, 42)  # what came between has no unit here
+    assert (queue.min_offset, queue.max_offset) == (42, 43)
+
+
+def test_what_was_not_doubted_is_not_opened_to_be_tidied(directory: Path) -> None:
+    """A store comes here for every queue that it has."""
+    files = MappedFiles(open_max=2)
+    put(ConsumeQueue.open(directory, file_bytes=FILE_BYTES, files=MappedFiles(open_max=2)), 0, 25)
+    queue = ConsumeQueue.open(directory, file_bytes=FILE_BYTES, files=files)
+    queue.tidy()
+    assert files.open_count == 0
+
+
+def test_a_first_unit_that_lies_keeps_nothing_that_has_gone(reopen: Opener) -> None:
+    queue = reopen()
+    put(queue, 0, 25)
+    queue.mend(0, QueueUnit(9_000, SIZE, 0))
+    assert queue.correct_min_offset(15 * SIZE) == 15
 
 
 @pytest.mark.parametrize("start", [0, 15])
@@ -678,8 +763,24 @@ def test_a_missing_file_in_between_is_reported_where_it_is_and_hides_nothing_els
     put(reopen(), 0, 45)
     (directory / f"{FILE_BYTES * 3:020d}").unlink()
     queue = reopen()
+    assert queue.has_gap
     assert queue.max_offset == 30
     assert whole(queue) == numbers(*range(30))
+
+
+@pytest.mark.parametrize("count", [11, 45])
+def test_a_file_that_goes_while_the_queue_is_open_is_damage_at_its_place(
+    reopen: Opener, directory: Path, count: int
+) -> None:
+    put(reopen(), 0, count)
+    queue = reopen()
+    assert not queue.has_gap
+    (directory / f"{FILE_BYTES:020d}").unlink()
+    for read in (lambda: queue.unit(10), lambda: queue.units(4, 9)):
+        with pytest.raises(SegmentCorruptError, match="no file holds the unit") as caught:
+            read()
+        assert caught.value.position == 10 * UNIT_BYTES
+    assert rows(queue.units(4, 6)) == numbers(*range(4, 10))
 
 
 FIVE_UNITS = 100  # five units

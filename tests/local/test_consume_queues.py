@@ -19,6 +19,7 @@ from tieredstore.codec.message import decode_message
 from tieredstore.codec.queue_unit import encode_units
 from tieredstore.local.consume_queues import (
     DELETED_FILE,
+    Begin,
     ConsumeQueues,
     DeletedTopics,
     is_topic,
@@ -177,6 +178,35 @@ def test_a_directory_of_another_name_is_no_queue(root: Path, name: str) -> None:
         (root / "T" / "file").touch()
         (root / "T" / "12").touch()
     assert queues_at(root).queues() == []
+
+
+def test_whatever_lies_among_the_topics_each_of_them_is_found(root: Path) -> None:
+    topics = [f"T{number}" for number in range(4)]
+    root.mkdir()
+    for number in range(40):
+        (root / f"note{number}").write_bytes(b"")
+        if number % 10 == 5:
+            put(queues_at(root), [(topics[number // 10], 0, 0, 100 * number)])
+    assert queues_at(root).queues() == [QueueKey(topic, 0) for topic in topics]
+
+
+def test_nothing_stays_open_of_queues_that_are_closed(root: Path) -> None:
+    files = MappedFiles(open_max=8)
+    queues = ConsumeQueues(root, file_bytes=FILE_BYTES, files=files)
+    put(queues, [("A", 0, 0, 0), ("A", 1, 0, 100), ("B", 0, 0, 200)])
+    assert files.open_count == 3
+    queues.close()
+    assert files.open_count == 0
+
+
+def test_a_message_that_ended_where_a_queue_was_begun_is_none_of_it(root: Path) -> None:
+    queues = queues_at(root)
+    put(queues, [("A", 0, 7, 900)])
+    queue = queues.queue("A", 0)
+    assert not Begin(7, log_end=1000).has_messages(queue)
+    assert Begin(7, log_end=999).has_messages(queue)
+    assert not Begin(8, log_end=999).has_messages(queue)
+    assert not Begin(0, log_end=0).has_messages(None)
 
 
 def test_an_unknown_queue_is_none(root: Path) -> None:
@@ -530,6 +560,8 @@ def test_what_is_no_file_of_a_queue_stays_and_is_told(
     assert held(topic) == [foreign]
     assert not (topic / "1").exists()
     assert str(topic / foreign.split("/", maxsplit=1)[0]) in caplog.text
+    kind = "file" if foreign.rpartition("/")[0] in {"", "0"} else "directory"
+    assert f"is no {kind} of a queue" in caplog.text
 
 
 def test_links_are_not_followed(tmp_path: Path) -> None:
@@ -649,6 +681,18 @@ def test_lost_queues_are_made_again_without_what_was_deleted(tmp_path: Path, los
     store = opened(tmp_path)
     assert bodies(store) == [a_body(100), a_body(101)]
     assert check_agreement(store) == 22
+
+
+@pytest.mark.parametrize("lost", ["consumequeue", "config/tieredstore-queues.json"])
+def test_a_log_of_deleted_topics_alone_brings_none_back(tmp_path: Path, lost: str) -> None:
+    store = opened(tmp_path)
+    put_old(store, *range(20))
+    store.delete_topics([OLD])
+    crash(store)
+    (tmp_path / lost).rename(tmp_path / "elsewhere")
+    store = opened(tmp_path)
+    assert list(store.queues()) == []
+    assert store.get_message(OLD, 0, 0).status is GetStatus.NO_MESSAGE_IN_QUEUE
 
 
 @pytest.mark.parametrize("moment", ["before the queues go", "after some files", "after all"])

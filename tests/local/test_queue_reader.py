@@ -167,6 +167,18 @@ def test_the_bytes_of_a_batch_have_a_limit_in_memory_and_a_smaller_one_on_disk(
     assert len(store.get_message(TOPIC, 0, 0).messages) == 2
 
 
+def test_a_page_skips_the_messages_that_have_gone_and_none_that_follows(tmp_path: Path) -> None:
+    store = a_store(tmp_path, commit_log_file_bytes=8_192)
+    store.put_messages([a_message(n, body_bytes=3_000) for n in range(7)])
+    queue, log = store._loaded().queues.queue(TOPIC, 0), store._loaded().log
+    assert queue is not None
+    log.queue.delete_before(8_192)
+    first = next(n for n in range(7) if queue.unit(n).log_offset >= 8_192)
+    for offset in range(first):
+        got = store.get_message(TOPIC, 0, offset)
+        assert (got.status, got.next_offset) == (GetStatus.MESSAGE_WAS_REMOVING, first)
+
+
 def test_what_goes_while_it_is_read_is_told_before_what_follows_it(tmp_path: Path) -> None:
     """The log lost a file and the queue has not heard of it yet."""
     store = a_store(tmp_path, commit_log_file_bytes=8_192)
@@ -237,6 +249,12 @@ def test_damage_ends_a_batch_and_is_told_when_it_is_its_turn(tmp_path: Path) -> 
             read()
         assert error.value.position == at
     assert store.get_message(TOPIC, 0, 8).messages[0].queue_offset == 8
+
+
+def test_a_run_of_one_message_has_one(store: LocalMessageStore) -> None:
+    for count_max, bytes_max in ((1, 10**9), (50, 1), (50, 0), (1, 1)):
+        run = store.read_range(TOPIC, 0, 990, count_max=count_max, bytes_max=bytes_max)
+        assert (run.first_offset, run.end_offset) == (990, 991)
 
 
 def test_a_run_crosses_queue_files_and_log_files(store: LocalMessageStore) -> None:

@@ -72,6 +72,7 @@ log = log_of(__name__)
 StoreTime = Callable[[int, int], int | None]
 """The store time of the record at (log_offset, message_bytes); None if it cannot be read."""
 _FILES_SCANNED: Final = 3
+_LOG_OFFSET_MAX: Final = INT64_MAX - INT32_MAX  # the end of any record is a number, too
 _BLOCK_BYTES: Final = UNIT_BYTES << 14
 _FIRST_BLOCK_BYTES: Final = UNIT_BYTES << 9
 
@@ -454,8 +455,6 @@ def scan(files: Sequence[MappedFile]) -> Found:
     while number > 0 and not _begins_well(files[number]):
         number -= 1
     end, last = _end_of_units(files[number:])
-    if last is None and number > 0:
-        last = _last_unit(files[number - 1])
     first_file = files[0]
     first = first_where(
         first_file.start_offset // UNIT_BYTES,
@@ -623,11 +622,7 @@ def _log_end(unit: QueueUnit) -> int:
 
 def _begins_well(file: MappedFile) -> bool:
     unit = _unit_in(file, file.start_offset // UNIT_BYTES)
-    return unit.log_offset >= 0 and unit.message_bytes > 0
-
-
-def _last_unit(file: MappedFile) -> QueueUnit:
-    return _unit_in(file, file.end_offset // UNIT_BYTES - 1)
+    return 0 <= unit.log_offset <= _LOG_OFFSET_MAX and unit.message_bytes > 0
 
 
 def _unit_in(file: MappedFile, unit: int) -> QueueUnit:
@@ -683,6 +678,6 @@ def _valid_prefix(units: QueueUnits, previous_end: int) -> int:
     # A unit that only fills a place has log offset 0, which the first message may have as well.
     ends[1:][(sizes[:-1] == INT32_MAX) & (log_offsets[:-1] == 0)] = 0
     invalid = (log_offsets < ends) | (log_offsets < 0) | (sizes <= 0)
-    invalid |= log_offsets > INT64_MAX - INT32_MAX
+    invalid |= log_offsets > _LOG_OFFSET_MAX
     first = int(invalid.argmax())
     return first if invalid[first] else len(log_offsets)

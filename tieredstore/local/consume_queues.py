@@ -295,7 +295,6 @@ class ConsumeQueues:
             keys = [key for key in self.queues() if key.topic == topic]
             for key in keys:
                 with self._guard:
-                    self._dirty.discard(key)
                     queue = self._queues.pop(key)
                 queue.destroy()
             gone.extend(keys)
@@ -306,7 +305,6 @@ class ConsumeQueues:
     def remove(self, key: QueueKey) -> None:
         """Delete one queue, durably: it is to be built anew from the log."""
         with self._guard:
-            self._dirty.discard(key)
             queue = self._queues.pop(key)
         queue.destroy()
 
@@ -315,7 +313,6 @@ class ConsumeQueues:
         queue = self._queues.get(key) or self._open(key)
         queue.begin_at(first)
         with self._guard:
-            self._dirty.discard(key)
             self._queues[key] = queue
 
     def destroy(self) -> None:
@@ -349,9 +346,7 @@ def _keys_under(root: Path) -> Iterator[QueueKey]:
 def _runs(rows: list[int], queue_offsets: Sequence[int]) -> Iterator[list[int]]:
     """The rows cut where the queue offsets are not consecutive: usually they all are."""
     first = queue_offsets[rows[0]]
-    if queue_offsets[rows[-1]] - first == len(rows) - 1 and all(
-        queue_offsets[row] == first + number for number, row in enumerate(rows)
-    ):
+    if all(queue_offsets[row] == first + number for number, row in enumerate(rows)):
         yield rows
         return
     start = 0
