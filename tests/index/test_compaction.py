@@ -115,6 +115,16 @@ def test_keys_that_never_were_in_a_file_become_the_same_bytes(
         assert b"".join(map(bytes, made.whole())) == uploaded(file)
 
 
+def test_a_file_that_becomes_shorter_while_it_is_sorted_is_an_error(tmp_path: Path) -> None:
+    spool = dealt_items.Spool(tmp_path)
+    spool.append(memoryview(b"x" * 100))
+    os.ftruncate(spool._file.fileno(), 60)
+    assert spool.read(0, 60) == b"x" * 60
+    with pytest.raises(SegmentCorruptError, match="became shorter"):
+        spool.read(50, 20)
+    spool.close()
+
+
 def test_keys_that_cannot_be_read_to_the_end_leave_no_file_open() -> None:
     def broken() -> Iterator[IndexColumns]:
         yield columns_of([Row("T#a", 1, 2, 3, 9, BEGIN)])

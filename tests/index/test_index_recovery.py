@@ -379,6 +379,23 @@ def test_one_failed_sync_stops_neither_puts_nor_uploads_and_loses_no_key(
     assert put_again(shop) == 0
 
 
+def test_a_failed_sync_takes_back_what_the_file_had_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After it nobody knows what the disk holds of the file."""
+    shop = Shop(tmp_path)
+    shop.put(["k0"])
+    shop.index._writer.sync()
+    shop.put(["k1"])
+    fail_next_sync(monkeypatch)
+    shop.index._writer.sync()
+    assert shop.index.indexed_offset(TOPIC, shop.topic_id, 0) == 0
+    shop.crash()
+    shop.open()
+    assert put_again(shop) == 2
+    assert shop.found("k0") == [(0, 0)]
+
+
 def test_a_catalogue_that_fails_does_not_make_a_put_fail(tmp_path: Path) -> None:
     shop = Shop(tmp_path)
     shop.put(["k0"])

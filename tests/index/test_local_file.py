@@ -22,6 +22,7 @@ from tests.index.index_kit import (
     SLOTS,
     Row,
     check_javas_answers,
+    cold,
     columns_of,
     create,
     golden_rows,
@@ -100,6 +101,18 @@ def test_one_number_stands_for_a_column(tmp_path: Path) -> None:
     other.put(shared)
     assert one.path.read_bytes()[20:] == other.path.read_bytes()[20:]
     assert len(shared.part(3, 5)) == 2
+
+
+@pytest.mark.parametrize("log_offset", [2**31, 2**32 - 1, 2**32, 5 * 2**32 + 7, 2**62 + 3])
+def test_a_message_far_behind_in_a_log_is_found_at_its_place(
+    tmp_path: Path, log_offset: int
+) -> None:
+    file = create(tmp_path)
+    file.put(columns_of([Row("T#a", 1, 2, log_offset, 9, BEGIN)]))
+    opened, _ = cold(uploaded(file), SLOTS)
+    for asked in (file, opened):
+        (found,) = asked.find("T#a", begin=BEGIN, end=BEGIN, count_max=9)
+        assert place(found) == (1, 2, log_offset)
 
 
 def test_nothing_is_cut_at_512(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import struct
 import threading
 from pathlib import Path
@@ -11,11 +12,12 @@ import pytest
 
 from tests.access.fetch_kit import Shelf, numbered
 from tests.access.tiered_kit import ListIndex
-from tests.index.store_kit import ALL, INDEX_PATH, SLOTS, Shop, running
+from tests.index.store_kit import ALL, INDEX_PATH, SLOTS, Shop, open_below, running
 from tieredstore.codec.java import tiered_probes
-from tieredstore.codec.tiered_index import BEGIN_MAGIC, END_MAGIC
+from tieredstore.codec.tiered_index import BEGIN_MAGIC, END_MAGIC, ITEM_BYTES, slot_position
 from tieredstore.index.contract import NOTHING, IndexHit
 from tieredstore.index.keys import DAY_MS
+from tieredstore.index.uploaded import UploadedIndex
 from tieredstore.model.values import INT64_MAX, SegmentRecord, SegmentType
 from tieredstore.testing.faults import Fault
 from tieredstore.testing.samples import STORE_TIMESTAMP, TOPIC
@@ -199,6 +201,62 @@ def test_a_message_whose_time_no_item_can_hold_is_found_by_its_time(
         assert (0, 1000) in shop.found("k", begin=-(1 << 70), end=far), state
         assert (0, 2000) in shop.found("k", begin=STORE_TIMESTAMP + 4000), state
         assert len(shop.found("k", begin=-(1 << 70))) == 3, state
+        if state in {"local", "reopened"}:
+            beside = beside_the_broker(shop)
+            answer = beside.query(TOPIC, shop.topic_id, "k", **{**ALL, **near})
+            assert 1000 in {hit.log_offset for hit in answer.hits}, state
+
+
+def beside_the_broker(shop: Shop) -> UploadedIndex:
+    """A reader of another process that sees the files which the broker fills."""
+    reader = UploadedIndex(
+        shop.config,
+        provider=shop.provider,
+        metadata=shop.catalogue,
+        runtime=shop.runtime,
+        local_folder=shop.local_path().parent,
+    )
+    reader.load()
+    return reader
+
+
+def test_a_reader_beside_the_broker_finds_what_is_local_and_keeps_nothing_open(
+    tmp_path: Path,
+) -> None:
+    shop = Shop(tmp_path)
+    shop.put(["k", "k", "k"])
+    shop.index._writer.sync()
+    shop.crash()
+    reader, before = beside_the_broker(shop), open_below(tmp_path)
+    for _ in range(2):
+        answer = reader.query(TOPIC, shop.topic_id, "k", **ALL)
+        assert answer.complete
+        assert sorted(hit.log_offset for hit in answer.hits) == [0, 1000, 2000]
+    assert open_below(tmp_path) == before
+    assert reader._local is not None
+    with reader._local.opened():
+        for held in Path("/proc/self/fd").iterdir():
+            if held.is_symlink() and str(tmp_path) in os.readlink(held):
+                flags = Path(f"/proc/self/fdinfo/{held.name}").read_text().split()[3]
+                assert int(flags, 8) & os.O_ACCMODE == os.O_RDONLY
+
+
+@pytest.mark.parametrize("at", ["item", "count"])
+def test_a_reader_beside_the_broker_believes_no_damaged_file(tmp_path: Path, at: str) -> None:
+    shop = Shop(tmp_path)
+    shop.put(["k", "k", "k"])
+    shop.index._writer.sync()
+    shop.crash()
+    path = shop.local_path()
+    data = bytearray(path.read_bytes())
+    if at == "item":
+        data[slot_position(SLOTS) + ITEM_BYTES + 12] ^= 1  # RocketMQ leaves the first one free
+    else:
+        data[24:28] = (2).to_bytes(4, "big")
+    path.write_bytes(data)
+    reader, before = beside_the_broker(shop), open_below(tmp_path)
+    assert not reader.query(TOPIC, shop.topic_id, "k", **ALL).complete
+    assert open_below(tmp_path) == before
 
 
 @pytest.mark.parametrize("foreign", [False, True])

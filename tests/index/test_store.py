@@ -212,11 +212,42 @@ def test_uploaded_files_expire_when_all_of_their_messages_are_too_old(tmp_path: 
     first = shop.segments()[0]
     assert first.end_timestamp is not None
     assert shop.index.expire(first.end_timestamp) == 0
+    _, *kept = shop.index._uploaded.segments
     assert shop.index.expire(first.end_timestamp + 1) == 1
     assert len(shop.segments()) == 2
+    assert shop.index._uploaded.segments == tuple(kept), "with what is known of them"
     assert len(shop.found("k")) == 38
     listed = {each.base for each in shop.provider.list(first.path)}
     assert listed == {row.base_offset for row in shop.segments()}
+
+
+def test_when_the_first_file_expires_the_next_one_begins_before_the_others(tmp_path: Path) -> None:
+    """RocketMQ takes files for expired that begin before the first one."""
+    shop = Shop(tmp_path)
+    begins = [STORE_TIMESTAMP, STORE_TIMESTAMP + 60_000, STORE_TIMESTAMP + 30_000]
+    for begin in begins:
+        shop.put(["k"], times=[begin])
+        shop.index.seal()
+    assert shop.index.expire(begins[0] + 1) == 1
+    first, second = shop.segments()
+    assert second.begin_timestamp is not None
+    assert first.begin_timestamp == second.begin_timestamp - 1
+    assert len(shop.found("k")) == 2
+
+
+@pytest.mark.parametrize("cut", [0, 1, 28])
+def test_an_upload_of_rocketmq_that_was_not_noted_counts_where_it_is_whole(
+    tmp_path: Path, cut: int
+) -> None:
+    shop = Shop(tmp_path)
+    shop.put(["k"], unique=False)
+    shop.index.seal()
+    shop.drop_footer(1)
+    whole = bytes(shop.uploaded_bytes())
+    shop.replace_uploaded(whole[: len(whole) - cut], begin_timestamp=None)
+    shop.reopen()
+    assert len(shop.segments()) == (cut == 0)
+    assert shop.found("k") == ([] if cut else [(0, 0)])
 
 
 def test_an_old_file_behind_a_younger_one_stays(tmp_path: Path) -> None:
@@ -291,6 +322,10 @@ def test_an_index_that_is_only_read_takes_nothing_and_destroys_nothing(tmp_path:
     with pytest.raises(BackendRefusedError, match="opened for reading"):
         shop.reader().destroy()
     assert len(shop.found("k")) == 1
+    reader = shop.reader()
+    reader.shutdown()
+    with pytest.raises(StoreClosedError):
+        reader.query(TOPIC, shop.topic_id, "k", **ALL)
 
 
 def test_without_an_index_no_answer_is_complete() -> None:
@@ -399,12 +434,15 @@ def test_a_closed_index_says_so(tmp_path: Path) -> None:
         shop.put(["k"])
 
 
-def test_destroy_leaves_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_destroy_leaves_nothing(tmp_path: Path, is_closed: bool) -> None:
     shop = Shop(tmp_path, items=20)
     shop.put(["k"] * 50, unique=False)
     shop.index.step()
-    shop.index.shutdown()
+    if is_closed:
+        shop.index.shutdown()
     shop.index.destroy()
+    assert not open_below(tmp_path)
     assert not shop.segments()
     assert not list(shop.provider.list("broker-a/rmq_sys_INDEX"))
     assert not shop.local_files()
@@ -817,11 +855,14 @@ def test_a_file_of_ours_that_rocketmq_uploaded_is_not_put_again(tmp_path: Path) 
     assert sum(file.item_count for file in shop.index._writer.files) == 2  # of k3 alone
 
 
+@pytest.mark.parametrize("queue_id", [0, 3])
 @pytest.mark.parametrize("lost", [None, 3])
-def test_what_rocketmq_put_after_us_is_not_put_again(tmp_path: Path, lost: int | None) -> None:
+def test_what_rocketmq_put_after_us_is_not_put_again(
+    tmp_path: Path, lost: int | None, queue_id: int
+) -> None:
     """But from the first message on that its files lack."""
     shop = Shop(tmp_path)
-    shop.put(["k0", "k1"], unique=False)
+    shop.put(["k0", "k1"], queue_id=queue_id, unique=False)
     shop.index.shutdown()
     shop.clock.advance(1000)
     file = IndexStoreFile.open(shop.local_path(), slot_count=SLOTS, item_capacity=ITEMS)
@@ -831,7 +872,7 @@ def test_what_rocketmq_put_after_us_is_not_put_again(tmp_path: Path, lost: int |
         IndexColumns(
             key_hashes=key_hashes([f"{TOPIC}#k{number}" for number in numbers]),
             topic_ids=shop.topic_id,
-            queue_ids=0,
+            queue_ids=queue_id,
             log_offsets=places,
             message_bytes=np.full(len(numbers), 100, np.int64),
             store_timestamps=np.full(len(numbers), shop.clock.now_ms(), np.int64),
@@ -839,18 +880,18 @@ def test_what_rocketmq_put_after_us_is_not_put_again(tmp_path: Path, lost: int |
     )
     file.close()
     upload_as_java(shop, items=2 + len(numbers))
-    shop.commit(6)
+    shop.commit(6, queue_id)
     units = [
         encode_unit(log_offset=1000 * number, message_bytes=100, tags_code=0) for number in range(6)
     ]
-    shop.provider.open(f"{BROKER}/{TOPIC}/0", SegmentType.CONSUME_QUEUE, 0).write(
+    shop.provider.open(f"{BROKER}/{TOPIC}/{queue_id}", SegmentType.CONSUME_QUEUE, 0).write(
         0, b"".join(units)
     )
     shop.open()
-    assert shop.index.indexed_offset(TOPIC, shop.topic_id, 0) == (lost or 6)
+    assert shop.index.indexed_offset(TOPIC, shop.topic_id, queue_id) == (lost or 6)
     shop.reopen()
-    assert shop.index.indexed_offset(TOPIC, shop.topic_id, 0) == (lost or 6)
-    assert shop.found("k2") == [(0, 2000)]
+    assert shop.index.indexed_offset(TOPIC, shop.topic_id, queue_id) == (lost or 6)
+    assert shop.found("k2") == [(queue_id, 2000)]
 
 
 def test_a_file_of_ours_of_which_rocketmq_uploaded_less_is_put_again(tmp_path: Path) -> None:
@@ -859,6 +900,18 @@ def test_a_file_of_ours_of_which_rocketmq_uploaded_less_is_put_again(tmp_path: P
     shop.index.shutdown()
     upload_as_java(shop, items=2)
     shop.open()
+    assert shop.index.indexed_offset(TOPIC, shop.topic_id, 0) == 0
+    assert put_again(shop) == 2
+    assert shop.found("k2") == [(0, 1000)]
+
+
+def test_a_file_of_ours_of_which_the_backend_says_nothing_is_put_again(tmp_path: Path) -> None:
+    """RocketMQ may have uploaded it; the index opens all the same."""
+    shop = Shop(tmp_path)
+    shop.put(["k1", "k2"])
+    shop.index.shutdown()
+    upload_as_java(shop, items=4)
+    shop.open(Faults({0: Fault.BEFORE}))
     assert shop.index.indexed_offset(TOPIC, shop.topic_id, 0) == 0
     assert put_again(shop) == 2
     assert shop.found("k2") == [(0, 1000)]

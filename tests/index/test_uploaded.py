@@ -337,6 +337,18 @@ def test_a_damaged_copy_is_noticed_and_made_again(filled: Shop) -> None:
         assert len(filled.found(f"f1-{number}")) == 1
 
 
+def test_a_copy_that_was_damaged_before_a_restart_is_not_believed(filled: Shop) -> None:
+    filled.index.shutdown()
+    for path in filled.index._cache.folder.iterdir():
+        data = bytearray(path.read_bytes())
+        data[-40] ^= 1  # of the tail
+        path.write_bytes(data)
+    filled.open()
+    for number in range(0, KEYS, 100):
+        assert len(filled.found(f"f1-{number}")) == 1
+    filled.index.step()
+
+
 def test_a_damaged_footer_is_passed_over(tmp_path: Path) -> None:
     shop = Shop(tmp_path)
     shop.put(["k"] * 5)
