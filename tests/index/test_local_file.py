@@ -31,6 +31,7 @@ from tests.index.index_kit import (
     scan,
     uploaded,
 )
+from tests.index.store_kit import open_below
 from tieredstore.codec.tiered_index import (
     BEGIN_MAGIC,
     END_MAGIC,
@@ -39,7 +40,7 @@ from tieredstore.codec.tiered_index import (
     slot_position,
 )
 from tieredstore.index.footer import decode_tail
-from tieredstore.index.keys import IndexColumns, KeyNotes
+from tieredstore.index.keys import IndexColumns, KeyNotes, notes_path
 from tieredstore.index.local_file import IndexStoreFile
 from tieredstore.index.uploaded import _exactly, newest_timestamp
 from tieredstore.model.errors import (
@@ -113,6 +114,34 @@ def test_a_message_far_behind_in_a_log_is_found_at_its_place(
     for asked in (file, opened):
         (found,) = asked.find("T#a", begin=BEGIN, end=BEGIN, count_max=9)
         assert place(found) == (1, 2, log_offset)
+
+
+def test_a_disk_that_fails_where_notes_begin_is_an_error_and_leaves_nothing_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> NoReturn:
+        raise OSError(errno.EIO, "the disk is broken")
+
+    path = tmp_path / "notes"
+    path.write_bytes(b"")
+    monkeypatch.setattr("tieredstore.index.keys.write_all", broken)
+    monkeypatch.setattr("tieredstore.index.keys.read_all", broken)
+    for make in (KeyNotes.create, KeyNotes.open):
+        with pytest.raises(OSError, match="the disk is broken"):
+            make(path, begin_timestamp=BEGIN)
+        assert not open_below(tmp_path)
+
+
+def test_an_empty_file_of_somebody_else_is_ours_from_then_on(tmp_path: Path) -> None:
+    """Without notes of its keys nothing could be put into it."""
+    file = create(tmp_path)
+    file.close()
+    notes_path(file.path).unlink()
+    again = reopen(file.path)
+    assert again.notes is not None
+    again.put(columns_of([Row("T#a", 1, 2, 3, 9, BEGIN)]))
+    again.close()
+    assert len(reopen(file.path).find("T#a", begin=BEGIN, end=BEGIN, count_max=9)) == 1
 
 
 def test_nothing_is_cut_at_512(tmp_path: Path) -> None:
@@ -307,6 +336,7 @@ def test_a_file_that_is_cut_off_is_refused(tmp_path: Path, length: int) -> None:
     os.truncate(file.path, length)
     with pytest.raises((SegmentCorruptError, ValueError)):
         reopen(file.path)
+    assert not open_below(tmp_path)
     with pytest.raises(SegmentNotFoundError):
         reopen(tmp_path / "17")
     (tmp_path / "017").write_bytes(b"")

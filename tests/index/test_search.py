@@ -241,6 +241,21 @@ def test_a_reader_beside_the_broker_finds_what_is_local_and_keeps_nothing_open(
                 assert int(flags, 8) & os.O_ACCMODE == os.O_RDONLY
 
 
+def test_a_reader_beside_the_broker_counts_on_no_file_that_is_gone(tmp_path: Path) -> None:
+    shop = Shop(tmp_path)
+    shop.put(["k", "k", "k"])
+    shop.index.seal()
+    shop.put(["k", "k"])
+    shop.index._writer.sync()
+    shop.crash()
+    reader, elsewhere = beside_the_broker(shop), shop.reader()
+    for asked in (reader, elsewhere):
+        assert asked.indexed_offset(TOPIC, shop.topic_id, 0) == (5 if asked is reader else 3)
+        assert asked.figures.footer_cache_bytes == 0
+    shop.local_path().unlink()
+    assert reader.indexed_offset(TOPIC, shop.topic_id, 0) == 3
+
+
 @pytest.mark.parametrize("at", ["item", "count"])
 def test_a_reader_beside_the_broker_believes_no_damaged_file(tmp_path: Path, at: str) -> None:
     shop = Shop(tmp_path)

@@ -250,6 +250,19 @@ def test_an_upload_of_rocketmq_that_was_not_noted_counts_where_it_is_whole(
     assert shop.found("k") == ([] if cut else [(0, 0)])
 
 
+def test_a_file_of_rocketmq_with_a_senseless_end_expires_a_day_after_its_upload(
+    tmp_path: Path,
+) -> None:
+    shop = Shop(tmp_path)
+    shop.put(["k"], unique=False)
+    shop.index.seal()
+    shop.drop_footer(1, end_timestamp=1 << 60)
+    shop.reopen()
+    day = 24 * HOUR_MS
+    assert shop.index.expire(STORE_TIMESTAMP + day) == 0
+    assert shop.index.expire(STORE_TIMESTAMP + day + 1) == 1
+
+
 def test_an_old_file_behind_a_younger_one_stays(tmp_path: Path) -> None:
     """Rows of files follow on each other: one in the middle cannot go."""
     shop = Shop(tmp_path, items=20)

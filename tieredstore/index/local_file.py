@@ -167,10 +167,6 @@ class IndexStoreFile:
         return self.state.times
 
     @property
-    def is_sealed(self) -> bool:
-        return self._sealed
-
-    @property
     def has_failed(self) -> bool:
         """Whether a flush failed: nobody knows what of it is on the disk."""
         return self._mapped.has_failed or (self.notes is not None and self.notes.has_failed)
