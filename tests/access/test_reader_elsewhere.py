@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.access.care_kit import Elsewhere, offsets
 from tests.access.tiered_kit import numbers
-from tieredstore.access.reader import TieredReader
+from tieredstore.access.reader import TieredReader, reconcile
 from tieredstore.access.wiring import NoCatalogueError
+from tieredstore.driver.provider import generation_name
 from tieredstore.driver.runtime import Runtime
 from tieredstore.model.errors import (
     InvalidConfigError,
@@ -19,7 +21,7 @@ from tieredstore.model.errors import (
     SegmentCorruptError,
     SegmentNotFoundError,
 )
-from tieredstore.model.values import QueueKey
+from tieredstore.model.values import GetStatus, QueueKey
 from tieredstore.testing.samples import STORE_TIMESTAMP, TOPIC
 
 
@@ -95,6 +97,34 @@ def test_what_has_expired_since_is_no_damage(there: Elsewhere) -> None:
                 assert reader.min_offset(TOPIC, 0) == first
                 assert numbers(reader.get_message(TOPIC, 0, first))[: len(found)] == found
                 assert reader.earliest_time(TOPIC, 0) is not None
+
+
+def test_a_catalogue_that_comes_while_it_is_compared_is_compared_too(
+    there: Elsewhere, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there.broker.fill(10)
+    there.publish()
+    there.broker.put(1, first=10)
+    assert there.broker.store.flush()
+    there.publish()
+    (late,) = tmp_path.rglob(generation_name(2))
+    on_its_way = late.rename(tmp_path / "on its way")
+    compared: list[int | None] = []
+
+    def comparing(*arguments: Any) -> int:
+        """The writer took it from its catalogue before anything expired, and was slow since."""
+        compared.append(reader.catalogue.generation)
+        if on_its_way.exists():
+            on_its_way.rename(late)
+        return reconcile(*arguments)
+
+    with there.reader() as reader:
+        there.expire(11)
+        first = there.broker.tier.files.files()[0].min_offset
+        monkeypatch.setattr("tieredstore.access.reader.reconcile", comparing)
+        assert reader.get_message(TOPIC, 0, 0).status is GetStatus.OFFSET_TOO_SMALL
+        assert compared == [1, 2]
+        assert reader.min_offset(TOPIC, 0) == first
 
 
 def test_where_all_that_it_names_has_expired_what_came_since_is_found(anywhere: Elsewhere) -> None:

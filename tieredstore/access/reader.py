@@ -468,11 +468,14 @@ class TieredReader:
 
     def _asked(self, key: QueueKey, call: Callable[[Tier], T]) -> T:
         def state() -> object:
-            file = self._loaded().files.get(key)
+            tier = self._loaded()
+            file = tier.files.get(key)
             if file is None:
                 return None
             both = file.log, file.queue  # with another cache key, less is there than was
-            return file, *((one.is_started, one.min_offset, one.cache_key) for one in both)
+            shown = ((one.is_started, one.min_offset, one.cache_key) for one in both)
+            # A newer one may have come behind the comparison with what is there.
+            return file, tier.metadata.facts.generation, *shown
 
         queue = f"{key.topic}/{key.queue_id}"
         return retry_after_refresh(
