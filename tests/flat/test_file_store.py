@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +15,7 @@ from tests.flat.store_kit import KEY, LOG, PATH, QUEUE, Tier, append, content
 from tests.flat.tiers import FaultyCatalogue, numbered
 from tieredstore.driver.metadata import Change, DeleteTopic, Put
 from tieredstore.driver.provider import ProviderWrapper, SegmentProvider, SegmentWrapper
-from tieredstore.driver.runtime import Runtime
+from tieredstore.driver.runtime import InlinePool, ManualClock, Runtime
 from tieredstore.driver.segment import FileSegment
 from tieredstore.flat.append_file import DELETION_NOTE
 from tieredstore.flat.file_store import FlatFileStore
@@ -336,6 +338,45 @@ def test_many_queues_are_recovered_side_by_side_in_a_bounded_number_of_threads(
         assert len(loaded.files()) == 50
         assert all(file.commit_offset == 1 for file in loaded.files())
         assert 1 <= len(used) <= 4
+
+
+@pytest.mark.parametrize(("look_ms", "in_threads"), [(0.1, 0), (3, 34)], ids=["near", "far"])
+def test_queues_are_recovered_by_threads_only_where_a_look_takes_time(
+    look_ms: float, in_threads: int
+) -> None:
+    tier = Tier()
+    store = tier.open()
+    for queue_id in range(50):
+        file = store.create("TopicTest", queue_id)
+        file.start_at(0)
+        append(file, numbered(0, 1))
+    handed_over = 0
+
+    class Distant(ProviderWrapper):
+        def open(self, path: str, type: SegmentType, base: int) -> FileSegment:
+            clock.advance(look_ms)
+            return super().open(path, type, base)
+
+    class Counted(InlinePool):
+        def submit(self, *arguments: Any, **named: Any) -> Future[Any]:
+            nonlocal handed_over
+            handed_over += 1
+            return super().submit(*arguments, **named)
+
+    clock = ManualClock()
+    runtime = Runtime(clock=clock, dispatch=InlinePool(), fetch=Counted())
+    loaded = FlatFileStore(
+        tier.config,
+        provider=Distant(tier.inner, runtime),
+        metadata=tier.catalogue(),
+        runtime=runtime,
+    )
+    loaded.load()
+    assert all(file.commit_offset == 1 for file in loaded.files())
+    assert (len(loaded.files()), handed_over) == (
+        50,
+        50 if tier.inner.reads_together else in_threads,
+    )
 
 
 def test_a_commit_writes_two_rows_however_many_segments_there_are(tmp_path: Path) -> None:

@@ -52,6 +52,18 @@ class TestDurability:
             segment.delete()
             assert held(disk, "deletion") == {}
 
+    def test_who_only_reads_syncs_nothing(self, provider: PosixProvider, tmp_path: Path) -> None:
+        unsynced = Path(provider.open("b/t/0", LOG, 0).path)
+        unsynced.parent.mkdir(parents=True)
+        unsynced.write_bytes(b"of a process that was killed")
+        with ForgetfulDisk(tmp_path) as disk:
+            reader = PosixProvider(tmp_path, "GoldenCluster", Runtime.inline())
+            reader.only_read()
+            assert reader.open("b/t/0", LOG, 0).size() == 28
+            assert disk.syncs == []
+            assert provider.open("b/t/0", LOG, 0).size() == 28
+            assert (str(unsynced), 28) in disk.syncs
+
     def test_what_is_staged_has_its_name_when_the_power_fails(
         self, provider: PosixProvider, tmp_path: Path
     ) -> None:

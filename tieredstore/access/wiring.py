@@ -240,6 +240,8 @@ def open_tier(
         if provider is None:
             provider = provider_of(config, runtime, metrics or NoMetrics())
             opened.callback(provider.close)
+            if read_only:
+                provider.only_read()
         if metadata is None and not read_only:
             refuse_second_tier(config, provider)
         if metadata is None and read_only:

@@ -320,6 +320,9 @@ class SegmentProvider(ABC):
         """
         return None
 
+    def only_read(self) -> None:  # noqa: B027 - most have nothing to spare
+        """Nothing is written through this provider: what it counts need not be made durable."""
+
     def catch_up(self, rows: Sequence[SegmentRecord]) -> None:  # noqa: B027 - most remember nothing
         """Look again where what this provider remembers of one broker's tier is older than these
         rows: a topic may have been made anew since, with segments of the same names."""
@@ -676,6 +679,9 @@ class ProviderWrapper(SegmentProvider):
 
     def catalogue(self, broker: str, *, read_only: bool) -> MetadataStore | None:
         return self.inner.catalogue(broker, read_only=read_only)
+
+    def only_read(self) -> None:
+        self.inner.only_read()
 
     def catch_up(self, rows: Sequence[SegmentRecord]) -> None:
         self.inner.catch_up(rows)

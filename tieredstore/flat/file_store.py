@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -37,7 +36,7 @@ log = log_of(__name__)
 AGAIN_SECONDS: Final = 10  # to the next look at what seems damaged; twice as long each time
 AGAIN_SECONDS_MAX: Final = 3600
 STRETCH_QUEUES: Final = 16  # of one turn of a thread, where there are thousands
-NEAR_STRETCHES: Final = 4  # in a folder: more threads only wait for each other's interpreter
+NEAR_SECONDS: Final = 0.001  # a queue; what takes longer lies behind a network or on a slow disk
 BELIEVED_TRIES: Final = 6  # looks, in five minutes and more: until then local retention waits
 
 Alone: TypeAlias = Callable[[QueueKey], AbstractContextManager[bool]]
@@ -311,16 +310,16 @@ class FlatFileStore:
         return [self._files.pop(key) for key in keys if key in self._files]
 
     def _open(self, files: Sequence[FlatMessageFile]) -> None:
-        """Recover queues side by side; each is in the table afterwards, whatever came of it."""
-        if self._provider.reads_together:
-            step = max(1, min(STRETCH_QUEUES, len(files) // STRETCH_QUEUES**2))
-        else:
-            step = max(1, math.ceil(len(files) / NEAR_STRETCHES))
+        """Recover queues, side by side where that is quicker; each is in the table afterwards,
+        whatever came of it."""
+        failures = [] if self._provider.reads_together else self._recovered_near(files)
+        left = files[len(failures) :]
+        step = max(1, min(STRETCH_QUEUES, len(left) // STRETCH_QUEUES**2))
         futures = [
-            self._runtime.fetch.submit(self._all_recovered, files[at : at + step])
-            for at in range(0, len(files), step)
+            self._runtime.fetch.submit(self._all_recovered, left[at : at + step])
+            for at in range(0, len(left), step)
         ]
-        failures = [failure for future in futures for failure in future.result()]
+        failures += [failure for future in futures for failure in future.result()]
         with self._guard:
             for file, failure in zip(files, failures, strict=True):
                 self._files[file.key] = file
@@ -361,6 +360,16 @@ class FlatFileStore:
                 continue
             if file.problem is None:
                 return
+
+    def _recovered_near(self, files: Sequence[FlatMessageFile]) -> list[TieredStoreError | None]:
+        """What came of the first ones, and where these took no time of all the others too: threads
+        would only wait for each other's interpreter."""
+        clock = self._runtime.clock
+        started = clock.monotonic()
+        failures = self._all_recovered(files[:STRETCH_QUEUES])
+        if clock.monotonic() - started <= len(failures) * NEAR_SECONDS:
+            failures += self._all_recovered(files[STRETCH_QUEUES:])
+        return failures
 
     def _all_recovered(self, files: Sequence[FlatMessageFile]) -> list[TieredStoreError | None]:
         return [self._recovered(file) for file in files]

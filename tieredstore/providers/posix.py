@@ -68,14 +68,18 @@ class PosixFileSegment(FileSegment):
     """A segment that is one file.
 
     * The file's length is the truth about the end, never a number of ours.
-    * What a crashed process wrote but did not sync is synced before `size` counts it.
+    * What a crashed process wrote but did not sync is synced before `size` counts it, if anything
+      is to be written behind it. Who only reads would wait for the disk once a segment.
     * A write that fails is cut off again where that is possible: after a failed sync a second one
       would report success for pages that the kernel has already dropped.
     """
 
-    def __init__(self, file: Path, path: str, type: SegmentType, base: int) -> None:
+    def __init__(
+        self, file: Path, path: str, type: SegmentType, base: int, *, only_read: bool = False
+    ) -> None:
         super().__init__(path, type, base)
         self._file = file
+        self._only_read = only_read
         self._end_guard = threading.Lock()  # between a write and reads of the size
         self._durable_bytes = 0
         self._sealed = False
@@ -87,8 +91,8 @@ class PosixFileSegment(FileSegment):
 
     def size(self) -> int:
         with self._end_guard, self._opened("size") as descriptor:
-            self._existing_bytes(descriptor)
-            return self._durable_end(descriptor)
+            size = self._existing_bytes(descriptor)
+            return size if self._only_read else self._durable_end(descriptor)
 
     def read(self, position: int, length: int) -> bytes:
         with self._opened("read") as descriptor:
@@ -224,6 +228,7 @@ class PosixProvider(SegmentProvider):
         if cluster in ("", ".", "..") or "/" in cluster or "\0" in cluster:
             raise InvalidConfigError(f"cluster_name: {cluster!r} is no name of a directory")
         self._root = Path(root).absolute() / cluster_directory(cluster)
+        self._only_read = False
 
     @classmethod
     def from_config(cls, config: StoreConfig, runtime: Runtime) -> Self:
@@ -232,7 +237,10 @@ class PosixProvider(SegmentProvider):
     def open(self, path: str, type: SegmentType, base: int) -> PosixFileSegment:
         check_queue_path(path, base)
         file = self._root / path / type.name / segment_name(base)
-        return PosixFileSegment(file, path, type, base)
+        return PosixFileSegment(file, path, type, base, only_read=self._only_read)
+
+    def only_read(self) -> None:
+        self._only_read = True
 
     def create(self, segment: FileSegment, blocks: Iterable[Buffer]) -> int:
         refuse_existing(segment)
