@@ -311,15 +311,18 @@ def test_a_closed_store_says_so() -> None:
             call()
 
 
-def test_many_queues_are_recovered_side_by_side_in_a_bounded_number_of_threads(
-    tmp_path: Path,
-) -> None:
+def of_fifty_queues() -> Tier:
     tier = Tier()
     store = tier.open()
     for queue_id in range(50):
         file = store.create("TopicTest", queue_id)
         file.start_at(0)
         append(file, numbered(0, 1))
+    return tier
+
+
+def test_many_queues_are_recovered_in_a_bounded_number_of_threads() -> None:
+    tier = of_fifty_queues()
     used: set[int] = set()
 
     class Watched(ProviderWrapper):
@@ -337,19 +340,14 @@ def test_many_queues_are_recovered_side_by_side_in_a_bounded_number_of_threads(
         loaded.load()
         assert len(loaded.files()) == 50
         assert all(file.commit_offset == 1 for file in loaded.files())
-        assert 1 <= len(used) <= 4
+        assert 1 <= len(used) <= 4 + 1  # the caller's, where it tries how long a look takes
 
 
 @pytest.mark.parametrize(("look_ms", "in_threads"), [(0.1, 0), (3, 34)], ids=["near", "far"])
 def test_queues_are_recovered_by_threads_only_where_a_look_takes_time(
     look_ms: float, in_threads: int
 ) -> None:
-    tier = Tier()
-    store = tier.open()
-    for queue_id in range(50):
-        file = store.create("TopicTest", queue_id)
-        file.start_at(0)
-        append(file, numbered(0, 1))
+    tier = of_fifty_queues()
     handed_over = 0
 
     class Distant(ProviderWrapper):
