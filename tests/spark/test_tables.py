@@ -82,8 +82,6 @@ def test_every_topic_becomes_a_view_that_sees_what_comes(
 ) -> None:
     assert register(sql, file) == TOPICS
     assert sql.sql("SELECT * FROM `%RETRY%billing`").count() == 10
-    joined = "SELECT count(*) FROM `order-events` o JOIN payments p ON o.unique_key = p.unique_key"
-    assert sql.sql(joined).first() == (10,)  # number 6 has no key
     tier.add("order-events", 1, 4)
     tier.add("refunds", 0, 3)
     assert sql.sql("SELECT * FROM `order-events`").count() == 15
@@ -97,6 +95,19 @@ def test_every_topic_becomes_a_view_that_sees_what_comes(
     with pytest.raises(InvalidConfigError, match="table mine: there is one that reads no tier"):
         register(sql, file, table="mine")
     assert sql.table("mine").columns == ["a"]
+
+
+def test_a_query_of_several_views_reads_each_by_its_own_plan(
+    sql: SparkSession, tier: WrittenTier, file: Path
+) -> None:
+    register(sql, file, subscribe=",".join(TOPICS))
+    every = "(SELECT * FROM `order-events` UNION ALL SELECT * FROM payments)"
+    each = f"SELECT topic, count(*) FROM {every} GROUP BY topic"
+    assert counts(sql, each) == {"order-events": 11, "payments": 12}
+    one_by_one = "SELECT (SELECT count(*) FROM `%RETRY%billing`), (SELECT count(*) FROM payments)"
+    assert sql.sql(one_by_one).first() == (10, 12)
+    joined = "SELECT count(*) FROM `order-events` o JOIN payments p ON o.unique_key = p.unique_key"
+    assert sql.sql(joined).first() == (10,)  # number 6 has no key
 
 
 def test_rows_are_inserted_into_the_tier_of_a_table(
@@ -125,6 +136,9 @@ def test_a_table_that_cannot_be_read_or_tells_a_secret_is_one_line(
     with pytest.raises(Exception, match="option secret_key: a table keeps its options in the") as e:
         sql.sql("CREATE TABLE t USING tieredstore OPTIONS (bucket 'b', secret_key 'hush')")
     assert "hush" not in str(e.value)
+    with pytest.raises(InvalidConfigError, match="option secret_key: a table keeps its") as refused:
+        register(sql, file, secret_key="hush")
+    assert "hush" not in str(refused.value)
     sql.sql(f"CREATE TABLE listed (topic string) USING tieredstore OPTIONS (config '{file}')")
     with pytest.raises(Exception, match="A table that was created with a list of columns has"):
         sql.table("listed").count()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from hashlib import sha256
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote, urlsplit
 
@@ -19,6 +20,7 @@ from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import InvalidConfigError
 from tieredstore.model.settings import facts_of, settings_of
 from tieredstore.spark.options import NAMES_A_TIER, ReadOptions, plain_name, settings_among
+from tieredstore.spark.reading import spark_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 FORMAT: Final = "tieredstore"
 KEPT: Final = "tieredstore.options"  # in the metadata of a table's first column
+_TOPICS: Final = frozenset({"topics", "subscribe"})
 _OPTION: Final = "option."  # Spark's prefix for what stood in OPTIONS, among its own properties
 
 
@@ -43,16 +46,21 @@ def options_of_table(properties: Mapping[str, str]) -> dict[str, str] | None:
     if path:
         place = urlsplit(path)
         said["path"] = unquote(place.path) if place.scheme == "file" else path
+    refuse_secrets(said)
+    return said
+
+
+def refuse_secrets(options: Mapping[str, str]) -> None:
+    """InvalidConfigError for a secret among the options of a table."""
     secrets = {
         plain_name(name) for name, spec in settings_of(StoreConfig).items() if facts_of(spec).secret
     }
-    for name in said:
+    for name in options:
         if plain_name(name) in secrets:
             raise InvalidConfigError(
                 f"option {name}: a table keeps its options in the clear; leave it to the file that"
                 f" the option config names, or to {StoreConfig.ENV_PREFIX}{name.upper()}"
             )
-    return said
 
 
 def with_options(schema: StructType, options: Mapping[str, str]) -> StructType:
@@ -120,6 +128,10 @@ def register(
     that have come since. `options` are those of a read, such as `columns` or `topic_pattern`; the
     views' names, which are given back, are the topics' behind `prefix`.
 
+    A view reads a table of its own, which lies beside `table`. Views of one table would not do:
+    Spark plans a table once for a whole query, so a query of two topics would read one of them
+    twice.
+
     Raises InvalidConfigError where `table` is there and reads no tier, and where the names of two
     views, or of a view and the table, are one to Spark.
     """
@@ -137,17 +149,32 @@ def register(
                 " prefix, or leave topics out with the option topics"
             )
         taken[name] = f"the view {prefix}{topic}"
-    if spark.catalog.tableExists(table):
-        if kept_options(spark.table(table).schema) is None:
-            raise InvalidConfigError(f"table {table}: there is one that reads no tier")
-        spark.sql(f"DROP TABLE {table}")
-    spark.catalog.createTable(table, None, FORMAT, None, None, **said)
+    refuse_secrets(said)
+    schema = spark_schema(read.scan.columns)
+    _make_table(spark, table, with_options(schema, said), "all messages")
+    others = {name: text for name, text in said.items() if plain_name(name) not in _TOPICS}
     for topic in topics:
-        spark.sql(
-            f"CREATE OR REPLACE TEMPORARY VIEW {_quoted(prefix + topic)} AS"
-            f" SELECT * FROM {table} WITH (topics = {_literal(topic)})"
-        )
+        name = _table_of_topic(table, topic)
+        only = with_options(schema, {**others, "topics": topic})
+        _make_table(spark, name, only, f"messages of the topic {topic}")
+        view = _quoted(prefix + topic)
+        spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW {view} AS SELECT * FROM {name}")
     return [prefix + topic for topic in topics]
+
+
+def _make_table(spark: SparkSession, name: str, schema: StructType, what: str) -> None:
+    """A table that reads a tier, in the place of the one that was made before."""
+    if spark.catalog.tableExists(name):
+        if kept_options(spark.table(name).schema) is None:
+            raise InvalidConfigError(f"table {name}: there is one that reads no tier")
+        spark.sql(f"DROP TABLE {name}")
+    spark.catalog.createTable(name, None, FORMAT, schema, what)
+
+
+def _table_of_topic(table: str, topic: str) -> str:
+    """Spark takes letters, digits and _ for a table's name, and a topic may have others."""
+    behind = f"_{sha256(topic.encode()).hexdigest()[:16]}"
+    return f"{table[:-1]}{behind}`" if table.endswith("`") else table + behind
 
 
 def _folded(name: str, is_exact: bool) -> str:
@@ -156,7 +183,3 @@ def _folded(name: str, is_exact: bool) -> str:
 
 def _quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
-
-
-def _literal(text: str) -> str:
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
