@@ -20,7 +20,6 @@ from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import InvalidConfigError
 from tieredstore.model.settings import facts_of, settings_of
 from tieredstore.spark.options import NAMES_A_TIER, ReadOptions, plain_name, settings_among
-from tieredstore.spark.reading import spark_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -135,6 +134,8 @@ def register(
     Raises InvalidConfigError where `table` is there and reads no tier, and where the names of two
     views, or of a view and the table, are one to Spark.
     """
+    from tieredstore.spark.reading import spark_schema
+
     said = {**options, "config": os.path.abspath(config)}
     read = ReadOptions.parse(said)
     with TieredReader.open(read.config) as tier:
