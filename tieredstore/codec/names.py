@@ -84,7 +84,7 @@ def _checked(offset: int, field: str) -> int:
 
 
 def encode_offset_id(store_host: Host, *, log_offset: int) -> str:
-    if len(store_host.address) not in (4, 16):
-        raise ValueError(f"store_host: {len(store_host.address)} bytes are no address")
-    tail = pack_fields(_TAIL, _FIELDS, store_host.port, log_offset)
-    return (store_host.address + tail).hex().upper()
+    address, port = store_host
+    if len(address) not in (4, 16):
+        raise ValueError(f"store_host: {len(address)} bytes are no address")
+    return (address + pack_fields(_TAIL, _FIELDS, port, log_offset)).hex().upper()

@@ -505,27 +505,26 @@ class PutResults(Sequence[PutResult]):
         return self._stored(place) if refused is None else refused
 
     def _stored(self, place: int) -> PutResult:
-        assert self._appended is not None
-        row = self._row(place)
-        log_offset = self._appended.log_offsets[row]
+        appended = self._appended
+        assert appended is not None
+        row = self._row(place) if self._refused else place
+        log_offset = appended.log_offsets[row]
         return PutResult(
             status=self._status,
             queue_offset=self._queue_offsets[row],
             log_offset=log_offset,
-            size=self._appended.sizes[row],
-            store_timestamp=self._appended.store_timestamp,
+            size=appended.sizes[row],
+            store_timestamp=appended.store_timestamp,
             message_id=encode_offset_id(self._store_host(place), log_offset=log_offset),
         )
 
     def _store_host(self, place: int) -> Host:
         messages = self._messages
-        if isinstance(messages, MessageColumns):
-            return messages.store_hosts[place]
-        return messages[place].store_host
+        if isinstance(messages, tuple):
+            return messages[place].store_host
+        return messages.store_hosts[place]
 
     def _row(self, place: int) -> int:
-        if not self._refused:
-            return place
         if self._rows is None:
             stored = [at for at in range(len(self)) if at not in self._refused]
             self._rows = {at: row for row, at in enumerate(stored)}

@@ -167,6 +167,11 @@ class RecordBatch:
 
         The bytes are the batch's own: good until it is placed again.
         """
+        if len(self.sizes) == 1 and not self.has_property_crc:
+            queue_offset = queue_offsets[0] if self.in_queue[0] else 0
+            _OFFSETS.pack_into(self.data, QUEUE_OFFSET_POSITION, queue_offset, log_offset)
+            _TIME.pack_into(self.data, _time_position(self.sys_flags[0]), store_timestamp)
+            return self.data, [log_offset]
         sizes = self.sizes[rows.start : rows.stop]
         start = sum(self.sizes[: rows.start])
         log_offsets = list(accumulate(sizes[:-1], initial=log_offset))
@@ -498,6 +503,7 @@ def _sent_string(text: str | bytes) -> bytes:
     return string
 
 
+@lru_cache(maxsize=4096)
 @lru_cache(maxsize=4096)
 def topic_field(topic: str) -> tuple[int, bytes]:
     """The magic and the bytes of a topic, its length before it."""

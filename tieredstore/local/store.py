@@ -963,7 +963,7 @@ class LocalMessageStore(StoreReads):
             if self._parts is not parts:
                 raise StoreClosedError("the store is closed")
             queue_offsets, taken = self._offsets(batch)
-            with refused_by_system(str(parts.files.commit_log), "append"):
+            with refused_by_system(parts.log.queue.directory, "append"):
                 run = parts.log.append(batch, queue_offsets)
             self._next_offsets.update(taken)
             parts.dispatch.submit(batch, queue_offsets, run)

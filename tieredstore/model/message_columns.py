@@ -95,7 +95,7 @@ def unchanging(messages: Sequence[Message]) -> tuple[Message, ...] | MessageColu
 
     Raises InvalidArgumentError for a single message, and for what else is no sequence.
     """
-    if isinstance(messages, MessageColumns):
+    if isinstance(messages, tuple | MessageColumns):
         return messages
     if not isinstance(messages, Iterable):
         raise InvalidArgumentError(f"messages: want a sequence of Message, not {messages!r:.80}")
