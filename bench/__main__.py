@@ -62,7 +62,7 @@ def draw(figures: Mapping[str, Sequence[Row]], path: Path) -> None:
             axes.plot([row.promised] * 2, [place - 0.4, place + 0.4], color="black", linewidth=2)
     axes.set_xscale("log")
     axes.axvline(1.0, color="grey", linewidth=0.8)
-    axes.set_xlabel("times as good as what stands beside it; black: promised")
+    axes.set_xlabel("times the baseline; black: promised")
     axes.tick_params(axis="y", labelsize=7)
     figure.tight_layout()
     figure.savefig(path, dpi=110)
@@ -74,7 +74,7 @@ def page_of(figures: Mapping[str, Sequence[Row]], where: str) -> str:
     for name, rows in figures.items():
         lines += ["", f"### `make bench BENCH={name}`", ""]
         lines += [
-            "| what | beside it | ours | ratio | promised |",
+            "| what | baseline | ours | ratio | promised |",
             "| --- | --- | --- | --- | --- |",
         ]
         for row in rows:

@@ -17,52 +17,52 @@ class Chosen(NamedTuple):
 
 CHOSEN: Final = (
     Chosen(
-        "put one by one, 1 KB, no tier; beside: Java",
+        "put one by one, 1 KB, no tier, against Java",
         "puts",
         "1 KB, one by one, no tier (Java)",
     ),
     Chosen(
-        "put in batches of 256, 1 KB, no tier; beside: Java",
+        "put in batches of 256, 1 KB, no tier, against Java",
         "puts",
         "1 KB, batches of 256, no tier (Java)",
     ),
     Chosen(
-        "the same while a tier in a folder uploads; beside: without a tier",
+        "the same while a tier in a folder uploads, against none",
         "puts",
         "1 KB, batches of 256, tier in a folder (the store alone)",
     ),
     Chosen(
-        "append and commit to a POSIX tier, 1 KB; beside: Java",
+        "append and commit to a POSIX tier, 1 KB, against Java",
         "dispatch",
         "append + commit of 4096 x 1 KB (Java)",
     ),
     Chosen(
-        "pulls of 32 that read ahead; beside: Java",
+        "pulls of 32 that read ahead, against Java",
         "fetch",
         "cold queue as messages, 32 a call (Java)",
     ),
     Chosen(
-        "one message from the cache; beside: a file opened and read",
+        "one message from the cache, against opening and reading a file",
         "fetch",
         "cached read of 1 (a file opened and read)",
     ),
     Chosen(
-        "key index: put; beside: Java",
+        "key index: put, against Java",
         "index",
         "keys hashed and put, batches of 8192; Java one by one (Java)",
     ),
     Chosen(
-        "key index: compact 20 M items; beside: Java",
+        "key index: compact 20 M items, against Java",
         "index",
         "compaction of 19,999,999 items; Java's stays in memory (Java)",
     ),
     Chosen(
-        "sequential read, 4 096 a call, as columns; beside: Java",
+        "sequential read, 4 096 a call, as columns, against Java",
         "fetch",
         "cold queue as columns, 4 096 a call (Java)",
     ),
     Chosen(
-        "the same, as messages; beside: Java",
+        "the same, as messages, against Java",
         "fetch",
         "cold queue as messages, 4 096 a call (Java)",
     ),
@@ -85,7 +85,7 @@ def rows_of(page: str) -> Mapping[tuple[str, str], Sequence[str]]:
 def front_of(page: str) -> str:
     """The table of the front page. KeyError where the page of benchmarks lacks a chosen row."""
     rows = rows_of(page)
-    lines = ["| what | beside it | ours | ratio | measured by |", "| --- | --- | --- | --- | --- |"]
+    lines = ["| what | baseline | ours | ratio | measured by |", "| --- | --- | --- | --- | --- |"]
     for chosen in CHOSEN:
         _, beside, ours, ratio, *_ = rows[chosen.bench, chosen.what]
         ran = f"`make bench BENCH={chosen.bench}`"
