@@ -37,7 +37,14 @@ from tieredstore.local.files import StoreFiles
 from tieredstore.local.lost_parts import LOST_FILE, LostParts
 from tieredstore.local.mapped_file import MappedFile, MappedFiles
 from tieredstore.local.mapped_file_queue import MappedFileQueue
-from tieredstore.local.record_scan import DAY_MS, Damage, RecordScan, RecordState, check_record
+from tieredstore.local.record_scan import (
+    DAY_MS,
+    HEAD_BYTES,
+    Damage,
+    RecordScan,
+    RecordState,
+    check_record,
+)
 from tieredstore.model.errors import (
     BackendError,
     BackendRefusedError,
@@ -77,6 +84,7 @@ class LogScan:
         check_crc: bool = True,
         check_property_crc: bool = False,
         time_max: int = INT64_MAX,
+        killed_from: int = INT64_MAX,
     ) -> None:
         self.end = start_offset
         self.damages: list[Damage] = []
@@ -87,6 +95,7 @@ class LogScan:
         self._check_crc = check_crc
         self._check_property_crc = check_property_crc
         self._time_max = time_max
+        self._killed_from = killed_from
 
     def __iter__(self) -> Iterator[RecordColumns]:
         open_end: Damage | None = None  # where the last file broke off: the end, or only damage
@@ -101,6 +110,7 @@ class LogScan:
                 check_property_crc=self._check_property_crc,
                 last_store_timestamp=self.last_store_timestamp,
                 time_max=self._time_max,
+                killed_from=self._killed_from,
                 data_end=file.data_end,
             )
             for columns in scan:
@@ -238,7 +248,7 @@ class CommitLog:
                         if rows:
                             at = file.start_offset + file.wrote
                             data, offsets = batch.placed(rows, queue_offsets, at, store_timestamp)
-                            file.append(data)
+                            file.append(data, HEAD_BYTES)
                             log_offsets += offsets
                 except BaseException:
                     self._take_back(end)
@@ -362,11 +372,17 @@ class CommitLog:
             raise self._corrupt(log_offset, "the file is missing")
 
     def scan_from(
-        self, offset: int, *, check_crc: bool = True, doubt_times: bool = False
+        self,
+        offset: int,
+        *,
+        check_crc: bool = True,
+        doubt_times: bool = False,
+        killed_from: int = INT64_MAX,
     ) -> LogScan:
         """Every record from this offset, where one starts, on.
 
-        With `doubt_times` a store time far ahead of the clock is damage and not the last one.
+        With `doubt_times` a store time far ahead of the clock is damage and not the last one. A
+        put that was killed half way, at `killed_from` or behind it, is where the log ends.
         """
         return LogScan(
             self.queue.files_from(offset),
@@ -374,6 +390,7 @@ class CommitLog:
             check_crc=check_crc,
             check_property_crc=check_crc and self.check_property_crc,
             time_max=self._clock.now_ms() + DAY_MS if doubt_times else INT64_MAX,
+            killed_from=killed_from,
         )
 
     def flush(self) -> int:

@@ -35,7 +35,7 @@ OPEN_MAX_LEAST: Final = 64
 OPEN_MAX_MOST: Final = 8192
 DESCRIPTORS_SHARE: Final = 4  # a file takes two, and the process has other uses for the rest
 _ZEROS: Final = bytes(1 << 20)
-_WRITE_BYTES_MIN: Final = 16 * 1024  # from here on one call costs less than faults on new pages
+WRITE_BYTES_MIN: Final = 16 * 1024  # from here on one call costs less than faults on new pages
 
 
 class Blocks:
@@ -278,17 +278,26 @@ class MappedFile:
     def dirty(self) -> bool:
         return self._rewritten or self.wrote > self.flushed
 
-    def append(self, data: Buffer) -> int:
-        """Copy the bytes to `wrote` and show them to readers; the position they went to."""
+    def append(self, data: Buffer, head_bytes: int = 0) -> int:
+        """Copy the bytes to `wrote` and show them to readers; the position they went to.
+
+        So many bytes of the head come last, in one machine word at most: a process that is killed
+        meanwhile leaves zeros there, wherever the copy began. A write goes from front to back.
+        """
         position = self.wrote
         end = position + len(data)
         if end > self.size:
             self._refuse("append", end, position, self.size)
         mapping = self.mapping or self._open()
-        if len(data) < _WRITE_BYTES_MIN:
+        if len(data) < WRITE_BYTES_MIN:
             if end > self._blocks.end:
                 self._blocks.reserve(mapping.descriptor, position, end, self.path)
-            mapping.map[position:end] = data
+            if head_bytes:
+                body = position + head_bytes
+                mapping.map[body:end] = data[head_bytes:]
+                mapping.map[position:body] = data[:head_bytes]
+            else:
+                mapping.map[position:end] = data
         else:
             try:
                 write_all(mapping.descriptor, data, position)

@@ -28,6 +28,7 @@ from tieredstore.local.recovery import (
     log_claims,
     missing_files,
     settled_end,
+    vouched_end,
 )
 from tieredstore.local.store import LocalStore, StoreReads
 from tieredstore.model.errors import (
@@ -204,13 +205,15 @@ class LocalReader(StoreReads):
 
     def _read_facts(self) -> RecoveryReport:
         start = self._check_start()
-        scan = self.log.scan_from(start)
-        for _ in scan:
-            pass
         abnormal = self.files.ended_abnormally
         table = QueueEnds.load(self.files.config / ENDS_FILE)
+        checkpoint, ours = self.checkpoint, self.files.sizes.exists()
+        vouched = vouched_end(checkpoint, table, abnormal=abnormal, ours=ours)
+        scan = self.log.scan_from(start, killed_from=vouched)
+        for _ in scan:
+            pass
         queues = self._loaded().queues
-        claims = log_claims(queues, table, self.checkpoint, abnormal=abnormal)
+        claims = log_claims(queues, table, checkpoint, abnormal=abnormal)
         end = settled_end(self.log, scan, claims)
         return RecoveryReport(
             abnormal=abnormal,

@@ -4,7 +4,8 @@ Three things are stricter than RocketMQ, which ends a log at the first bytes tha
 record must say that it lies where it lies (its log offset). No CRC covers topic and properties, so
 a record whose last text ends in zeros counts as torn. And behind damage the scan goes on with
 the next record that proves itself by place, lengths, CRC and a store time that does not go back:
-the last keeps it from taking up what an earlier crash left behind.
+the last keeps it from taking up what an earlier crash left behind. Only where a process was killed
+within the last put, whose head is written last, the log ends at that head, as RocketMQ's does.
 """
 
 from __future__ import annotations
@@ -28,10 +29,12 @@ from tieredstore.codec.record import (
     fixed_bytes,
     peek_store_timestamp,
 )
+from tieredstore.local.mapped_file import WRITE_BYTES_MIN
 from tieredstore.model.errors import SegmentCorruptError
 from tieredstore.model.values import INT32_MAX, INT64_MAX
 
 _FRAME: Final = Struct(">iI")  # size, magic
+HEAD_BYTES: Final = _FRAME.size  # of a put, written last
 _HEAD: Final = Struct(">iIi16xqi")  # size, magic, body CRC, log offset, system flag
 BLOCK_RECORDS: Final = 4096
 DAY_MS: Final = 86_400_000
@@ -160,8 +163,11 @@ class RecordScan:
         check_property_crc: bool = False,
         last_store_timestamp: int = 0,
         time_max: int = INT64_MAX,
+        killed_from: int = INT64_MAX,
         data_end: Callable[[int], int] | None = None,
     ) -> None:
+        """A put may have been killed half way if it begins at the log offset `killed_from` or
+        behind it."""
         self.position = position
         self.damages: list[Damage] = []
         self.blank = False
@@ -174,6 +180,7 @@ class RecordScan:
         self._check_property_crc = check_property_crc
         self._data_end = data_end
         self._time_max = time_max
+        self._killed_from = killed_from
 
     def __iter__(self) -> Iterator[RecordColumns]:
         while self.position < len(self._data):
@@ -195,11 +202,29 @@ class RecordScan:
                 unused=check.reason == "zeros",
             )
             found = self._next_proven(self.position)
-            if found is None:
+            if found is None or (damage.unused and self._is_killed_put(self.position, found)):
                 self.rest = damage
                 return
             self.damages.append(damage._replace(unused=False, resumed_at=self._base + found))
             self.position = found
+
+    def _is_killed_put(self, position: int, found: int) -> bool:
+        """Whether these zeros are the head of a put that was killed, and nothing else is lacking.
+
+        Then the rest of the first record is there, and what follows is the rest of the batch, or
+        a part of it: one store time, no more than is copied by the process itself, and no record
+        behind it.
+        """
+        first = self._data[position + HEAD_BYTES : min(found, position + RECORD_BYTES_MIN)]
+        if self._base + position < self._killed_from or not any(first):
+            return False
+        scan = RecordScan(self._data, base_offset=self._base, position=found)
+        times: set[int] = set()
+        for columns in scan:
+            times |= {int(columns.store_timestamps[0]), int(columns.store_timestamps[-1])}
+            if scan.position - position >= WRITE_BYTES_MIN or len(times) > 1:
+                return False
+        return not scan.damages and scan.rest is not None
 
     def _last_time(self, columns: RecordColumns) -> int:
         """The last store time, or the one before if this one is far ahead of that and the clock.

@@ -381,7 +381,8 @@ class Recovery:
         self._finish_begins()
         lacking = self._lacking(minimum, doubted.replay_from)
         start = self._checked_from(min(index_from, lacking.replay_from))
-        scan = commit_log.scan_from(start, doubt_times=True)
+        vouched = vouched_end(self.checkpoint, self.ends, abnormal=self.abnormal, ours=self.ours)
+        scan = commit_log.scan_from(start, doubt_times=True, killed_from=vouched)
         for _ in scan:
             pass
         end = settled_end(commit_log, scan, claims)
@@ -395,7 +396,7 @@ class Recovery:
         if self.ends is not None and not self.abnormal:
             self.redispatch.dispatched = self.ends.log_end, self.ends.queues
         in_log = [*missing_files(commit_log), *scan.damages, *end.damages]
-        in_log = self._note_lost(in_log, minimum, end.log_end)
+        in_log = self._note_lost(in_log, minimum, end.log_end, vouched)
         from_queues = self._queues_from(start, end.log_end)
         wanted = min(from_queues, lacking.replay_from, index_from, end.log_end)
         count = self.redispatch.replay(max(minimum, wanted))
@@ -423,14 +424,13 @@ class Recovery:
             lost_ends=self._lost_ends(told[:1] if self.abnormal else told[:2]),
         )
 
-    def _note_lost(self, in_log: Iterable[Damage], log_min: int, log_end: int) -> list[Damage]:
+    def _note_lost(
+        self, in_log: Iterable[Damage], log_min: int, log_end: int, vouched: int
+    ) -> list[Damage]:
         """What a power cut took and nobody had vouched for is lost, and named this once: its bytes
         were never on the disk, so none can come back. What was there once is damaged.
         """
-        lost, vouched = self.commit_log.lost, NEVER
-        if self.abnormal and self.ours and self.checkpoint.is_whole:
-            table_end = self.ends.log_end if self.ends is not None else 0
-            vouched = max(self.checkpoint.values.confirmed_offset, table_end)
+        lost = self.commit_log.lost
         told: list[Damage] = []
         found: list[tuple[int, int]] = []
         for damage in in_log:
@@ -570,6 +570,15 @@ class Recovery:
             if file.start_offset <= wanted:
                 return file.start_offset
         return files[0].start_offset
+
+
+def vouched_end(
+    checkpoint: StoreCheckpoint, table: QueueEnds | None, *, abnormal: bool, ours: bool
+) -> int:
+    """From which log offset on nobody vouches for the disk; NEVER where that cannot be said."""
+    if not (abnormal and ours and checkpoint.is_whole):
+        return NEVER
+    return max(checkpoint.values.confirmed_offset, table.log_end if table is not None else 0)
 
 
 def log_claims(
