@@ -161,8 +161,6 @@ every_part = pytest.mark.parametrize(
 @every_part
 def test_at_any_step_of_the_disk(tmp_path: Path, tier: str, happens: Happens, parts: int) -> None:
     recovery = Recovery(tmp_path / "first", tier)
-    if happens is cut and tier == "folder":  # else one step leaves zeros in the place of units
-        recovery.machine.local_settings["flush_disk_type"] = "SYNC_FLUSH"
     root = recovery.begin("quiet")
     with ForgetfulDisk(root) as quiet:
         recovery.live()

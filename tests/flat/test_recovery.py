@@ -46,6 +46,12 @@ def placed(records: list[bytes], start: int) -> bytes:
     return bytes(data)
 
 
+def harmed(units: bytes) -> bytes:
+    """Each names its record's place, and a wrong length."""
+    pieces = [units[at : at + 20] for at in range(0, len(units), 20)]
+    return b"".join(each[:8] + b"\0\0\0\1" + each[12:] for each in pieces)
+
+
 def expected(*numbers: int) -> dict[int, bytes]:
     return {n: unplaced(a_record(n, body_bytes=20)) for n in numbers}
 
@@ -285,11 +291,11 @@ def test_a_last_record_whose_head_is_damaged_is_not_taken_for_one_that_was_lost(
         assert len(read_run(file, number, count_max=1, bytes_max=1)) == 1
 
 
-@pytest.mark.parametrize("count", [1, 3, 6])
+@pytest.mark.parametrize("count", [1, 3, 5])
 def test_a_message_whose_unit_is_damaged_keeps_its_place(count: int) -> None:
     tier = a_filled_tier()
     base, units = last_bytes(tier, QUEUE)
-    tier.damage(QUEUE, base, units[: -20 * count] + bytes(20 * count))
+    tier.damage(QUEUE, base, units[: -20 * count] + harmed(units[-20 * count :]))
     for kind in (LOG, QUEUE):
         put_back(tier, kind, size=0)
     length = len(tier.held(LOG)[0])
@@ -302,7 +308,7 @@ def test_a_message_whose_unit_is_damaged_keeps_its_place(count: int) -> None:
 def test_a_damaged_unit_does_not_count_for_bytes_that_no_unit_names() -> None:
     tier = a_filled_tier()
     base, units = last_bytes(tier, QUEUE)
-    tier.damage(QUEUE, base, units[: 3 * 20] + bytes(20))
+    tier.damage(QUEUE, base, units[: 3 * 20] + harmed(units[3 * 20 : 4 * 20]))
     for kind in (LOG, QUEUE):
         put_back(tier, kind, size=0)
     file = tier.file()
@@ -318,7 +324,7 @@ def test_a_damaged_unit_is_of_the_later_of_two_records_of_its_number() -> None:
     file.log.roll()
     append(file, numbered(3, 2))
     base, units = last_bytes(tier, QUEUE)
-    tier.damage(QUEUE, base, units[: 3 * 20] + bytes(2 * 20))
+    tier.damage(QUEUE, base, units[: 3 * 20] + harmed(units[3 * 20 : 5 * 20]))
     end = file.log.commit_offset
     for kind in (LOG, QUEUE):
         put_back(tier, kind, size=0)

@@ -125,6 +125,18 @@ def test_a_relative_root_stays_where_it_was(
     assert (tmp_path / "tier").is_dir()
 
 
+def test_what_is_cut_off_is_gone_and_the_rest_goes_on(provider: PosixProvider) -> None:
+    segment = provider.open("broker-x/TopicTest/3", QUEUE, 0)
+    with pytest.raises(SegmentNotFoundError):
+        segment.cut(1)
+    segment.write(0, b"0123456789")
+    for size in (20, 6, 6):
+        segment.cut(size)
+    assert provider.open("broker-x/TopicTest/3", QUEUE, 0).size() == segment.size() == 6
+    segment.write(6, b"abc")
+    assert segment.read(0, 9) == b"012345abc"
+
+
 def test_no_descriptor_stays_open(provider: PosixProvider) -> None:
     def open_files() -> int:
         return len(os.listdir("/proc/self/fd"))

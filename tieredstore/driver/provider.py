@@ -631,6 +631,9 @@ class SegmentWrapper(FileSegment):
     def delete(self) -> None:
         self.inner.delete()
 
+    def cut(self, size: int) -> None:
+        self.inner.cut(size)
+
     def close(self) -> None:
         self.inner.close()
 

@@ -34,7 +34,7 @@ class FileSegment(ABC):
     * A write is positioned, which makes a retry after an unknown outcome safe: the second attempt
       lands, or its error names the true end, and the writer sends only what is missing.
     * A crash in the middle of a write leaves a prefix of its bytes, possibly none; what `size`
-      said before the crash is still there.
+      said before the crash is still there. A power cut may leave zeros in the place of some.
     * `close` releases what the handle holds, never data. After it everything else but `close`
       raises StoreClosedError.
     * Nothing is opened, looked up or created before the first call that needs it.
@@ -108,6 +108,13 @@ class FileSegment(ABC):
     @abstractmethod
     def delete(self) -> None:
         """Remove the bytes, durably; idempotent. Afterwards there is no such segment."""
+
+    def cut(self, size: int) -> None:
+        """Give up all bytes from here on, durably: nobody was told of them. `size` is not 0.
+
+        Only for a backend that a power cut may leave with other bytes than a prefix.
+        """
+        raise BackendRefusedError(self.path, "cut", "this backend takes no bytes back")
 
     @abstractmethod
     def close(self) -> None:

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, zip_longest
 from typing import Any, Final
 
+import numpy as np
+
 from tieredstore.codec.message import CODA_BYTES, is_blank
-from tieredstore.codec.queue_unit import UNIT_BYTES, QueueUnit, decode_unit
+from tieredstore.codec.queue_unit import UNIT_BYTES, QueueUnit, decode_unit, view_units
 from tieredstore.codec.record import (
     MESSAGE_MAGICS,
     RECORD_BYTES_MIN,
+    TAGS,
+    decode_properties,
     peek_log_offset,
     peek_magic,
     peek_message_bytes,
+    peek_property_bytes,
     peek_queue_offset,
     peek_store_timestamp,
+    tags_code,
 )
 from tieredstore.driver.metadata import Change, DeleteNote, MetadataStore, Put, PutNote
 from tieredstore.driver.runtime import Clock
@@ -34,6 +40,8 @@ _FIELDS: Final = 5  # of a row in a note
 _HEADER_BYTES: Final = 76  # up to and with the store time of a message born on IPv6
 _UNITS_LOOKED_AT: Final = 64
 _BYTES_AT_ONCE: Final = 1 << 18
+_UNITS_AT_ONCE: Final = 1 << 12
+_LOW_BITS: Final = 0xFFFFFFFF
 
 
 def recover(
@@ -47,6 +55,8 @@ def recover(
     * A queue unit counts if the log has its record, also where the unit itself is damaged: that is
       a problem, and the message keeps its place. The log counts up to the record of the last unit;
       bytes behind it are compared with what is written there next.
+    * Units that are zeros, where the catalogue names none, were never promised: a power cut kept
+      them from the disk. The queue ends before them, and they are removed.
     * Messages that the catalogue did not name are noted: somebody has to compare them.
     * Where there is less than was committed, what is left can be read, `file.problem` says what is
       missing, and the catalogue keeps the row that shows it.
@@ -63,12 +73,14 @@ def recover(
         problems += _gone_from(file)
     if any(segment.base % UNIT_BYTES for segment in queue.segments):
         problems.append("a consume queue segment begins within a unit")
+    is_torn = False
     if not (queue.is_clean and commit_log.is_clean):
+        is_torn = _leave_out_unwritten(queue, commit_log, read_only=read_only)
         problems += _settle(queue, commit_log)
     following = None
     if not problems and not read_only:
         following = _row_behind_unnamed_bytes(commit_log, now_ms=clock.now_ms())
-        _remove_torn_unit(queue)
+        _remove_torn_units(queue, is_torn=is_torn)
         changed = [*queue.changed(), *commit_log.changed()]
         grown = [*queue.grown(), *commit_log.grown(but_last=following is not None)]
         if following is not None:
@@ -268,6 +280,60 @@ def _settle(queue: _FileState, commit_log: _FileState) -> list[str]:
     return problems
 
 
+def _leave_out_unwritten(queue: _FileState, commit_log: _FileState, *, read_only: bool) -> bool:
+    """End the queue before units that a power cut kept from the disk; whether there are any.
+
+    Only the last segment was being written to, behind what the catalogue names. Where the
+    catalogue may be an old one, as that of a reader or of a rebuild, zeros before other units are
+    damage: those behind them may have been committed.
+    """
+    if not queue.segments:
+        return False
+    known = queue.segments[-1].record.size // UNIT_BYTES
+    count = there = queue.backend_bytes[-1] // UNIT_BYTES
+    if read_only:
+        while count > known and not _unit(queue, -1, count - 1).message_bytes:
+            count -= 1
+    else:
+        count = next(_blank_units(queue, commit_log, known, there), there)
+        if count > known and _lacks_its_tags(queue, count - 1, commit_log):
+            count -= 1
+    if count >= there:
+        return False
+    path = queue.segments[-1].segment.path
+    log.warning("%s: a power cut took %d units that nobody was told of", path, there - count)
+    queue.backend_bytes[-1] = count * UNIT_BYTES
+    return True
+
+
+def _blank_units(queue: _FileState, commit_log: _FileState, first: int, end: int) -> Iterator[int]:
+    """Those of the last segment that begin with zeros, or have no length. A record at 0 is named
+    by right, and a prefill is Java's."""
+    segment = queue.segments[-1].segment
+    for start in range(first, end, _UNITS_AT_ONCE):
+        count = min(_UNITS_AT_ONCE, end - start)
+        units = view_units(segment.read(start * UNIT_BYTES, count * UNIT_BYTES), path=segment.path)
+        blank = (units["log_offset"] == 0) | (units["message_bytes"] == 0)
+        for number in (start + np.flatnonzero(blank)).tolist():
+            unit = _unit(queue, -1, number)
+            is_named = _named_by(unit, queue.first_unit(-1) + number, commit_log) is not None
+            if not (is_named or unit.is_prefill):
+                yield number
+
+
+def _lacks_its_tags(queue: _FileState, number: int, commit_log: _FileState) -> bool:
+    """Whether a unit's tags code ends with zeros, and not by right: sectors end within units."""
+    unit = _unit(queue, -1, number)
+    if unit.tags_code & _LOW_BITS:
+        return False
+    named = _named_by(unit, queue.first_unit(-1) + number, commit_log)
+    if named is None:
+        return False  # a damage, which is told
+    record = commit_log.head(named.log_offset, named.message_bytes)
+    tags = decode_properties(peek_property_bytes(record)).get(TAGS)
+    return unit.tags_code != tags_code(tags)
+
+
 def _end_of_units(queue: _FileState, index: int, units: int, commit_log: _FileState) -> _End:
     """The end of the last segment that has units.
 
@@ -454,10 +520,16 @@ def _row_behind_unnamed_bytes(commit_log: _FileState, *, now_ms: int) -> Segment
     )
 
 
-def _remove_torn_unit(queue: _FileState) -> None:
-    """Where a queue segment holds no whole unit, a piece of one is in the way of the first."""
-    if queue.rows and not queue.rows[-1].size and 0 < queue.backend_bytes[-1] < UNIT_BYTES:
-        queue.segments[-1].segment.delete()
+def _remove_torn_units(queue: _FileState, *, is_torn: bool) -> None:
+    """What is no whole unit gives way to the next one: all that a power cut has left blank, and a
+    piece of a unit where a segment holds nothing else."""
+    if not queue.rows:
+        return
+    row, segment = queue.rows[-1], queue.segments[-1].segment
+    if not row.size and (is_torn or 0 < queue.backend_bytes[-1] < UNIT_BYTES):
+        segment.delete()
+    elif is_torn:
+        segment.cut(row.size)
 
 
 def _base(segment: FlatSegment) -> int:

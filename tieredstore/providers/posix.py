@@ -131,6 +131,13 @@ class PosixFileSegment(FileSegment):
                     fsync_directory(self._file.parent)
             self._durable_bytes = 0
 
+    def cut(self, size: int) -> None:
+        with self._end_guard, self._opened("cut", os.O_RDWR) as descriptor:
+            if self._existing_bytes(descriptor) > size:
+                os.ftruncate(descriptor, size)
+                os.fsync(descriptor)
+            self._durable_bytes = min(self._durable_bytes, size)
+
     def close(self) -> None:
         self._closed = True
 

@@ -114,6 +114,9 @@ class FaultySegment(SegmentWrapper):
     def delete(self) -> None:
         self.struck("delete", self.inner.delete)
 
+    def cut(self, size: int) -> None:
+        self.struck("cut", self.inner.cut, size)
+
     def struck(
         self, operation: str, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
