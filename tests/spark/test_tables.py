@@ -110,24 +110,30 @@ def test_a_query_of_several_views_reads_each_by_its_own_plan(
     assert sql.sql(joined).first() == (10,)  # number 6 has no key
 
 
-def test_rows_are_inserted_into_the_tier_of_a_table(
-    sql: SparkSession, tier: WrittenTier, file: Path
+def test_rows_are_inserted_into_the_tier_that_the_statement_names_and_no_other(
+    sql: SparkSession, tier: WrittenTier, file: Path, tmp_path: Path
 ) -> None:
-    many = Path(f"{file.parent}/many.toml")
-    many.write_text(file.read_text().replace("[tieredstore]", "[tier.prod]"))
-    said = f"config '{many}', tier 'prod', columns 'topic,queue_id,body,tags', start_offset '1'"
-    sql.sql(f"CREATE TABLE messages USING tieredstore OPTIONS ({said})")
-    sql.sql("INSERT INTO messages VALUES ('payments', 2, X'31', 'red')")
-    some = "('new', 0, X'32'), ('new', 0, NULL)"
-    sql.sql(f"INSERT INTO messages (topic, queue_id, body) VALUES {some}")
-    every = "SELECT topic, count(*) FROM messages WITH (start_offset = '0') GROUP BY topic"
-    assert counts(sql, every) == dict(zip(TOPICS, [10, 11, 13], strict=True)) | {"new": 2}
-    assert counts(sql, "SELECT topic, 1 FROM messages WHERE tags = 'red'") == {"payments": 1}
-    register(sql, many, table="all_of_it", prefix="q_", tier="prod")
-    sql.sql("INSERT INTO all_of_it (topic, queue_id, body) VALUES ('new', 0, X'33')")
-    assert sql.table("q_new").count() == 3
+    copy = tmp_path / "copy.toml"
+    copy.write_text(file.read_text().replace(tier.config.path, f"{tmp_path}/copy/tiered"))
+    copy.write_text(copy.read_text().replace(tier.config.store_path, f"{tmp_path}/copy/store"))
+    for name, place in (("here", file), ("there", copy)):
+        sql.sql(f"CREATE TABLE {name} USING tieredstore OPTIONS (config '{place}')")
+    there = f"INSERT INTO there WITH (config = '{copy}')"
+    sql.sql(f"{there} SELECT * FROM here WHERE topic = 'payments'")
+    sql.sql(f"{there} (body, topic, queue_id) VALUES (X'32', 'new', 0), (NULL, 'new', 0)")
+    every = "SELECT topic, count(*) FROM {} GROUP BY topic"
+    assert counts(sql, every.format("there")) == {"payments": 12, "new": 2}
     with pytest.raises(Exception, match="messages of a tier are never replaced"):
-        sql.sql("INSERT OVERWRITE messages VALUES ('payments', 2, X'31', '')")
+        sql.sql(f"INSERT OVERWRITE there WITH (config = '{copy}') SELECT * FROM here")
+    # Spark gives these rows the columns of the table that they were read from.
+    sql.table("here").write.parquet(f"{tmp_path}/archive")
+    for rows in ("here", "there", f"parquet.`{tmp_path}/archive`"):
+        with pytest.raises(Exception, match="which tier"):
+            sql.sql(f"INSERT INTO there SELECT * FROM {rows}")
+    with pytest.raises(Exception, match="which tier"):
+        sql.sql(f"CREATE TABLE t USING tieredstore OPTIONS (config '{copy}') AS TABLE here")
+    assert counts(sql, every.format("here")) == dict(zip(TOPICS, [10, 11, 12], strict=True))
+    assert counts(sql, every.format("there")) == {"payments": 12, "new": 2}
 
 
 def test_a_table_that_cannot_be_read_or_tells_a_secret_is_one_line(

@@ -117,11 +117,6 @@ def split_options(
     return store, rest
 
 
-def settings_among(options: Mapping[str, str]) -> dict[str, str]:
-    """Those options of a read that are settings of the store: which tier it is, and how."""
-    return split_options(options, known=_READ_NAMES)[0]
-
-
 def store_config(settings: Mapping[str, str]) -> StoreConfig:
     """The tier that the options name, from the first half of what `split_options` gives.
 

@@ -73,7 +73,7 @@ from tieredstore.spark.options import (
     store_config,
 )
 from tieredstore.spark.shipped import Shipped
-from tieredstore.spark.tables import options_of_write
+from tieredstore.spark.tables import check_write_names_tier
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -120,7 +120,8 @@ def tier_writer(options: Mapping[str, str], schema: StructType, overwrite: bool)
         raise InvalidConfigError(
             "mode overwrite: messages of a tier are never replaced; use mode('append')"
         )
-    said = WriteOptions.parse(options_of_write(options, schema))
+    check_write_names_tier(options)
+    said = WriteOptions.parse(options)
     columns = _columns(said, schema)
     begin_load(said.config, wait_seconds=said.wait_seconds)
     return TierWriter(said, columns, run_id=said.run_id or uuid.uuid4().hex)

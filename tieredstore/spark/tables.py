@@ -19,7 +19,7 @@ from tieredstore.access.reader import TieredReader
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import InvalidConfigError
 from tieredstore.model.settings import facts_of, settings_of
-from tieredstore.spark.options import NAMES_A_TIER, ReadOptions, plain_name, settings_among
+from tieredstore.spark.options import NAMES_A_TIER, ReadOptions, plain_name
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -88,13 +88,17 @@ def options_of_read(given: Mapping[str, str], schema: StructType) -> dict[str, s
     return {**(kept or {}), **said}
 
 
-def options_of_write(given: Mapping[str, str], schema: StructType) -> dict[str, str]:
-    """What is said of a write, and below it which tier the table is of that it goes to: `INSERT
-    INTO` gives its rows the columns of the table, and what the table keeps in them."""
-    said = {**given}
-    if {plain_name(name) for name in said} & NAMES_A_TIER:
-        return said
-    return {**settings_among(kept_options(schema) or {}), **said}
+def check_write_names_tier(given: Mapping[str, str]) -> None:
+    """InvalidConfigError for a write that does not say which tier it goes to.
+
+    What a table keeps is of no use here: `INSERT INTO a SELECT * FROM b` gives the rows the columns
+    of b where those of a are the same, and Parquet files made of a table have its columns too.
+    """
+    if not {plain_name(name) for name in given} & NAMES_A_TIER:
+        raise InvalidConfigError(
+            "which tier? A write names it with the option config, also one into a table:"
+            " INSERT INTO t WITH (config = '/data/tier.toml')"
+        )
 
 
 def kept_options(schema: StructType) -> dict[str, str] | None:
