@@ -293,12 +293,12 @@ def all_but(*others: str) -> tuple[str, ...]:
     return tuple(name for name in ON_A_TIER if name not in others)
 
 
-@situation("an option that does not exist, or a value that is none", tuple(EVERY))
+@situation("an unknown option, or an invalid value", tuple(EVERY))
 def _no_option(at: Place) -> list[str]:
     return [*at.bench.words(at.verb), "--no-such-option"]
 
 
-@situation("settings that make no sense, or another text in their place", tuple(ON_A_TIER))
+@situation("invalid settings, or a file that holds none", tuple(ON_A_TIER))
 def _no_settings(at: Place) -> list[str]:
     file = at.folder / "users"
     file.write_text("root:x:0:0:root:/root:/bin/bash\n")
@@ -365,7 +365,7 @@ def _no_queue(at: Place) -> list[str]:
 
 
 @situation(
-    "no such catalogue: that of `--catalogue-file` is not there, whatever else is",
+    "no such catalogue: the one of `--catalogue-file` is missing, whatever else exists",
     all_but("certify", "rebuild", "recover"),  # which make one, or need none
 )
 def _no_catalogue(at: Place) -> list[str]:
@@ -384,12 +384,12 @@ def _no_store(at: Place) -> list[str]:
     return [word for word in words if word not in SIZE_OPTIONS]
 
 
-@situation("no folder for the file that is to be written", tuple(WRITING_A_FILE))
+@situation("no folder for the output file", tuple(WRITING_A_FILE))
 def _no_folder(at: Place) -> list[str]:
     return [*at.words(), WRITING_A_FILE[at.verb], str(at.folder / "absent" / "file")]
 
 
-@situation("a catalogue that makes no sense", all_but("certify"))  # which needs none
+@situation("an invalid catalogue", all_but("certify"))  # which needs none
 def _senseless_catalogue(at: Place) -> list[str]:
     if at.verb == "offload":
         at.bench.prepare(at.verb)
@@ -397,7 +397,7 @@ def _senseless_catalogue(at: Place) -> list[str]:
     return at.words()
 
 
-@situation("a segment that is lost or damaged", LOSING)  # others need none of its bytes
+@situation("a lost or damaged segment", LOSING)  # others need none of its bytes
 def _lost_segment(at: Place) -> list[str]:
     at.bench.prepare(at.verb)
     root = golden_copy(at.folder)
@@ -419,7 +419,9 @@ def _open_elsewhere(at: Place) -> list[str]:
     return [*words, "--repair"] if at.verb == "audit" else words
 
 
-@situation("a file that is there and must be new, or cannot be written", tuple(WRITING_A_FILE))
+@situation(
+    "an output file that exists and must be new, or that cannot be written", tuple(WRITING_A_FILE)
+)
 def _no_file(at: Place) -> list[str]:
     file = at.folder / "there"
     if at.verb == "catalogue snapshot":
@@ -435,7 +437,7 @@ ELSEWHERE = {
     "the backend refuses, or does not answer": "test_every_verb_on_s3",
     "stdout is closed or full": "test_output",
     "interrupted": "test_main",
-    "nobody reads the output any more": "test_every_verb",
+    "the reader of the output has gone": "test_every_verb",
 }
 
 
@@ -477,7 +479,7 @@ def test_every_verb_ends_with_the_code_of_the_table(
         ran = command.run(*words)
     assert ran.code == documented_codes()[what], ran
     assert told_in_one_line(ran), ran.err
-    shows_what_is_sound = verb == "ls" or what == "a segment that is lost or damaged"
+    shows_what_is_sound = verb == "ls" or what == "a lost or damaged segment"
     assert not ran.out or shows_what_is_sound, ran.out
     if is_open:
         assert ("stop the broker first" in ran.err) == (verb != "put")

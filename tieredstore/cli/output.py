@@ -11,7 +11,7 @@ Rows are written one after the other, so that a store of any size needs no memor
     |    4 | damage: everything sound was printed, and something is missing              |
     |    5 | the system or the backend refused (permissions, no such bucket, full disk)  |
     |  130 | interrupted                                                                 |
-    |  141 | nobody reads the output any more                                            |
+    |  141 | the reader of the output has gone                                           |
 """
 
 from __future__ import annotations
