@@ -83,11 +83,11 @@ class LocalConfig(Settings):
         maximum=INT32_MAX - UNIT_BYTES,
     )
     index_slot_count: int = setting(
-        5_000_000, "Hash slots of an index file", "maxHashSlotNum", minimum=1, maximum=500_000_000
+        5_000_000, "Hash slots per index file", "maxHashSlotNum", minimum=1, maximum=500_000_000
     )
     index_item_count: int = setting(
         20_000_000,
-        "An index file holds one item less",
+        "Items per index file, plus one",
         "maxIndexNum",
         minimum=2,
         maximum=100_000_000,
@@ -101,13 +101,13 @@ class LocalConfig(Settings):
     )
     # durability
     flush_disk_type: str = setting(
-        "ASYNC_FLUSH", "SYNC_FLUSH: a put returns when it is on disk", "flushDiskType"
+        "ASYNC_FLUSH", "SYNC_FLUSH: a put returns once its message is on disk", "flushDiskType"
     )
     flush_interval_ms: int = setting(
-        500, "Time between two syncs of the commit log", "flushIntervalCommitLog", minimum=1
+        500, "Interval of commit log syncs", "flushIntervalCommitLog", minimum=1
     )
     queue_flush_interval_ms: int = setting(
-        1_000, "Time between two syncs of queues and index", "flushIntervalConsumeQueue", minimum=1
+        1_000, "Interval of queue and index syncs", "flushIntervalConsumeQueue", minimum=1
     )
     sync_flush_timeout_ms: int = setting(
         5_000, "How long a put waits for the disk", "syncFlushTimeout", minimum=1
@@ -119,48 +119,49 @@ class LocalConfig(Settings):
     )
     # reads
     memory_bytes_max: int = setting(
-        256 * KIB, "Bytes of one read from memory", "maxTransferBytesOnMessageInMemory", minimum=1
+        256 * KIB, "Most bytes per read from memory", "maxTransferBytesOnMessageInMemory", minimum=1
     )
     memory_count_max: int = setting(
-        32, "Messages of one read from memory", "maxTransferCountOnMessageInMemory", minimum=1
+        32, "Most messages per read from memory", "maxTransferCountOnMessageInMemory", minimum=1
     )
     # dispatch
-    dispatch_count_max: int = setting(256, "Messages of one dispatch batch", minimum=1)
+    dispatch_count_max: int = setting(256, "Messages per dispatch batch", minimum=1)
     dispatch_interval_ms: int = setting(
-        2, "Time until a message is dispatched; 0: before its put returns", minimum=0
+        2, "Delay before a message is dispatched; 0: before its put returns", minimum=0
     )
     dispatch_behind_max: int = setting(
         100_000,
-        "While dispatch fails and so many messages wait for it, puts are refused",
+        "Puts are refused while dispatch fails and this many messages wait for it",
         minimum=1,
     )
     # retention
     reserve_hours: int = setting(72, "How long files are kept", "fileReservedTime")
     expiry_interval_ms: int = setting(
-        10_000, "Time between two looks for expired files", "cleanResourceInterval", minimum=1
+        10_000, "Interval of checks for expired files", "cleanResourceInterval", minimum=1
     )
     delete_count_max: int = setting(
-        10, "Commit log files deleted in one look", "deleteFileBatchMax", minimum=1
+        10, "Most commit log files deleted per check", "deleteFileBatchMax", minimum=1
     )
     disk_full_percent: int = setting(
         90,
-        "Above this use of the disk puts are refused, unless delete_before_offload",
+        "Disk usage above which puts are refused, unless delete_before_offload",
         minimum=1,
         maximum=100,
     )
     disk_clean_percent: int = setting(
         75,
-        "Above this use files go before their time",
+        "Disk usage above which files are deleted early",
         "diskMaxUsedSpaceRatio",
         minimum=1,
         maximum=100,
     )
     delete_before_offload: bool = setting(
-        False, "When the disk is full, delete what a tier still needs and go on taking puts"
+        False,
+        "On a full disk, keep accepting puts and delete files even if the tier still needs them",
     )
     message_delay_levels: str = setting(
         "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h",
-        "Delays of the levels of delayed messages",
+        "Delays of the delay levels",
         "messageDelayLevel",
     )
 

@@ -45,14 +45,14 @@ class StoreConfig(Settings):
 
     # who
     broker_name: str = computed(
-        _host_name, "Path element of every queue; default: the host's name", "brokerName"
+        _host_name, "First part of every queue's path; default: the host's name", "brokerName"
     )
     cluster_name: str = setting(
-        "DefaultCluster", "Names the cluster's directory", "brokerClusterName"
+        "DefaultCluster", "Name of the cluster's directory", "brokerClusterName"
     )
     # where
     storage_level: StorageLevel = setting(
-        StorageLevel.NOT_IN_DISK, "When a read is served by the tier", "tieredStorageLevel"
+        StorageLevel.NOT_IN_DISK, "When the tier serves a read", "tieredStorageLevel"
     )
     store_path: str = computed(
         default_store_path,
@@ -61,13 +61,17 @@ class StoreConfig(Settings):
         is_path=True,
     )
     provider: str = setting(
-        "memory", "Where the bytes lie: a name or a dotted path", "tieredBackendServiceProvider"
+        "memory",
+        "Backend that stores the bytes: a name or a dotted path",
+        "tieredBackendServiceProvider",
     )
     path: str = setting(
         "", "Root directory of the posix provider", "tieredStoreFilePath", is_path=True
     )
     metadata: str = setting(
-        "json", "What keeps the catalogue: a name or a dotted path", "tieredMetadataServiceProvider"
+        "json",
+        "Metadata store that keeps the catalogue: a name or a dotted path",
+        "tieredMetadataServiceProvider",
     )
     metadata_path: str = setting(
         "",
@@ -76,17 +80,16 @@ class StoreConfig(Settings):
     )
     catalogue: str = setting(
         "auto",
-        "What a reader starts from: the catalogue's 'file', the 'published' one, or a 'rebuild' in"
-        " memory; auto: the log of a bucket, else the file where there is one, else what is"
-        " published",
+        "What a reader starts from: the catalogue's 'file', the 'published' copy, or a 'rebuild' in"
+        " memory; auto: the log of a bucket, else the file if it exists, else the published copy",
     )
     publish_interval_ms: int = setting(
         60_000,
-        "Time between two publications of the catalogue beside a tier in a directory, and between"
-        " two copies of a bucket's catalogue in its file; 0: none",
+        "Interval at which the catalogue is published in a tier's directory, or that of a bucket is"
+        " copied to its file; 0: never",
     )
     plugins: tuple[str, ...] = setting(
-        (), "Message stores around the broker's own, outermost first", "messageStorePlugIn"
+        (), "Message stores that wrap the broker's own, outermost first", "messageStorePlugIn"
     )
     endpoint: str = setting("", "Address of the object store", "objectStoreEndpoint")
     bucket: str = setting("", "Bucket of the object store", "objectStoreBucket")
@@ -96,74 +99,79 @@ class StoreConfig(Settings):
     secret_key: str = setting(
         "", "Secret for the object store", "objectStoreSecretKey", secret=True
     )
-    session_token: str = setting("", "Token beside short-lived keys", secret=True)
-    region: str = setting("", "Region of the object store; empty: as the usual AWS chain says")
+    session_token: str = setting("", "Session token of short-lived keys", secret=True)
+    region: str = setting("", "Region of the object store; empty: from the usual AWS chain")
     prefix: str = setting("", "Folder of the bucket that holds the tier")
     url: str = setting("", "Root of the fsspec provider, such as gs://bucket/tier")
     addressing: str = setting(
         "auto", "Bucket in the 'path' or in the host's name ('virtual'); auto: virtual with AWS"
     )
     storage_class: str = setting("", "Storage class of new objects; empty: the bucket's own")
-    encryption: str = setting("", "Encryption by the store: AES256 or aws:kms; empty: its default")
-    encryption_key: str = setting("", "Id of the key for aws:kms")
-    conditional_put: bool = setting(
-        True, "The object store honours conditions; without them only one writer is safe"
+    encryption: str = setting(
+        "", "Server-side encryption: AES256 or aws:kms; empty: the store's default"
     )
-    etag_quoting: bool = setting(True, "Read by nobody: no request compares an ETag")
+    encryption_key: str = setting("", "Key id for aws:kms")
+    conditional_put: bool = setting(
+        True, "The object store honours conditional writes; without them only one writer is safe"
+    )
+    etag_quoting: bool = setting(True, "Ignored: no request compares an ETag")
     checksum: str = setting(
-        "", "Checksum sent along for the store to check: crc32, crc32c, sha256 or crc64nvme"
+        "", "Checksum for the store to verify: crc32, crc32c, sha256 or crc64nvme"
     )
     object_client: str = setting(
-        "auto", "Client for S3: s3fs or obstore; auto: obstore where it is installed"
+        "auto", "S3 client: s3fs or obstore; auto: obstore if it is installed"
     )
-    connect_timeout_ms: int = setting(5_000, "Longest wait for a connection", minimum=1)
+    connect_timeout_ms: int = setting(5_000, "Timeout of a connection attempt", minimum=1)
     request_timeout_ms: int = setting(
-        60_000, "Longest silence of an object store in a request", minimum=1
+        60_000, "Longest time without a byte from the object store during a request", minimum=1
     )
     connections_max: int = setting(
-        64, "Connections of one process to the object store", minimum=1, maximum=10_000
+        64, "Connections per process to the object store", minimum=1, maximum=10_000
     )
     request_prices: tuple[str, ...] = setting(
-        (), "Dollars for 1 000 requests, such as put=0.005, where they are not S3's list prices"
+        (), "Dollars for 1 000 requests, such as put=0.005, if you do not pay S3's list prices"
     )
     certify: str = setting(
         "require",
-        "Before the first write an object store proves that it keeps its word; one that fails is"
-        " refused, or with 'warn' written to nevertheless; 'off': none is asked",
+        "Certify an object store before the first write. One that fails is refused; 'warn': it is"
+        " used all the same; 'off': no store is tested",
     )
     claim_epoch: bool = setting(
         True,
-        "A writer of an object store takes over from any other before it reads; jobs of many"
-        " processes set it to False and share the epoch that is there, while no broker runs",
+        "A writer fences every other writer of the tier before it reads. Jobs of many processes set"
+        " False: they share the current epoch, and no broker may run meanwhile",
     )
     # segments
     commit_log_segment_bytes: int = setting(
-        GIB, "Largest commit log segment", "tieredStoreCommitLogMaxSize", minimum=1
+        GIB, "Largest size of a commit log segment", "tieredStoreCommitLogMaxSize", minimum=1
     )
     consume_queue_segment_bytes: int = setting(
         100 * MIB,
-        "Largest consume queue segment",
+        "Largest size of a consume queue segment",
         "tieredStoreConsumeQueueMaxSize",
         minimum=QUEUE_UNIT_BYTES,
     )
     commit_log_rolling_hours: int = setting(
-        24, "Age at which a commit log segment is rolled", "commitLogRollingInterval", minimum=1
+        24,
+        "Age at which a commit log segment is closed and the next begins",
+        "commitLogRollingInterval",
+        minimum=1,
     )
     commit_log_rolling_min_bytes: int = setting(
-        16 * MIB, "Smaller segments are not rolled by age", "commitLogRollingMinimumSize"
+        16 * MIB, "Smaller segments are not closed by age", "commitLogRollingMinimumSize"
     )
     # key index
     index_enabled: bool = setting(True, "Build the key index", "messageIndexEnable")
     index_slot_count: int = setting(
         5_000_000,
-        "Hash slots of an index file; never change it on an existing store",
+        "Hash slots per index file; never change it on an existing store",
         "tieredStoreIndexFileMaxHashSlotNum",
         minimum=1,
         maximum=INT32_MAX // 8,
     )
     index_item_count: int = setting(
         20_000_000,
-        "An index file holds one item less",
+        "Items per index file, plus one; never change it on an existing store",
         "tieredStoreIndexFileMaxIndexNum",
         minimum=2,
         maximum=INT32_MAX // 32,
@@ -172,15 +180,15 @@ class StoreConfig(Settings):
         24, "Age at which an index file that is not full is uploaded", minimum=1
     )
     index_footer_cache_bytes: int = setting(
-        GIB, "Local copies of what tells where keys are in uploaded index files", minimum=0
+        GIB, "Size of the local copies of footers of uploaded index files", minimum=0
     )
     # retention
     expiry_enabled: bool = setting(True, "Delete expired segments", "tieredStoreDeleteFileEnable")
     reserve_hours: int = setting(
-        72, "How long a topic without a time of its own is kept", "tieredStoreFileReservedTime"
+        72, "Retention of topics without a retention of their own", "tieredStoreFileReservedTime"
     )
     expiry_interval_ms: int = setting(
-        3_600_000, "Time between two expiry runs", "tieredStoreDeleteFileInterval", minimum=1
+        3_600_000, "Interval of expiry runs", "tieredStoreDeleteFileInterval", minimum=1
     )
     # consumer offsets and topics
     tables_enabled: bool = setting(
@@ -188,20 +196,22 @@ class StoreConfig(Settings):
     )
     tables_interval_ms: int = setting(
         5_000,
-        "Time between two looks whether they have changed and are to be written",
+        "Interval at which changed tables are written to disk",
         "flushConsumerOffsetInterval",
         minimum=1,
     )
     tables_copy_interval_ms: int = setting(
-        30_000, "Time between two copies of what has changed to the tier", minimum=1
+        30_000, "Interval at which changed rows are copied to the tier", minimum=1
     )
     # dispatch
     initial_offset: str = setting(
         "earliest",
-        "Where the upload of a queue begins: at its oldest message, or 'recent': two minutes ago,"
-        " as RocketMQ does",
+        "Where the upload of a queue begins: 'earliest': at its oldest message; 'recent': two"
+        " minutes ago, as in RocketMQ",
     )
-    dispatch_interval_ms: int = setting(20_000, "Time between two looks at all queues", minimum=1)
+    dispatch_interval_ms: int = setting(
+        20_000, "Interval at which all queues are checked", minimum=1
+    )
     group_commit_enabled: bool = setting(
         True, "Hold messages back until a batch is due", "tieredStoreGroupCommit"
     )
@@ -209,14 +219,14 @@ class StoreConfig(Settings):
         30_000, "Age of the oldest message that makes a batch due", "tieredStoreGroupCommitTimeout"
     )
     group_commit_count: int = setting(
-        4_096, "Messages that make a batch due", "tieredStoreGroupCommitCount", minimum=1
+        4_096, "Number of messages that makes a batch due", "tieredStoreGroupCommitCount", minimum=1
     )
     group_commit_bytes: int = setting(
-        4 * MIB, "Bytes of a batch", "tieredStoreGroupCommitSize", minimum=1
+        4 * MIB, "Number of bytes that makes a batch due", "tieredStoreGroupCommitSize", minimum=1
     )
     buffered_count_max: int = setting(
         10_000,
-        "Read by nobody: dispatch_buffer_bytes bounds what waits, over all queues",
+        "Ignored: dispatch_buffer_bytes bounds the waiting messages of all queues",
         "tieredStoreMaxGroupCommitCount",
         minimum=1,
     )
@@ -227,28 +237,28 @@ class StoreConfig(Settings):
         minimum=4,
     )
     dispatch_buffer_bytes: int = setting(
-        256 * MIB, "Bytes waiting for upload, over all queues", minimum=1
+        256 * MIB, "Most bytes that wait for upload, over all queues", minimum=1
     )
     # reads
-    read_ahead_enabled: bool = setting(True, "Cache what is read", "readAheadCacheEnable")
+    read_ahead_enabled: bool = setting(True, "Read ahead and cache", "readAheadCacheEnable")
     read_ahead_count: int = setting(
-        4_096, "Messages of one read ahead", "readAheadMessageCountThreshold", minimum=1
+        4_096, "Messages per read-ahead", "readAheadMessageCountThreshold", minimum=1
     )
     read_ahead_bytes: int = setting(
-        16 * MIB, "Bytes of one commit log read", "readAheadMessageSizeThreshold", minimum=1
+        16 * MIB, "Bytes per read of the commit log", "readAheadMessageSizeThreshold", minimum=1
     )
     read_ahead_ms: int = setting(
-        15_000, "How long the cache keeps what nobody reads", "readAheadCacheExpireDuration"
+        15_000, "How long the cache keeps data that is not read", "readAheadCacheExpireDuration"
     )
     read_cache_bytes: int = setting(
-        256 * MIB, "Size of the cache; RocketMQ takes a share of its heap"
+        256 * MIB, "Size of the read cache; in RocketMQ it is a share of the heap"
     )
     record_get_message_result: bool = setting(
         False, "Log the outcome of every read", "recordGetMessageResult"
     )
     crc_check_enabled: bool | None = setting(
         None,
-        "Check body checksums on read: on every read, or false: on none; unset: on reads of many"
+        "Check body checksums: true: on every read; false: on none; unset: on reads of many"
         " messages (`messages`, `runs`, jobs, Spark). RocketMQ ignores it",
         "tieredStoreCrcCheckEnable",
     )
