@@ -135,7 +135,7 @@ API_LATENCY = Metric(
     ("operation", "topic", "group"),
     "milliseconds",
     _MS,
-    "How long the tier took to answer a question of the broker",
+    "How long the tier took to answer a request of the broker",
 )
 RPC_LATENCY = Metric(
     _STORE + "provider_rpc_latency",
@@ -165,7 +165,7 @@ DISPATCH_BEHIND = Metric(
     _STORE + "dispatch_behind",
     _GAUGE,
     _QUEUE,
-    meaning="Messages of a queue that the tier has not taken yet",
+    meaning="Messages of a queue that are not in the tier yet",
 )
 # The unit is what RocketMQ declares and dashboards expect; the value is in milliseconds there too.
 DISPATCH_LATENCY = Metric(
@@ -188,7 +188,7 @@ GET_MESSAGE_FALLBACK = Metric(
     _STORE + "get_message_fallback_total",
     _COUNTER,
     ("operation", "topic", "group"),
-    meaning="Questions that the broker's own store answered because the backend could not",
+    meaning="Requests that the broker's own store answered because the backend could not",
 )
 READ_CACHE_COUNT = Metric(
     _STORE + "read_ahead_cache_count", _GAUGE, meaning="Pieces of segments in the read cache"
@@ -200,7 +200,9 @@ READ_CACHE_ACCESS = Metric(
     _STORE + "read_ahead_cache_access_total", _COUNTER, meaning="Reads that asked the read cache"
 )
 READ_CACHE_HIT = Metric(
-    _STORE + "read_ahead_cache_hit_total", _COUNTER, meaning="Reads that it had everything for"
+    _STORE + "read_ahead_cache_hit_total",
+    _COUNTER,
+    meaning="Reads that the read cache served completely",
 )
 STORAGE_SIZE = Metric(
     "rocketmq_storage_size",
@@ -225,27 +227,27 @@ OBJECT_REQUESTS = Metric(
     _OURS + "object_requests_total",
     _COUNTER,
     ("operation", "success"),
-    meaning="Requests to an object store, each try by itself",
+    meaning="Requests to an object store; each attempt counts",
 )
 OBJECT_BYTES = Metric(
     _OURS + "object_bytes_total",
     _COUNTER,
     ("operation",),
     "bytes",
-    meaning="Bytes that these requests moved",
+    meaning="Bytes that these requests transferred",
 )
 OBJECT_BILL = Metric(
     _OURS + "object_requests_estimated_cost_total",
     _COUNTER,
     ("operation",),
     "dollars",
-    meaning="What they cost by the price table of the settings",
+    meaning="Cost of these requests by the price table of the settings",
 )
 RETRIES = Metric(
     _OURS + "retries_total",
     _COUNTER,
     ("operation",),
-    meaning="Calls of a backend that were made again because the one before failed",
+    meaning="Calls of a backend that were retried after a failure",
 )
 
 # Uploads
@@ -254,7 +256,7 @@ QUEUES = Metric(
     _OURS + "queues",
     _GAUGE,
     ("state",),
-    meaning="Queues that are `ok`; `failing`, which is tried again; `stopped` until somebody looks",
+    meaning="Queues that are `ok`; `failing`: they are retried; `stopped`: they need an operator",
 )
 QUEUE_PROBLEM = Metric(
     _OURS + "queue_problem",
@@ -275,13 +277,13 @@ BUFFERED_BYTES = Metric(
     "bytes",
     meaning="Bytes in memory that wait for their upload",
 )
-UPLOADS = Metric(_OURS + "uploads_under_way", _GAUGE, meaning="Uploads that have not ended yet")
+UPLOADS = Metric(_OURS + "uploads_under_way", _GAUGE, meaning="Uploads in flight")
 HELD_LOG_BYTES = Metric(
     _OURS + "local_log_held_bytes",
     _GAUGE,
     (),
     "bytes",
-    meaning="The broker's own log from the oldest message on that the tier still needs",
+    meaning="Bytes of the broker's own log from the oldest message that the tier still needs",
 )
 
 QUEUE_HELD_LOG_BYTES = Metric(
@@ -289,7 +291,7 @@ QUEUE_HELD_LOG_BYTES = Metric(
     _GAUGE,
     _OF_QUEUE,
     "bytes",
-    meaning="The same from the oldest message of this queue on; only queues that wait",
+    meaning="The same, from the oldest message of this queue; only queues with messages that wait",
 )
 
 # The key index
@@ -303,7 +305,7 @@ INDEX_FILES = Metric(
 INDEX_BEHIND = Metric(
     _OURS + "index_behind",
     _GAUGE,
-    meaning="Messages in the tier that the key index still has to take",
+    meaning="Messages in the tier that are not in the key index yet",
 )
 INDEX_PROBLEM = Metric(
     _OURS + "index_problem",
@@ -313,14 +315,14 @@ INDEX_PROBLEM = Metric(
 INDEX_DAMAGED = Metric(
     _OURS + "index_damaged_files",
     _GAUGE,
-    meaning="Uploaded index files in which look-ups have met damage since the store was opened",
+    meaning="Uploaded index files in which look-ups have found damage since the store was opened",
 )
 KEYS_INCOMPLETE = Metric(
     _OURS + "incomplete_key_answers_total",
     _COUNTER,
     ("topic",),
     meaning="Answers by key that may lack a message, because an index file or a message could not "
-    "be read; not those where the index lags",
+    "be read; answers of a lagging index do not count",
 )
 FOOTER_CACHE_BYTES = Metric(
     _OURS + "index_footer_cache_bytes",
@@ -344,13 +346,13 @@ SNAPSHOT_AGE = Metric(
     _GAUGE,
     (),
     "seconds",
-    meaning="Since when that file is unchanged; nothing where there is none",
+    meaning="Age of that file's last change; absent if there is no file",
 )
 PUBLISHED = Metric(
     _OURS + "catalogue_publishes_total",
     _COUNTER,
     ("success",),
-    meaning="How often the catalogue was published for readers elsewhere, or could not be",
+    meaning="Attempts to publish the catalogue for readers elsewhere",
 )
 PUBLISH_PROBLEM = Metric(
     _OURS + "catalogue_problem",
@@ -361,7 +363,7 @@ PUBLISH_PROBLEM = Metric(
 FENCED = Metric(
     _OURS + "fenced",
     _GAUGE,
-    meaning="1 once another writer has taken over this tier: nothing is uploaded any more",
+    meaning="1 once another writer has taken over this tier: this store no longer uploads",
 )
 
 # A scrub
@@ -378,13 +380,13 @@ SCRUB_PROGRESS = Metric(
     _GAUGE,
     (),
     "ratio",
-    meaning="How much of the tier its pass has read, from 0 to 1",
+    meaning="Share of the tier that the current pass has read, from 0 to 1",
 )
 SCRUB_FINDINGS = Metric(
     _OURS + "scrub_findings",
     _GAUGE,
     ("severity",),
-    meaning="What its pass has found, or the one before where that found more: `damage`, "
+    meaning="Findings of the current pass, or of the one before if that found more: `damage`, "
     "`leftover`, `note`",
 )
 SCRUB_AGE = Metric(
@@ -392,7 +394,7 @@ SCRUB_AGE = Metric(
     _GAUGE,
     (),
     "seconds",
-    meaning="Since when its last whole pass has ended; nothing before the first",
+    meaning="Time since the last complete pass ended; absent before the first",
 )
 
 OUR_METRICS: Final = tuple(found for found in _defined() if found not in ROCKETMQ_METRICS)
