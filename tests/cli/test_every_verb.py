@@ -310,7 +310,7 @@ def _no_tier(at: Place) -> list[str]:
     return at.bench.words(at.verb)
 
 
-@situation("no such file of settings", tuple(ON_A_TIER))
+@situation("no such settings file", tuple(ON_A_TIER))
 def _no_settings_file(at: Place) -> list[str]:
     return [*at.words(), "--config", str(at.folder / "none.toml")]
 
@@ -432,7 +432,7 @@ def _no_file(at: Place) -> list[str]:
 
 
 ELSEWHERE = {
-    "done, also where the answer is that there is nothing": "test_every_verb",
+    "done, also when nothing was found": "test_every_verb",
     "a bug: `--debug` shows where": "test_main",
     "the backend refuses, or does not answer": "test_every_verb_on_s3",
     "stdout is closed or full": "test_output",
