@@ -151,7 +151,7 @@ UPLOAD_BYTES = Metric(
     _RPC,
     "bytes",
     _BYTES,
-    "How many bytes one write of a segment had",
+    "Bytes of one write of a segment",
 )
 DOWNLOAD_BYTES = Metric(
     _STORE + "provider_download_bytes",
@@ -159,7 +159,7 @@ DOWNLOAD_BYTES = Metric(
     _RPC,
     "bytes",
     _BYTES,
-    "How many bytes one read of a segment had",
+    "Bytes of one read of a segment",
 )
 DISPATCH_BEHIND = Metric(
     _STORE + "dispatch_behind",
@@ -173,7 +173,7 @@ DISPATCH_LATENCY = Metric(
     _GAUGE,
     _QUEUE,
     "seconds",
-    meaning="The age of the oldest of them; in milliseconds, whatever RocketMQ's unit says",
+    meaning="Age of the oldest of them; in milliseconds, although RocketMQ declares seconds",
 )
 MESSAGES_DISPATCHED = Metric(
     _STORE + "messages_dispatch_total", _COUNTER, _QUEUE, meaning="Messages that were uploaded"
@@ -182,7 +182,7 @@ MESSAGES_OUT = Metric(
     _STORE + "messages_out_total",
     _COUNTER,
     ("topic", "group"),
-    meaning="Messages that the tier gave to consumers",
+    meaning="Messages that the tier delivered to consumers",
 )
 GET_MESSAGE_FALLBACK = Metric(
     _STORE + "get_message_fallback_total",
@@ -197,7 +197,9 @@ READ_CACHE_BYTES = Metric(
     _STORE + "read_ahead_cache_bytes", _GAUGE, (), "bytes", meaning="Bytes in the read cache"
 )
 READ_CACHE_ACCESS = Metric(
-    _STORE + "read_ahead_cache_access_total", _COUNTER, meaning="Reads that asked the read cache"
+    _STORE + "read_ahead_cache_access_total",
+    _COUNTER,
+    meaning="Reads that looked in the read cache",
 )
 READ_CACHE_HIT = Metric(
     _STORE + "read_ahead_cache_hit_total",
@@ -216,7 +218,7 @@ STORAGE_RESERVE_TIME = Metric(
     _GAUGE,
     ("topic", "queue_id"),
     "milliseconds",
-    meaning="The age of the oldest message of a queue in the tier",
+    meaning="Age of the oldest message of a queue in the tier",
 )
 
 ROCKETMQ_METRICS: Final = _defined()
@@ -346,7 +348,7 @@ SNAPSHOT_AGE = Metric(
     _GAUGE,
     (),
     "seconds",
-    meaning="Age of that file's last change; absent if there is no file",
+    meaning="Time since that file last changed; absent if there is no file",
 )
 PUBLISHED = Metric(
     _OURS + "catalogue_publishes_total",
