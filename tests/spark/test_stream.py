@@ -16,6 +16,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from tests.jobs.written_tier import SECOND_MS, START_MS, WrittenTier, posix_config
 from tests.spark.spark_kit import options_of
+from tieredstore.access.upkeep import expire
 from tieredstore.jobs.slices import QueueRows
 from tieredstore.model.errors import InvalidConfigError
 from tieredstore.model.values import QueueKey, SegmentRecord, SegmentType
@@ -128,6 +129,34 @@ def test_a_stream_begins_where_it_is_told_and_expired_messages_are_an_error_or_p
         spark, tier, tmp_path / "late", starting="latest", fail_on_data_loss="false"
     )
     assert sum(patient.run()) == patient_count(tier)
+
+
+def test_a_queue_whose_messages_have_all_expired_keeps_its_place(tier: WrittenTier) -> None:
+    queue = QueueKey("orders", 1)
+
+    def step(begun: dict[str, Any] | None = None, **options: str) -> dict[str, Any]:
+        reader = stream_reader(tier, **options)
+        try:
+            begun = begun or reader.initialOffset()
+            end = reader.latestOffset(begun, ReadAllAvailable())
+            read.append(rows_of(reader, begun, end))
+            return end
+        finally:
+            reader.stop()
+
+    read: list[dict[tuple[str, int], tuple[int, int]]] = []
+    end = step()
+    expire_all(tier, queue)
+    assert step(end) == step(starting="latest") == end
+    step()
+    tier.add(*queue, 3)
+    end = step(end)
+    assert read[1:] == [{}, {}, {("orders", 0): (0, 30)}, {queue: (9, 12)}]
+    tier.add(*queue, 2)
+    expire_all(tier, queue)
+    with pytest.raises(DataLossError, match="goes on at message 12, but the tier has 14 to 14"):
+        step(end)
+    assert step(end, fail_on_data_loss="false")["orders"]["1"] == 14
 
 
 def test_a_topic_that_was_deleted_and_made_again_is_data_loss_or_a_new_beginning(
@@ -316,6 +345,14 @@ def expire_oldest(tier: WrittenTier, topic: str, queue_id: int) -> None:
         file.queue.drop(gone)
     finally:
         parts.close()
+
+
+def expire_all(tier: WrittenTier, key: QueueKey) -> None:
+    """What retention does to a queue that nobody writes to any more."""
+    with tier.open() as parts:
+        file = parts.files.get(key)
+        assert file is not None
+        assert expire(file, START_MS + 1_000_000 * SECOND_MS).segment_count > 0
 
 
 def patient_count(tier: WrittenTier) -> int:

@@ -53,15 +53,17 @@ class QueueRows:
     path: str
     log: tuple[SegmentRecord, ...]
     queue: tuple[SegmentRecord, ...]
+    goes_on_at: int = 0
+    """Of a queue all of whose messages have expired: the offset of the next one."""
 
     @property
     def min_offset(self) -> int:
         """The oldest unit. Its record may have expired: a reader passes over it."""
-        return self.queue[0].base_offset // UNIT_BYTES if self.queue else 0
+        return self.queue[0].base_offset // UNIT_BYTES if self.queue else self.goes_on_at
 
     @property
     def end_offset(self) -> int:
-        return self.queue[-1].end_offset // UNIT_BYTES if self.queue else 0
+        return self.queue[-1].end_offset // UNIT_BYTES if self.queue else self.goes_on_at
 
     @property
     def message_count(self) -> int:
@@ -96,11 +98,14 @@ def queue_rows(
 ) -> list[QueueRows]:
     """The queues of these rows, such as `TieredReader.segments()` gives, by topic and queue id."""
     found: dict[str, tuple[QueueKey, list[SegmentRecord], list[SegmentRecord]]] = {}
+    ends: dict[str, int] = {}
     for row in rows:
         held = found.get(row.path)
         if held is None:
             _, topic, queue_id = row.path.split("/")
             held = found[row.path] = QueueKey(topic, int(queue_id)), [], []
+        if row.type is SegmentType.CONSUME_QUEUE:
+            ends[row.path] = max(ends.get(row.path, 0), row.end_offset // UNIT_BYTES)
         if row.size and row.type is not SegmentType.INDEX:
             (held[1] if row.type is SegmentType.COMMIT_LOG else held[2]).append(row)
     queues = [
@@ -109,6 +114,7 @@ def queue_rows(
             path=path,
             log=tuple(sorted(log, key=lambda row: row.base_offset)),
             queue=tuple(sorted(queue, key=lambda row: row.base_offset)),
+            goes_on_at=ends.get(path, 0),
         )
         for path, (key, log, queue) in found.items()
         if key.topic != INDEX_TOPIC and wanted(key)
