@@ -33,7 +33,7 @@ from tieredstore.model.values import SegmentType
 from tieredstore.providers.s3_admin import create_bucket
 from tieredstore.providers.s3_settings import ObjectStoreSettings
 from tieredstore.spark.options import ReadOptions
-from tieredstore.spark.reading import spark_schema
+from tieredstore.spark.reading import spark_schema, with_schema
 from tieredstore.spark.source import TierBatchReader
 from tieredstore.spark.stream import DataLossError
 
@@ -365,6 +365,11 @@ def test_plain_bodies_are_a_column_and_one_that_is_damaged_is_named(
         ({"columns": "bdy"}, "columns: there is no column 'bdy'"),
         ({"on_corrupt": "maybe"}, "on_corrupt: 'maybe' is none of fail, skip, report"),
         ({"pushdown": "auto"}, "pushdown: want true or false, not 'auto'"),
+        ({"broker": "b"}, "option broker: broker_name is given twice"),
+        (
+            {"startingOffsets": '{"t": {"0": 9}}', "endingOffsets": '{"t": {"0": 7}}'},
+            "starting: t, queue 0: 9 is behind ending 7",
+        ),
     ],
 )
 def test_options_that_select_nothing_or_make_no_sense_are_refused(
@@ -384,10 +389,10 @@ def test_bad_input_is_one_line_that_names_it(spark: SparkSession, tier: WrittenT
         },
         "/nowhere/catalogue.json: there is no such file": {
             **options_of(golden_config(GOLDEN / "tier-posix")),
-            "metadata": "/nowhere/catalogue.json",
+            "metadata_path": "/nowhere/catalogue.json",
         },
-        "has no broker 'nobody'; it has broker-a": {"broker": "nobody"},
-        "cluster_name: no cluster 'd' (8277e091_d) lies in": {"cluster": "d"},
+        "has no broker 'nobody'; it has broker-a": {"broker_name": "nobody"},
+        "cluster_name: no cluster 'd' (8277e091_d) lies in": {"cluster_name": "d"},
         "path: there is no directory /nowhere/tier": {"path": "/nowhere/tier"},
     }
     for line, options in spoken.items():
@@ -402,6 +407,13 @@ def test_bad_input_is_one_line_that_names_it(spark: SparkSession, tier: WrittenT
         spark.read.format("tieredstore").options(**options_of(tier.config)).schema(
             "topic long"
         ).load().count()
+
+
+def test_a_schema_without_columns_would_have_no_rows_and_is_refused(tier: WrittenTier) -> None:
+    options = ReadOptions.parse(options_of(tier.config))
+    for columns in ((), ("size", "size")):
+        with pytest.raises(InvalidConfigError, match="at least one column, and none twice"):
+            with_schema(options, spark_schema(columns))
 
 
 __all__ = ["moto", "s3_environment"]

@@ -108,6 +108,8 @@ def split_options(
                 raise InvalidConfigError(f"option {given}: {others[plain]} is given twice")
             rest[others[plain]] = text
         elif plain in settings:
+            if settings[plain] in store:
+                raise InvalidConfigError(f"option {given}: {settings[plain]} is given twice")
             store[settings[plain]] = text
         else:
             everything = {"config": "config", "tier": "tier", **settings, **others}
@@ -181,6 +183,14 @@ class ReadOptions:
         store, texts = split_options(options, known=_READ_NAMES)
         on_corrupt = _choice(OnCorrupt, "on_corrupt", texts.get("on_corrupt", "fail"))
         default = (*MESSAGE_COLUMNS, DAMAGE) if on_corrupt is OnCorrupt.REPORT else MESSAGE_COLUMNS
+        starting = _starting(texts.get("starting", "earliest"))
+        ending = _ending(texts.get("ending", "latest"))
+        for key, begin in starting.items() if isinstance(starting, Mapping) else ():
+            end = ending.get(key, NEWEST)
+            if end != NEWEST and begin > end:
+                raise InvalidConfigError(
+                    f"starting: {key.topic}, queue {key.queue_id}: {begin} is behind ending {end}"
+                )
         return cls(
             config=store_config(store),
             scan=Scan(
@@ -196,8 +206,8 @@ class ReadOptions:
             limit=_rows(texts["limit"]) if "limit" in texts else None,
             split_bytes=parse_size("split_bytes", texts.get("split_bytes", str(PARTITION_BYTES))),
             takes_filters=parse_truth("pushdown", texts.get("pushdown", "false")),
-            starting=_starting(texts.get("starting", "earliest")),
-            ending=_ending(texts.get("ending", "latest")),
+            starting=starting,
+            ending=ending,
             max_messages=_limit(texts, "max_messages_per_trigger"),
             max_bytes=_limit(texts, "max_bytes_per_trigger"),
         )

@@ -66,6 +66,9 @@ def with_schema(options: ReadOptions, schema: StructType) -> ReadOptions:
                 f"schema: {column.name} is {wanted}, not {column.dataType.simpleString()}"
             )
     columns = tuple(column.name for column in schema.fields)
+    if not columns or len(set(columns)) < len(columns):
+        # Without a column a batch of Arrow has no rows.
+        raise InvalidConfigError("schema: name at least one column, and none twice")
     return replace(options, scan=replace(options.scan, columns=columns))
 
 
