@@ -361,6 +361,30 @@ def test_expired_units_are_a_note(tmp_path: Path) -> None:
     assert tier.queues() == {QueueKey("TopicA", 0): (10, 14)}
 
 
+@pytest.mark.parametrize("left", [0, 1])
+def test_index_files_that_expired_are_missed(tmp_path: Path, left: int) -> None:
+    """A message may outlive the file that has its keys. Where the catalogue from before it went is
+    all that is left, nobody takes the index for whole, nor gives its place to another file."""
+    tier = Written(tmp_path)
+    tier.put("TopicA", 0, 12)
+    tier.end()
+    rows = tier.metadata.segments(type=INDEX)
+    gone = rows[: len(rows) - left]
+    for row in gone:
+        with tier.provider.open(row.path, INDEX, row.base_offset) as segment:
+            segment.delete()
+    known, tier.metadata = tier.metadata, JsonMetadataStore.open(tmp_path / "new.json")
+    report = rebuild(tier.metadata, tier.provider, tier.config, tier.runtime, known=known)
+    assert report.problems == ()
+    marks = Watermarks(tier.metadata, tier.config.broker_name)
+    assert marks.end() == gone[-1].end_offset
+    assert marks.dropped_before() == (gone[-1].end_timestamp or 0) + 1
+    with tier.reader() as reader:
+        assert [len(messages) for messages in tier.messages().values()] == [12]
+        covered = reader.indexed_times()
+        assert (covered and covered.begin) == (marks.dropped_before() if left else None)
+
+
 def damaged_units(tier: Written, damage: Callable[[bytearray], None]) -> None:
     """The newest queue segment of TopicA/0, past everybody's back."""
     row = tier.metadata.segments("broker-a/TopicA/0", QUEUE)[-1]

@@ -167,7 +167,9 @@ def rebuild(
     changes: list[Change] = [*restored, *_topic_changes(topics, index, known, runtime)]
     changes += [Put(queue.record) for queue in queues if known.queue(*queue.record.key) is None]
     changes += [Put(row) for row in _merged(rows, present)]
-    changes += _expired(present, listed, wholly=known is not metadata)
+    expired = _expired(present, listed, wholly=known is not metadata)
+    changes += [DeleteSegment(*row.key) for row in expired]
+    changes += _dropped_index(expired, Watermarks(known, config.broker_name))
     is_whole = not index.problems and not new
     if not known.notes("index"):
         changes += _index_changes(queues, index, ids, config)
@@ -261,7 +263,7 @@ def _shorter(ends: _Ends, known: _Ends) -> list[str]:
 
 def _expired(
     present: Sequence[SegmentRecord], listed: Sequence[ListedSegment], *, wholly: bool
-) -> list[Change]:
+) -> list[SegmentRecord]:
     """Rows of segments older than all that is there: they went since the catalogue was written.
 
     Those of a file of which nothing is there too, where it may have expired `wholly`.
@@ -271,10 +273,23 @@ def _expired(
         file = segment.path, segment.type
         first[file] = min(first.get(file, segment.base), segment.base)
     return [
-        DeleteSegment(row.path, row.type, row.base_offset)
+        row
         for row in present
         if row.size
         and row.end_offset <= first.get((row.path, row.type), row.end_offset if wholly else 0)
+    ]
+
+
+def _dropped_index(expired: Sequence[SegmentRecord], known: Watermarks) -> list[Change]:
+    """Notes of index files that have gone, as whoever dropped them made: a message may outlive the
+    file that has its keys, and no other file is given the place of that one."""
+    gone = [row for row in expired if row.type is SegmentType.INDEX]
+    if not gone:
+        return []
+    times = [row.end_timestamp + 1 for row in gone if row.end_timestamp is not None]
+    return [
+        Watermarks.end_at(max(known.end(), *(row.end_offset for row in gone))),
+        Watermarks.dropped(max(known.dropped_before() or 0, *times, 0)),
     ]
 
 
