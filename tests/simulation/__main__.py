@@ -32,9 +32,7 @@ BLOCK = 1_000  # of one process
 
 def plans(given: argparse.Namespace) -> Iterator[Plan]:
     for seed in range(given.seed, given.seed + given.count):
-        plan = Plan.of(seed)
-        if given.tier:
-            plan = replace(plan, tier=given.tier)
+        plan = Plan.of(seed, tier=given.tier)
         if given.clients is not None:
             plan = replace(plan, clients=tuple(given.clients.split(",")))
         if given.faults is not None:

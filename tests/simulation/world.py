@@ -113,12 +113,13 @@ class Plan:
     ops: int = 12  # of each client
 
     @classmethod
-    def of(cls, seed: int) -> Self:
+    def of(cls, seed: int, *, tier: str = "") -> Self:
         dice = Random(f"{seed} plan")
         clients = ["producer", "producer", "consumer"]
         clients += [name for name in EXTRAS if dice.random() < 0.4]
         clients.append("weather")
-        tier = dice.choice(["bucket", "bucket", "posix"])
+        chosen = dice.choice(["bucket", "bucket", "posix"])
+        tier = tier or chosen
         if tier == "posix":  # two brokers of one name on one directory are not promised
             clients = [each for each in clients if each != "successor"]
         faults = tuple(each for each in FAULTS if dice.random() < 0.5)
