@@ -57,8 +57,8 @@ test-tier-s3: $(STAMP)  ## the tests of the tier again, in buckets of moto's ser
 	  tests/providers/test_object_crashes.py tests/providers/test_object_writers_remote.py \
 	  -k "s3fs or obstore" $(ARGS)
 
-fuzz: $(STAMP)  ## feed 100 000 damaged inputs to each decoder
-	$(PYTEST) -n $(WORKERS) -m fuzz $(ARGS)
+fuzz: $(STAMP)  ## feed 100 000 damaged inputs to each decoder, or COUNT of them
+	FUZZ_INPUTS=$(COUNT) $(PYTEST) -n $(WORKERS) -m fuzz $(ARGS)
 
 # With SEED or HOURS only the simulation: schedules of a whole tier from that seed on, for so long.
 torture: $(STAMP)  ## run long random histories, and die at every request over HTTP

@@ -5,6 +5,8 @@ No tests. Each line it writes is something that had happened by then.
     P <topic> <queue> <offset> <key>   a put returned
     D / E                              the topic BRIEF is being deleted / has been deleted
     BAD <why>                          a page was wrong, or something raised
+
+The tier is a directory, or where the file `bucket` beside the store says.
 """
 
 from __future__ import annotations
@@ -51,11 +53,19 @@ def local_config(root: Path) -> LocalConfig:
     )
 
 
+def place_of(root: Path) -> dict[str, str]:
+    """A directory, or the bucket that is named beside it."""
+    try:
+        endpoint, bucket = (root / "bucket").read_text(encoding="utf-8").split()
+    except FileNotFoundError:
+        return {"provider": "posix", "path": str(root / "tier")}
+    return {"provider": "s3", "endpoint": endpoint, "bucket": bucket, "certify": "off"}
+
+
 def tier_config(root: Path, **settings: Any) -> StoreConfig:
     given = {
         "broker_name": "broker-a",
-        "provider": "posix",
-        "path": str(root / "tier"),
+        **place_of(root),
         "store_path": str(root / "store"),
         "commit_log_segment_bytes": 16_000,
         "consume_queue_segment_bytes": 800,

@@ -2,7 +2,9 @@
 
 Every page is checked by the rule that it passes by nothing that is there: by the threads of the
 process that is killed, by readers beside it, and in the next life, which must have everything that
-was acknowledged.
+was acknowledged. `make torture` kills so often; KILLS in the environment says how often else:
+
+    KILLS=500 make torture ARGS='-s tests/access/test_kills.py -k directory'
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ import pytest
 
 from tests.access.kill_writer import BRIEF, KEPT, QUEUES, local_config, stores, tier_config
 from tests.disk_with_room import sitecustomize
+from tests.s3.moto_server import Door
+from tests.s3_places import Place
 from tieredstore.access.reader import TieredReader
 from tieredstore.access.store import TieredMessageStore
 from tieredstore.codec.message import decode_message
@@ -32,6 +36,9 @@ from tieredstore.testing.message_store_contract import check_page
 ROOT = Path(__file__).parents[2]
 LINES_MAX = 400  # of one process before it is killed
 PAGES_MAX = 5_000  # of one queue, read from its beginning
+KILLS = int(os.environ.get("KILLS") or 300)  # of `make torture`, in each kind of place
+HISTORY_KILLS = 20
+BUCKET_KILLS = 5  # of a history in a bucket: its pages are read one request after the other
 LEVELS = [StorageLevel.NOT_IN_DISK, StorageLevel.NOT_IN_MEM, StorageLevel.FORCE]
 
 
@@ -200,9 +207,25 @@ def test_no_page_is_wrong_and_nothing_acknowledged_is_lost_after_kills(tmp_path:
 
 
 @pytest.mark.torture
-@pytest.mark.parametrize("history", range(15))
-def test_nor_after_three_hundred(tmp_path: Path, history: int) -> None:
-    counts = lives(tmp_path, 20, random.Random())
+@pytest.mark.parametrize("history", range(-(-KILLS // HISTORY_KILLS)))
+def test_nor_after_hundreds_over_a_directory(tmp_path: Path, history: int) -> None:
+    often(tmp_path, history, HISTORY_KILLS)
+
+
+@pytest.mark.torture
+@pytest.mark.s3
+@pytest.mark.parametrize("history", range(-(-KILLS // BUCKET_KILLS)))
+def test_nor_after_hundreds_over_a_bucket(
+    tmp_path: Path, moto: tuple[str, Door], history: int
+) -> None:
+    place = Place(moto[0], "obstore")
+    (tmp_path / "bucket").write_text(f"{moto[0]} {place.settings.bucket}", encoding="utf-8")
+    often(tmp_path, history, BUCKET_KILLS)
+    place.close()
+
+
+def often(root: Path, history: int, kills: int) -> None:
+    counts = lives(root, kills, random.Random())
     print(history, counts)
-    assert counts.kills == 20
+    assert counts.kills == kills
     assert counts.acknowledged

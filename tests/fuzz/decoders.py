@@ -1,5 +1,5 @@
-"""Every decoder of the codecs, and of a bucket's log, as a function of an input and of random
-arguments.
+"""Every decoder of the codecs, of a bucket's log and of catalogues, as a function of an input and
+of random arguments.
 
 Each is called the way its users call it, and starts from golden bytes.
 """
@@ -10,21 +10,43 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from tempfile import TemporaryDirectory
+from tempfile import NamedTemporaryFile, TemporaryDirectory
 from typing import Any, TypeAlias
+
+import msgspec
 
 from tests.codec.encoders import decode_coda, encode_stored
 from tests.codec.golden_files import GOLDEN, files_under, local_records
 from tests.fuzz.mutations import extreme_number
 from tests.index.index_kit import BEGINS, columns_of, create, golden_rows, uploaded
-from tieredstore.codec import checks, java, local_index, message, names, queue_unit, tiered_index
+from tieredstore.codec import (
+    checks,
+    fastjson,
+    java,
+    local_index,
+    message,
+    names,
+    queue_unit,
+    tiered_index,
+)
 from tieredstore.codec import record as properties
 from tieredstore.codec import record as record_fields
 from tieredstore.codec.checks import Buffer
-from tieredstore.driver.metadata import Put
+from tieredstore.driver.metadata import (
+    Change,
+    DeleteNote,
+    DeleteQueue,
+    DeleteTopic,
+    Put,
+    PutNote,
+)
 from tieredstore.index import footer
+from tieredstore.local.consume_queue import QueueEnd
+from tieredstore.local.recovery import QueueEnds, decode_checkpoint, encode_checkpoint
+from tieredstore.metadata import journal, published
+from tieredstore.metadata.tables import Tables
 from tieredstore.model.errors import MetadataError, SegmentCorruptError
-from tieredstore.model.values import SegmentRecord, SegmentType, TopicRecord
+from tieredstore.model.values import QueueKey, QueueRecord, SegmentRecord, SegmentType, TopicRecord
 from tieredstore.roundlog import frames
 from tieredstore.roundlog.entry import Begun, Entry, Extents, Sealed
 from tieredstore.roundlog.state import LogState
@@ -224,6 +246,91 @@ def _resealed(decode: Decode) -> Decode:
     return decode_resealed
 
 
+def _journal(data: Buffer, random: Random) -> object:
+    found = journal.read_journal(bytes(data), Path("journal"))
+    tables = Tables()
+    tables.apply(found.changes)
+    assert found.whole_bytes + found.torn_bytes == len(data)
+    return tables.document()
+
+
+def _published(data: Buffer, random: Random) -> object:
+    found = published.decode(bytes(data), "catalogue/1")
+    assert published.decode_header(bytes(data), "catalogue/1")[0] == found.header
+    return found.tables.document()
+
+
+def _resealed_lines(decode: Decode) -> Decode:
+    """With checksums of lines that are right, as if the damage came before they were made."""
+
+    def decode_resealed(data: Buffer, random: Random) -> object:
+        lines = [line.partition(b",")[2] for line in bytes(data).split(b"\n")]
+        return decode(b"".join(journal.seal(line) for line in lines if line), random)
+
+    return decode_resealed
+
+
+def _snapshot(data: Buffer, random: Random) -> object:
+    return Tables.from_document(fastjson.decode(bytes(data))).document()
+
+
+def _side_file(data: Buffer, random: Random) -> object:
+    """The table of queue ends, beside a store; one that is damaged proves nothing."""
+    with NamedTemporaryFile(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as file:
+        file.write(data)
+        file.flush()
+        return QueueEnds.load(Path(file.name))
+
+
+def _checkpoint(data: Buffer, random: Random) -> object:
+    values = decode_checkpoint(bytes(data))
+    return decode_checkpoint(encode_checkpoint(values)) == values
+
+
+def _items(data: Buffer, random: Random) -> object:
+    """A run of items of an uploaded file, with its checksum and without one."""
+    group = footer.Group(0, len(data), random.choice((int.from_bytes(footer.checksum(data)), None)))
+    footer.check_items(data, group, path="")
+    return tiered_index.view_compacted_items(data).tolist()
+
+
+def _catalogue_objects() -> tuple[list[bytes], list[bytes], list[bytes]]:
+    """Journals, published catalogues, and snapshots."""
+    rows: list[Change] = [
+        Put(TopicRecord(topic="T", topic_id=1)),
+        Put(QueueRecord(broker_name="b", topic="T", queue_id=3, min_offset=1, max_offset=9)),
+        Put(SegmentRecord(path="b/T/0", type=SegmentType.COMMIT_LOG, base_offset=0, size=9)),
+        PutNote("kind", "key", {"a": [1, None, "two"]}),
+    ]
+    gone: list[Change] = [DeleteNote("kind", "key"), DeleteQueue("T", 3), DeleteTopic("T")]
+    tables = Tables()
+    tables.apply(rows)
+    name = journal.SnapshotName(length=7, crc32c=9)
+    begun = journal.header_line(None) + journal.commit_line(1, encoded(rows))
+    journals = [
+        begun,
+        begun + journal.commit_line(2, encoded(gone)) + journal.compact_line(3, name),
+    ]
+    header = published.PublishedHeader(
+        generation=4, epoch=2, writer="w", lineage="l", written_ms=5, cluster="c", broker="b"
+    )
+    snapshots = [msgspec.json.encode(tables.document())]
+    snapshots += [path.read_bytes() for path in files_under("metadata") if path.suffix == ".json"]
+    return journals, [published.encode(header, published.body_of(tables))], snapshots
+
+
+def _queue_ends() -> bytes:
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "ends")
+        key, end = QueueKey("T", 3), QueueEnd(0, 9, 900)
+        QueueEnds(log_end=900, log_min=0, queues={key: end}).save(path)
+        return path.read_bytes()
+
+
+def encoded(changes: Sequence[Change]) -> list[bytes]:
+    return [journal.encode(change)[1] for change in changes]
+
+
 def _log_objects() -> tuple[list[bytes], list[bytes], list[bytes]]:
     """Entries that begin, grow and seal segments, a state of the first two, and a table."""
     log, queue = SegmentType.COMMIT_LOG, SegmentType.CONSUME_QUEUE
@@ -277,6 +384,7 @@ def targets() -> list[Target]:
     crcs = [text + checks.encode_property_crc(checks.body_crc(text)) for text in crcs]
     footers = _footers()
     entries, states, tables = _log_objects()
+    journals, catalogues, snapshots = _catalogue_objects()
     return [
         Target("message", _decode_message, records),
         Target("checked_message", _decode_checked_message, records),
@@ -302,5 +410,17 @@ def targets() -> list[Target]:
             )
             for end, wrap in (("", _same), ("_resealed", _resealed))
         ),
+        Target("index_items", _items, [data[-70 * 28 :] for data in uploaded]),
+        *(
+            Target(f"{name}{end}", wrap(decode), seeds, refusals=(MetadataError,))
+            for name, decode, seeds in (
+                ("journal", _journal, journals),
+                ("published_catalogue", _published, catalogues),
+            )
+            for end, wrap in (("", _same), ("_resealed", _resealed_lines))
+        ),
+        Target("catalogue_snapshot", _snapshot, snapshots, True),
+        Target("queue_ends", _side_file, [_queue_ends()]),
+        Target("checkpoint", _checkpoint, [(GOLDEN / "local-clean" / "checkpoint").read_bytes()]),
         Target("names", _parse_names, [n.encode() for n in files if n], True),
     ]

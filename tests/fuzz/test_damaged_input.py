@@ -1,9 +1,12 @@
 """Damaged bytes make decoders raise SegmentCorruptError, and nothing else: no crash, no hang, no
 large allocation. The same inputs every time: a number names an input for good.
+
+FUZZ_INPUTS in the environment says how many of them each decoder gets from `make fuzz`.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from random import Random
 
@@ -17,7 +20,7 @@ from tieredstore.model.errors import SegmentCorruptError
 
 TARGETS = targets()
 QUICK_INPUTS = 300
-ALL_INPUTS = 100_000
+ALL_INPUTS = int(os.environ.get("FUZZ_INPUTS") or 100_000)
 SAMPLED_EVERY = 50
 # Texts and lists of small tuples take some ten times the room of the bytes they were read from.
 PEAK_BYTES_FLOOR = 128 << 10
