@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+import resource
 import shutil
 import subprocess
 import sys
@@ -52,7 +53,10 @@ READS_A_SECOND: Final = 5
 FULL: Final = "full disk"
 PARTS: Final = {FINE: 0.25, AWAY: 0.25, SLOW: 0.2, FULL: 0.1, "fine again": 0.2}
 THREADS_MAX: Final = 50 + 40
-DESCRIPTORS_MAX: Final = 400
+# Two of each of 256 local files, as that limit allows, and connections.
+OPEN_FILES: Final = 1_024
+DESCRIPTORS_MAX: Final = 2 * 256 + 150
+DESCRIPTORS_LEFT_MAX: Final = 100  # more in the end than in the first part
 GROWTH_MAX_MB: Final = 150.0  # after the first part
 PUT_SLACK_SECONDS: Final = 0.1  # how far a busy machine parts two p99 of the same
 LEVELS: Final = [*StorageLevel][1:]
@@ -283,8 +287,18 @@ def check_parts(parts: dict[str, Seen]) -> None:
         assert part.descriptors <= DESCRIPTORS_MAX, name
         assert part.threads <= THREADS_MAX, name
         assert part.refused == 0 or name in (FULL, "fine again"), name
+    assert parts["fine again"].descriptors <= calm.descriptors + DESCRIPTORS_LEFT_MAX
     assert parts[FULL].refused
     assert parts[AWAY].reads["by offset"]
+
+
+@pytest.fixture(autouse=True)
+def usual_limit() -> Iterator[None]:
+    """As many open files as systems allow a process that asks for no more."""
+    before, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before, hard))
 
 
 @pytest.mark.torture
