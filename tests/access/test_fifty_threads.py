@@ -38,7 +38,6 @@ from tieredstore.local.config import LocalConfig
 from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.config import MIB, StoreConfig
 from tieredstore.model.errors import BackendUnavailableError
-from tieredstore.model.values import StorageLevel
 from tieredstore.providers.posix import PosixProvider
 from tieredstore.testing.faults import Fault, Faults, FaultyProvider
 from tieredstore.testing.message_store_contract import check_page
@@ -59,7 +58,6 @@ DESCRIPTORS_MAX: Final = 2 * 256 + 150
 DESCRIPTORS_LEFT_MAX: Final = 100  # more in the end than in the first part
 GROWTH_MAX_MB: Final = 150.0  # after the first part
 PUT_SLACK_SECONDS: Final = 0.1  # how far a busy machine parts two p99 of the same
-LEVELS: Final = [*StorageLevel][1:]
 
 
 @dataclass(slots=True)
