@@ -8,10 +8,12 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import deltalake
 import pyiceberg.catalog
 import pytest
+from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.utils.config import Config
 
 from tests.cli.cli_kit import Command, picture, started
@@ -178,7 +180,23 @@ def test_messages_come_out_into_an_iceberg_table(
     monkeypatch.setattr(pyiceberg.catalog, "_ENV_CONFIG", Config())  # as a new process reads it
     words = ("export", *named(TIER), "--format", "iceberg", "--catalog", "lake", "--json")
     words = (*words, "--table", "messages.golden")
+    opened: list[SqlCatalog] = []
+    closed: list[SqlCatalog] = []
+    begin, end = SqlCatalog.__init__, SqlCatalog.close
+
+    def counted_begin(self: SqlCatalog, *args: Any, **given: Any) -> None:
+        opened.append(self)
+        begin(self, *args, **given)
+
+    def counted_end(self: SqlCatalog) -> None:
+        closed.append(self)
+        end(self)
+
+    monkeypatch.setattr(SqlCatalog, "__init__", counted_begin)
+    monkeypatch.setattr(SqlCatalog, "close", counted_end)
     assert [command.run(*words).rows[1]["counts"]["messages"] for _ in range(2)] == [533, 0]
+    assert opened
+    assert closed == opened
     catalog = pyiceberg.catalog.load_catalog("lake")
     found = catalog.load_table("messages.golden").scan().to_arrow()
     catalog.close()

@@ -15,7 +15,8 @@ is among the columns.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar, Final
@@ -156,13 +157,13 @@ class ExportJob:
             object.__setattr__(self, "target", full_target(self.target))
 
     def plan(self) -> Plan[ExportItem]:
-        table = self._opened()
-        ledger = table.read()
-        ledger.refuse_other(table.name, self.settings)
         place, staged = "", list[StagedRange]()
-        if table.exists():
-            place = table.target.url
-            staged = addable(marked(table.target, self.settings), ledger)
+        with self._opened() as table:
+            ledger = table.read()
+            ledger.refuse_other(table.name, self.settings)
+            if table.exists():
+                place = table.target.url
+                staged = addable(marked(table.target, self.settings), ledger)
         topics = TopicPatterns(self.topics)
         selection = Selection(topic_pattern=topics.expression, times=self.times)
         items: list[ExportItem] = []
@@ -207,24 +208,24 @@ class ExportJob:
     def finish(
         self, plan: Plan[ExportItem], rows: RowStream[ExportRow]
     ) -> JobReport | Job[ExportItem, ExportRow]:
-        table = self._opened()
-        if plan.items and not table.exists():
-            table.make()
-            # Workers could not know where the files of a table lie that was not there.
-            if not plan.items[0].place:
-                return self
-        damaged = 0
-        findings: list[Finding] = []
-        for row in rows:
-            damaged += row.damaged_count
-            findings += [self._finding(*message) for message in row.damaged]
-        added: list[StagedRange] = []
-        ledger = table.read()
-        if table.exists():
-            staged = marked(table.target, self.settings)
-            added, ledger = commit_staged(table, self.settings, staged, uuid4().hex)
-            drop_marks(table.target, ledger)
-            table.target.drop_unpublished()
+        with self._opened() as table:
+            if plan.items and not table.exists():
+                table.make()
+                # Workers could not know where the files of a table lie that was not there.
+                if not plan.items[0].place:
+                    return self
+            damaged = 0
+            findings: list[Finding] = []
+            for row in rows:
+                damaged += row.damaged_count
+                findings += [self._finding(*message) for message in row.damaged]
+            added: list[StagedRange] = []
+            ledger = table.read()
+            if table.exists():
+                staged = marked(table.target, self.settings)
+                added, ledger = commit_staged(table, self.settings, staged, uuid4().hex)
+                drop_marks(table.target, ledger)
+                table.target.drop_unpublished()
         state = rows.state
         left = self._not_there(plan, ledger)
         if state is JobState.DONE and left:
@@ -281,19 +282,24 @@ class ExportJob:
             "times": None if self.times == EVER else list(self.times),
         }
 
-    def _opened(self) -> ExportTable:
+    @contextmanager
+    def _opened(self) -> Iterator[ExportTable]:
         schema = pa.schema([pa.field(name, SCAN_COLUMNS[name]) for name in self.file_columns])
         if self.format is TableFormat.ICEBERG:
             from tieredstore.jobs.export_iceberg import Catalog, IcebergTarget
 
             catalog = Catalog(name=self.catalog)
-            return IcebergTarget(self.target, catalog, self.target_options, schema)
+            made = IcebergTarget(self.target, catalog, self.target_options, schema)
+            with closing(made) as table:
+                yield table
+            return
         target = ExportTarget(self.target, self.target_options)
         if self.format is TableFormat.DELTA:
             from tieredstore.jobs.export_delta import DeltaTarget
 
-            return DeltaTarget(target, self.target_options, schema)
-        return ParquetTable(target)
+            yield DeltaTarget(target, self.target_options, schema)
+        else:
+            yield ParquetTable(target)
 
     def _not_there(self, plan: Plan[ExportItem], ledger: Ledger) -> list[str]:
         """Ranges of the plan that the target does not hold, or not all of them."""

@@ -504,7 +504,6 @@ def _sent_string(text: str | bytes) -> bytes:
 
 
 @lru_cache(maxsize=4096)
-@lru_cache(maxsize=4096)
 def topic_field(topic: str) -> tuple[int, bytes]:
     """The magic and the bytes of a topic, its length before it."""
     if reason := why_no_topic(topic):
