@@ -258,10 +258,15 @@ def test_loading_fails_where_the_catalogue_takes_nothing() -> None:
     row = tier.rows(QUEUE)[0]
     tier.catalogue().put(SegmentRecord(path=PATH, type=QUEUE, base_offset=0))
     assert row.size
-    faults = Faults()
-    tier.open(faults, read_only=True)
-    with pytest.raises(MetadataError):
-        tier.open(Faults({faults.steps: Fault.BEFORE}))
+    for step in range(50):  # reads come first, then the catalogue is written
+        try:
+            tier.open(Faults({step: Fault.BEFORE}))
+        except BackendUnavailableError:
+            continue
+        except MetadataError:
+            break
+        pytest.fail(f"it was loaded, though step {step} failed")
+    assert step
 
 
 def test_a_reader_sees_what_a_writer_has_done_since() -> None:
