@@ -24,6 +24,7 @@ from bench._rows import RESULTS, Row, report, turns_row
 TURNS: Final = 3
 TIMES: Final = (1, 10, 100)
 BASES: Final = {"queues": 20, "segments": 20, "messages": 20, "keys": 20, "readers": 1}
+HUNDREDS: Final = ("messages", "keys")  # a base of 20 is 2,000 of these
 LINEAR_PROMISED: Final = 0.5  # a hundredfold store leaves the processor's caches
 MEGABYTES_MIN: Final = 4.0  # below it the allocator's steps are all there is
 
@@ -52,12 +53,13 @@ def figures() -> Figures:
 def rows_of(found: Figures) -> Iterator[Row]:
     factor = TIMES[2] // TIMES[1]
     for way in WAYS:
+        count = BASES[way] * TIMES[2] * (100 if way in HUNDREDS else 1)
         some, many = found[way, TIMES[1]], found[way, TIMES[2]]
         for what, grown in many.items():
             if what == "memory" and max(grown) < MEGABYTES_MIN:
                 continue
             yield turns_row(
-                f"{what}, {BASES[way] * TIMES[2]:,} {way} ({factor} times a tenth of them)",
+                f"{what}, {count:,} {way} ({factor} times a tenth of them)",
                 [value * factor for value in some[what]],
                 grown,
                 unit="MB" if what == "memory" else "s",
