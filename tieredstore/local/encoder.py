@@ -167,10 +167,8 @@ class RecordBatch:
 
         The bytes are the batch's own: good until it is placed again.
         """
-        if len(self.sizes) == 1 and not self.has_property_crc:
-            queue_offset = queue_offsets[0] if self.in_queue[0] else 0
-            _OFFSETS.pack_into(self.data, QUEUE_OFFSET_POSITION, queue_offset, log_offset)
-            _TIME.pack_into(self.data, _time_position(self.sys_flags[0]), store_timestamp)
+        if len(self.sizes) == 1 and not self.has_property_crc:  # a put of one message
+            self._place(0, 0, queue_offsets[0], log_offset, store_timestamp)
             return self.data, [log_offset]
         sizes = self.sizes[rows.start : rows.stop]
         start = sum(self.sizes[: rows.start])
@@ -194,11 +192,17 @@ class RecordBatch:
         store_timestamp: int,
     ) -> None:
         for row, log_offset in zip(rows, log_offsets, strict=True):
-            start = log_offset + move
-            queue_offset = queue_offsets[row] if self.in_queue[row] else 0
-            _OFFSETS.pack_into(self.data, start + QUEUE_OFFSET_POSITION, queue_offset, log_offset)
-            time_position = _time_position(self.sys_flags[row])
-            _TIME.pack_into(self.data, start + time_position, store_timestamp)
+            self._place(row, log_offset + move, queue_offsets[row], log_offset, store_timestamp)
+
+    def _place(
+        self, row: int, start: int, queue_offset: int, log_offset: int, store_timestamp: int
+    ) -> None:
+        """One record, which begins at `start` of the data."""
+        if not self.in_queue[row]:
+            queue_offset = 0
+        _OFFSETS.pack_into(self.data, start + QUEUE_OFFSET_POSITION, queue_offset, log_offset)
+        time_position = _time_position(self.sys_flags[row])
+        _TIME.pack_into(self.data, start + time_position, store_timestamp)
 
     def _place_many(
         self,
