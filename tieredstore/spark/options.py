@@ -65,7 +65,7 @@ _READ_NAMES: Final = (
         "max_bytes_per_trigger",
     ),
 )
-NAMES_A_TIER: Final = frozenset({"config", "provider", "path", "bucket", "url"})
+_NAMES_A_TIER: Final = frozenset({"config", "provider", "path", "bucket", "url"})
 _KAFKAS_NAMES: Final = {
     "startingoffsets": "starting",
     "endingoffsets": "ending",
@@ -73,6 +73,9 @@ _KAFKAS_NAMES: Final = {
     "subscribepattern": "topic_pattern",
     "maxoffsetspertrigger": "max_messages_per_trigger",
 }
+NAMES_TOPICS: Final = frozenset(
+    {"topics", *(kafkas for kafkas, name in _KAFKAS_NAMES.items() if name == "topics")}
+)
 OLDEST: Final = -2
 NEWEST: Final = -1
 _SIZES: Final = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
@@ -87,6 +90,11 @@ class Starting(Enum):
 def plain_name(name: str) -> str:
     """Options are one in any case, with and without underscores."""
     return name.replace("_", "").lower()
+
+
+def names_a_tier(options: Mapping[str, str]) -> bool:
+    """Whether these options say which tier is meant."""
+    return not _NAMES_A_TIER.isdisjoint(map(plain_name, options))
 
 
 def split_options(

@@ -19,7 +19,7 @@ from tieredstore.access.reader import TieredReader
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import InvalidConfigError
 from tieredstore.model.settings import facts_of, settings_of
-from tieredstore.spark.options import NAMES_A_TIER, ReadOptions, plain_name
+from tieredstore.spark.options import NAMES_TOPICS, ReadOptions, names_a_tier, plain_name
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 FORMAT: Final = "tieredstore"
 KEPT: Final = "tieredstore.options"  # in the metadata of a table's first column
-_TOPICS: Final = frozenset({"topics", "subscribe"})
 _OPTION: Final = "option."  # Spark's prefix for what stood in OPTIONS, among its own properties
 
 
@@ -77,7 +76,7 @@ def options_of_read(given: Mapping[str, str], schema: StructType) -> dict[str, s
     Options that name a tier stand alone: nothing of another tier is mixed in.
     """
     said = {**given}
-    if {plain_name(name) for name in said} & NAMES_A_TIER:
+    if names_a_tier(said):
         return said
     kept = kept_options(schema)
     if kept is None and not said:
@@ -94,7 +93,7 @@ def check_write_names_tier(given: Mapping[str, str]) -> None:
     What a table keeps is of no use here: `INSERT INTO a SELECT * FROM b` gives the rows the columns
     of b where those of a are the same, and Parquet files made of a table have its columns too.
     """
-    if not {plain_name(name) for name in given} & NAMES_A_TIER:
+    if not names_a_tier(given):
         raise InvalidConfigError(
             "which tier? A write names it with the option config, also one into a table:"
             " INSERT INTO t WITH (config = '/data/tier.toml')"
@@ -157,7 +156,7 @@ def register(
     refuse_secrets(said)
     schema = spark_schema(read.scan.columns)
     _make_table(spark, table, with_options(schema, said), "all messages")
-    others = {name: text for name, text in said.items() if plain_name(name) not in _TOPICS}
+    others = {name: text for name, text in said.items() if plain_name(name) not in NAMES_TOPICS}
     for topic in topics:
         name = _table_of_topic(table, topic)
         only = with_options(schema, {**others, "topics": topic})
