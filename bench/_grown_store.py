@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import gc
 import json
-import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -22,6 +21,7 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, generate_latest
 
+from bench._timing import median_seconds, seconds_once
 from bench.steady import held
 from tieredstore.access.audit import audit
 from tieredstore.access.reader import TieredReader
@@ -50,6 +50,7 @@ SETTINGS: Final = StoreConfig(
 )
 WAYS: Final = ("queues", "segments", "messages", "keys", "readers")
 SINGLE_PUTS: Final = 200
+TURNS: Final = 5
 
 
 def config_of(way: str, folder: Path) -> StoreConfig:
@@ -89,15 +90,6 @@ def running(
             yield store
 
 
-def seconds_of(call: Callable[[], object], turns: int = 1) -> float:
-    spent = []
-    for _ in range(turns):
-        started = time.perf_counter()
-        call()
-        spent.append(time.perf_counter() - started)
-    return statistics.median(spent)
-
-
 def measured(way: str, size: int, folder: Path) -> dict[str, float]:
     config = config_of(way, folder)
     with running(config) as store:
@@ -117,12 +109,16 @@ def measured_broker(config: StoreConfig) -> dict[str, float]:
     started = time.perf_counter()
     with running(config, metrics) as store:
         found = {"open": time.perf_counter() - started}
-        found["flush of nothing"] = seconds_of(store.flush, 5)
-        found["query of a key"] = seconds_of(partial(query, store, topic_of(store)), 5)
-        found["scrape of metrics"] = seconds_of(partial(generate_latest, registry), 5)
+        found["flush of nothing"] = median_seconds(store.flush, repeats=TURNS)
+        found["query of a key"] = median_seconds(
+            partial(query, store, topic_of(store)), repeats=TURNS
+        )
+        found["scrape of metrics"] = median_seconds(
+            partial(generate_latest, registry), repeats=TURNS
+        )
         found["memory"] = held()[0] - before
         message = a_message(1, topic=topic_of(store))
-        found["one put"] = seconds_of(partial(store.put_message, message), SINGLE_PUTS)
+        found["one put"] = median_seconds(partial(store.put_message, message), repeats=SINGLE_PUTS)
         store.flush()
     return found
 
@@ -141,13 +137,13 @@ def measured_elsewhere(config: StoreConfig, folder: Path) -> dict[str, float]:
         started = time.perf_counter()
         reader = opened.enter_context(TieredReader.open(config))
         found = {"open for reading": time.perf_counter() - started}
-        found["plan of a scan"] = seconds_of(partial(plan_scan, reader, EVERYTHING))
+        found["plan of a scan"] = seconds_once(partial(plan_scan, reader, EVERYTHING))
         tier = open_tier(config, runtime=runtime, read_only=True)
         opened.callback(tier.close)
         parts = tier.metadata, tier.provider, config, runtime
-        found["audit"] = seconds_of(partial(audit, *parts))
+        found["audit"] = seconds_once(partial(audit, *parts))
         anew = opened.enter_context(JsonMetadataStore.open(folder / "rebuilt.json"))
-        found["rebuild"] = seconds_of(partial(rebuild, anew, *parts[1:]))
+        found["rebuild"] = seconds_once(partial(rebuild, anew, *parts[1:]))
     return found
 
 
@@ -158,7 +154,7 @@ def measured_readers(config: StoreConfig, size: int) -> dict[str, float]:
         started = time.perf_counter()
         readers = [opened.enter_context(TieredReader.open(config)) for _ in range(size)]
         found = {"open": time.perf_counter() - started, "memory": held()[0] - before}
-        found["a read by each"] = seconds_of(
+        found["a read by each"] = seconds_once(
             lambda: [reader.get_message(TOPIC, 0, 0, count_max=1) for reader in readers]
         )
     return found

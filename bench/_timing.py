@@ -40,6 +40,12 @@ def seconds_of(action: Callable[[], object], *, repeats: int = 15, loops: int = 
     return times
 
 
+def seconds_once(action: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start
+
+
 def median_seconds(action: Callable[[], object], *, repeats: int = 15, loops: int = 1) -> float:
     return statistics.median(seconds_of(action, repeats=repeats, loops=loops))
 

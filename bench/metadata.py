@@ -15,7 +15,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -23,6 +23,7 @@ from pathlib import Path
 from unittest import mock
 
 from bench._rows import Row, report, turns_row
+from bench._timing import seconds_once
 from tieredstore.metadata import JsonMetadataStore
 from tieredstore.model.values import QueueRecord, SegmentRecord, SegmentType
 
@@ -72,19 +73,13 @@ def fill(path: Path) -> None:
         store.put(*segments())
 
 
-def seconds_of(call: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    call()
-    return time.perf_counter() - started
-
-
 def update_seconds(store: JsonMetadataStore, rows: list[SegmentRecord]) -> float:
     """One row a batch, as a commit of one segment does it."""
     spent = []
     for number in range(UPDATES):
         row = rows[number * 7 % len(rows)]
         row = replace(row, size=row.size - number)
-        spent.append(seconds_of(partial(store.put, row)))
+        spent.append(seconds_once(partial(store.put, row)))
     return statistics.median(spent)
 
 
@@ -97,7 +92,7 @@ def write_seconds(path: Path, *, synced: bool) -> float:
             if synced:
                 os.fdatasync(file.fileno())
 
-        return statistics.median(seconds_of(write) for _ in range(UPDATES))
+        return statistics.median(seconds_once(write) for _ in range(UPDATES))
 
 
 def open_seconds(path: Path) -> float:
@@ -110,7 +105,7 @@ def open_seconds(path: Path) -> float:
 
 
 def parse_seconds(path: Path) -> float:
-    return seconds_of(lambda: re.findall(rb"\w+", path.read_bytes()))
+    return seconds_once(lambda: re.findall(rb"\w+", path.read_bytes()))
 
 
 def abandon(store: JsonMetadataStore) -> None:
@@ -156,7 +151,7 @@ def rows_of(path: Path) -> Iterator[Row]:
     store = JsonMetadataStore.open(path)
     for _ in range(TURNS):
         bare.append(parse_seconds(path))
-        ours.append(seconds_of(store.compact))
+        ours.append(seconds_once(store.compact))
     store.close()
     yield turns_row("compaction (its words by re)", bare, ours, unit="s")
 

@@ -326,6 +326,14 @@ def of_fifty_queues() -> Tier:
     return tier
 
 
+def loaded_by(tier: Tier, provider: SegmentProvider, runtime: Runtime) -> FlatFileStore:
+    store = FlatFileStore(
+        tier.config, provider=provider, metadata=tier.catalogue(), runtime=runtime
+    )
+    store.load()
+    return store
+
+
 def test_many_queues_are_recovered_in_a_bounded_number_of_threads() -> None:
     tier = of_fifty_queues()
     used: set[int] = set()
@@ -336,13 +344,7 @@ def test_many_queues_are_recovered_in_a_bounded_number_of_threads() -> None:
             return super().open(path, type, base)
 
     with Runtime.threads(fetch_threads=4, dispatch_threads=1) as runtime:
-        loaded = FlatFileStore(
-            tier.config,
-            provider=Watched(tier.inner, runtime),
-            metadata=tier.catalogue(),
-            runtime=runtime,
-        )
-        loaded.load()
+        loaded = loaded_by(tier, Watched(tier.inner, runtime), runtime)
         assert len(loaded.files()) == 50
         assert all(file.commit_offset == 1 for file in loaded.files())
         assert 1 <= len(used) <= 4 + 1  # the caller's, where it tries how long a look takes
@@ -368,13 +370,7 @@ def test_queues_are_recovered_by_threads_only_where_a_look_takes_time(
 
     clock = ManualClock()
     runtime = Runtime(clock=clock, dispatch=InlinePool(), fetch=Counted())
-    loaded = FlatFileStore(
-        tier.config,
-        provider=Distant(tier.inner, runtime),
-        metadata=tier.catalogue(),
-        runtime=runtime,
-    )
-    loaded.load()
+    loaded = loaded_by(tier, Distant(tier.inner, runtime), runtime)
     assert all(file.commit_offset == 1 for file in loaded.files())
     assert (len(loaded.files()), handed_over) == (
         50,
