@@ -21,7 +21,7 @@ from tieredstore.model.errors import SegmentCorruptError
 from tieredstore.model.values import Boundary, QueueKey
 
 ROOT = Path(__file__).parents[2]
-SCHEDULES = 100
+SCHEDULES = 300
 
 
 def simulated(seed: int, count: int) -> str:
