@@ -14,7 +14,7 @@ unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
 export PIP_NO_INPUT := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-spark test-s3 test-tier-s3 quick fmt lint types layers house bench docs pictures dist fuzz torture flips mutants interop broker clients watch front-door check clean
+.PHONY: help setup demo test test-spark test-s3 test-tier-s3 quick fmt lint types layers house bench docs pictures dist fuzz guided-fuzz torture flips mutants interop broker clients watch front-door check clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -59,6 +59,11 @@ test-tier-s3: $(STAMP)  ## the tests of the tier again, in buckets of moto's ser
 
 fuzz: $(STAMP)  ## feed 100 000 damaged inputs to each decoder, or COUNT of them
 	FUZZ_INPUTS=$(COUNT) $(PYTEST) -n $(WORKERS) -m fuzz $(ARGS)
+
+# atheris comes to .venv here alone: not each Python has a wheel of it. NAME chooses decoders.
+guided-fuzz: $(STAMP)  ## the same with COUNT inputs that grow towards code which none has reached
+	$(BIN)/python -m pip install --quiet $(NO_INPUT) 'atheris>=2.3'
+	$(BIN)/python -m tests.fuzz.guided $(NAME) --count $(or $(COUNT),100000) $(ARGS)
 
 # With SEED or HOURS only the simulation: schedules of a whole tier from that seed on, for so long.
 torture: $(STAMP)  ## run long random histories, and die at every request over HTTP
