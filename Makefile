@@ -19,7 +19,7 @@ export PIP_NO_INPUT := 1
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-setup: $(STAMP)  ## create .venv with all extras
+setup: $(STAMP)  ## create .venv with all extras (LOWEST=1: the lowest versions that they allow)
 
 # Again only when pyproject.toml has changed. pip comes first: one that is older than 26 needs four
 # times as long for the same answer (docs/decisions/0003-floors-no-ceilings.md).
@@ -29,7 +29,9 @@ $(STAMP): pyproject.toml
 	@echo "Setting up $(VENV): one to five minutes, most of it downloads."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet $(NO_INPUT) --upgrade pip
-	$(BIN)/python -m pip install --quiet $(NO_INPUT) --editable '.[dev]'
+	$(if $(LOWEST),$(BIN)/python -m pip install --quiet $(NO_INPUT) 'uv>=0.9' && \
+	  $(BIN)/uv pip install --quiet --python $(BIN)/python --resolution lowest-direct --editable '.[dev]', \
+	  $(BIN)/python -m pip install --quiet $(NO_INPUT) --editable '.[dev]')
 	@touch $@
 
 demo: $(STAMP)  ## run the main job on the embedded default (PROVIDER=s3: on an S3 server of its own)
