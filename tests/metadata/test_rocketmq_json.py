@@ -287,6 +287,30 @@ def test_damaged_files_are_read_or_refused(data: st.DataObject) -> None:
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 
 
+def quoted(text: str) -> str:
+    """Bare keys between quotes, character by character."""
+    parts, at, is_behind_opening = [], 0, False
+    while at < len(text):
+        found = re.compile(r'"(?:\\.|[^"\\])*"?', re.DOTALL).match(text, at)
+        key = re.compile(r"\s*(-?[0-9]+)\s*:").match(text, at) if is_behind_opening else None
+        if key:
+            parts.append(f'{text[at : key.start(1)]}"{key[1]}"')
+            at = key.end(1)
+        elif found:
+            parts.append(found[0])
+            at = found.end()
+        else:
+            parts.append(text[at])
+            at += 1
+        is_behind_opening = parts[-1] in ("{", ",")
+    return "".join(parts)
+
+
+@given(st.text(alphabet='"{,5-: \\a}\n', max_size=24))
+def test_bare_keys_are_quoted_and_nothing_else(text: str) -> None:
+    assert fastjson._quote_keys(text.encode()) == quoted(text).encode()
+
+
 @given(st.dictionaries(NAMES, st.dictionaries(st.integers(0, 2**31 - 1), NAMES, max_size=3)))
 @example({"": {0: ""}})
 def test_any_name_survives_being_written_and_read(queues: dict[str, dict[int, str]]) -> None:

@@ -26,9 +26,14 @@ Document: TypeAlias = (
     "bool | int | float | str | list[Json] | Mapping[str, Document] | Mapping[int, Document] | None"
 )
 
-# Strings first, so that nothing inside of one looks like a key. The closing quote may be missing:
-# text without it is refused later, and here must not be searched again from every byte of it.
-_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[{,]\s*(-?\d+)\s*:', re.DOTALL)
+# All up to a bare key, and the key. Strings are passed whole, so that nothing inside of one looks
+# like a key; the closing quote may be missing, which is refused later. What was passed is never
+# tried again (possessive), so no text takes longer than its length.
+_UP_TO_KEY = re.compile(
+    rb"""(?: [^"{,]*+ (?: "[^"\\]*+(?:\\.[^"\\]*+)*+"?+ | [{,](?!\s*+-?\d++\s*+:) ) )*+
+    [^"{,]*+ [{,]\s*+(-?\d++)\s*+:""",
+    re.DOTALL | re.VERBOSE,
+)
 # fastjson escapes these; everything else goes out as it is.
 _SPECIAL = re.compile('[\x00-\x1f"\\\\\x7f-\x9f\u2028\u2029]')
 _SHORT_ESCAPES = {
@@ -65,11 +70,10 @@ def encode(document: Mapping[str, Document]) -> bytes:
 def _quote_keys(data: bytes) -> bytes:
     parts: list[bytes] = []
     copied = 0
-    for token in _TOKEN.finditer(data):
-        if token.lastindex:
-            start, end = token.span(1)
-            parts += (data[copied:start], b'"', data[start:end], b'"')
-            copied = end
+    while found := _UP_TO_KEY.match(data, copied):
+        start, end = found.span(1)
+        parts += (data[copied:start], b'"', data[start:end], b'"')
+        copied = end
     parts.append(data[copied:])
     return b"".join(parts)
 

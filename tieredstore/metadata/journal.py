@@ -204,12 +204,12 @@ def to_json(change: Change) -> Json:
 def from_json(value: Json) -> Change:
     """The change in a line. Raises ValueError for one that this version does not know."""
     match value:
+        case {"put": "segment", "row": dict(row)}:  # by far the most
+            return Put(tables.read_segment(row))
         case {"put": "topic", "row": dict(row)}:
             return Put(tables.read_topic(row))
         case {"put": "queue", "row": dict(row)}:
             return Put(tables.read_queue(row))
-        case {"put": "segment", "row": dict(row)}:
-            return Put(tables.read_segment(row))
         case {"put": "note", "kind": str(kind), "key": str(key), "value": note}:
             return PutNote(kind, key, note)
         case {"delete": "topic", "topic": str(topic)}:
