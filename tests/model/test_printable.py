@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import pickle
+import weakref
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,30 @@ def test_a_line_of_the_log_stays_one_line(caplog: pytest.LogCaptureFixture) -> N
     first, second = caplog.records
     assert first.getMessage().isprintable()
     assert (second.msg, second.args) == ("%s and %d", ("plain", 7))
+
+
+def test_a_line_that_is_kept_keeps_no_error_and_nothing_that_it_met(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    log = log_of("tieredstore.tests")
+    met = _FailingUpload()
+    watch = weakref.ref(met)
+    try:
+        met.fail()
+    except OSError as error:
+        log.warning("%s: %s, %r", "Orders/0", error, error)
+    del met
+    assert watch() is None
+    (record,) = caplog.records
+    assert record.msg == "%s: %s, %r"
+    assert record.getMessage() == "Orders/0: it is away, OSError('it is away')"
+
+
+class _FailingUpload:
+    """Its traceback reaches it, and so all that it would have sent."""
+
+    def fail(self) -> None:
+        raise OSError("it is away")
 
 
 def test_a_topic_of_a_producer_begins_no_line_of_the_log(
