@@ -45,6 +45,8 @@ def _to_printable(record: logging.LogRecord) -> bool:
 class _ErrorText(str):
     """What was an error, in both of its forms."""
 
+    __slots__ = ("_shown",)
+
     _shown: str
 
     def __new__(cls, error: BaseException) -> Self:
