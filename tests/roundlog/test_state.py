@@ -308,6 +308,44 @@ def test_a_key_rests_from_when_its_object_was_deleted() -> None:
     assert not state.rests("key", NAME_RESTS_MS + 900)
 
 
+def test_keys_that_have_rested_are_forgotten() -> None:
+    state = LogState()
+    day_ms = NAME_RESTS_MS // 30
+    for day in range(100):
+        state.fold(_sealed_and_deleted(state, f"key-{day}", day * day_ms))
+        state.fold(_dropped(state, f"key-{day}", day * day_ms))
+    assert list(state.rested) == [f"key-{day}" for day in range(69, 100)]
+
+
+def test_a_key_whose_object_stayed_for_long_rests_from_when_it_was_deleted() -> None:
+    state = LogState()
+    state.fold(_sealed_and_deleted(state, "key", 0))
+    late_ms = 3 * NAME_RESTS_MS
+    state.fold(_sealed_and_deleted(state, "other", late_ms))
+    for each in (state, LogState.decoded(state.encoded(), "it")):
+        each.fold(_dropped(each, "key", late_ms))
+        assert each.rests("key", late_ms + NAME_RESTS_MS - 1)
+        assert not each.rests("key", late_ms + NAME_RESTS_MS)
+
+
+def _sealed_and_deleted(state: LogState, key: str, time_ms: int) -> Entry:
+    number = state.next_number
+    return Entry(
+        sequence=state.sequence + 1,
+        epoch=1,
+        nonce="n",
+        time_ms=time_ms,
+        begins_epoch=not state.sequence,
+        begun=(Begun(number, f"broker/{key}/0", SegmentType.COMMIT_LOG, 0),),
+        deleted=(number,),
+        sealed=(Sealed(number, key, 3, None),),
+    )
+
+
+def _dropped(state: LogState, key: str, time_ms: int) -> Entry:
+    return Entry(sequence=state.sequence + 1, epoch=1, nonce="n", time_ms=time_ms, dropped=(key,))
+
+
 @pytest.mark.parametrize(
     "entry",
     [

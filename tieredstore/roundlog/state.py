@@ -148,7 +148,8 @@ class LogState:
         self.numbers: dict[SegmentKey, int] = {}
         self.chunks: dict[int, Chunk] = {}
         self.dead: dict[str, int] = {}
-        self.rested: dict[str, int] = {}  # keys of sealed objects that were deleted, and when
+        # Keys of sealed objects that were deleted, and when, for as long as they rest.
+        self.rested: dict[str, int] = {}
         self._tables = Tables()
         self._grown: set[int] = set()  # segments whose rows are behind
         self._uses: dict[str, int] = {}  # of each object: how many chunks and sealed segments
@@ -356,12 +357,23 @@ class LogState:
     def _die(self, name: str) -> None:
         if name not in self._uses and name not in self.dead:
             self.dead[name] = self.time_ms
-            if not name.startswith(("log/", *BESIDE)):
-                self.rested[name] = self.time_ms
+            self._rest(name)
 
     def _drop(self, name: str) -> None:
-        if self.dead.pop(name, None) is not None and name in self.rested:
-            self.rested[name] = self.time_ms  # a delete was sent only now
+        if self.dead.pop(name, None) is not None:
+            self._rest(name)  # a delete was sent only now
+
+    def _rest(self, name: str) -> None:
+        """From now on, where the name is a key that a segment may have again; the oldest first."""
+        if name.startswith(("log/", *BESIDE)):
+            return
+        self.rested.pop(name, None)
+        self.rested[name] = self.time_ms
+        while (first := next(iter(self.rested))) and self._has_rested(first):
+            del self.rested[first]
+
+    def _has_rested(self, name: str) -> bool:
+        return self.rested[name] + NAME_RESTS_MS < self.time_ms
 
     def rests(self, key: str, now_ms: int) -> bool:
         """Whether a delete may still land on this key."""
@@ -393,7 +405,6 @@ class LogState:
 
     def encoded(self) -> bytes:
         """The bytes of the object that stands for all entries up to this one."""
-        rests = self.time_ms - NAME_RESTS_MS
         order = [self.segments[number] for number in sorted(self.segments)]
         sealed = [segment.sealed for segment in order if segment.sealed is not None]
         head = _StateHead(
@@ -408,7 +419,7 @@ class LogState:
                 for each in self.chunks.values()
             ],
             dead=dict(self.dead),
-            rested={key: time for key, time in self.rested.items() if time >= rests},
+            rested={key: at for key, at in self.rested.items() if not self._has_rested(key)},
             changes=[journal.to_json(change) for change in self.tables.contents()],  # type: ignore[misc]
         )
         columns = {
