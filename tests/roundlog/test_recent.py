@@ -71,3 +71,14 @@ def test_a_range_that_is_not_wholly_here_is_asked_for() -> None:
     held.add("c", b"c" * 5)  # as much as was sent so far
     assert [bytes(each) for each in held.ranges([Range("c", 3, 3)])] == [b"ccc"]
     assert client.requests["get"] == 1
+
+
+def test_what_is_wanted_no_more_makes_room() -> None:
+    held, client = recent(20)
+    held.keep_only(lambda key: key == "b")
+    assert held.held_bytes == 10
+    held.add("c", b"c" * 10)
+    held.ranges([Range("b", 0, 10), Range("c", 0, 10)])
+    assert client.requests["get"] == 0
+    held.ranges([Range("a", 0, 10)])
+    assert client.requests["get"] == 1

@@ -761,6 +761,20 @@ def test_what_was_sent_last_is_merged_without_reading_it_back() -> None:
     tier.check()
 
 
+def test_what_was_merged_stays_in_memory_no_longer() -> None:
+    tier = Tier()
+    log, _ = tier.opened(recent_bytes=1 << 20)
+    for _ in range(3):
+        write_rounds(tier, log, upkeep_module.ROUNDS_MERGED)
+        assert log.recent.held_bytes
+        run(Upkeep(log))
+        assert log.recent.held_bytes == 0
+    write_rounds(tier, log, 1)
+    run(Upkeep(log))
+    assert log.recent.held_bytes
+    tier.check()
+
+
 def test_what_does_not_fit_in_memory_is_read_back() -> None:
     tier = Tier()
     log, client = tier.opened(recent_bytes=4_000)

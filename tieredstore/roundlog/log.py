@@ -472,6 +472,12 @@ class BrokerLog:
             del self.staged[:staged]
             if self.staged:  # they are newer than what was folded
                 self._state.tables.apply(self.staged)
+            if entry.merged:
+                self.recent.keep_only(self._is_used)
+
+    def _is_used(self, key: str) -> bool:
+        assert self._state is not None
+        return self._state.is_used(key.removeprefix(self.prefix))
 
     def _fenced_by(self, epoch: int) -> None:
         if self.fence is None:

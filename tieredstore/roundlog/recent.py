@@ -1,10 +1,11 @@
-"""Objects that this process sent last, so that merging or sealing need not read them back."""
+"""Objects that this process sent last and that are still in use, so that merging or sealing need
+not read them back."""
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from tieredstore.driver.object_client import Range
@@ -15,7 +16,7 @@ RECENT_BYTES_MAX: Final = 64 << 20  # as many as one merge takes
 
 
 class RecentObjects:
-    """The last of them, of RECENT_BYTES_MAX in all. An object never changes, so they stay true."""
+    """The last of them, of `bytes_max` in all. An object never changes, so they stay true."""
 
     def __init__(self, calls: ObjectCalls, *, bytes_max: int = RECENT_BYTES_MAX) -> None:
         self._calls = calls
@@ -34,6 +35,16 @@ class RecentObjects:
             while self._bytes > self._bytes_max:
                 _, gone = self._held.popitem(last=False)
                 self._bytes -= len(gone)
+
+    @property
+    def held_bytes(self) -> int:
+        return self._bytes
+
+    def keep_only(self, is_used: Callable[[str], bool]) -> None:
+        """Nobody reads the others any more: they give back their memory."""
+        with self._guard:
+            for key in [each for each in self._held if not is_used(each)]:
+                self._bytes -= len(self._held.pop(key))
 
     def ranges(self, wanted: Sequence[Range]) -> list[Buffer]:
         """Each range, in order: from here, and from the store what is not here."""

@@ -241,6 +241,10 @@ class LogState:
         """All objects that bytes are read from."""
         return set(self._uses)
 
+    def is_used(self, name: str) -> bool:
+        """Whether bytes are read from this object."""
+        return name in self._uses
+
     def _check(self, entry: Entry, growth: _Growth) -> None:
         """Raises MetadataError unless numbers are new ones, bytes are added at the end of an open
         segment, and what is sealed is all of it."""
