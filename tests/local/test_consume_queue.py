@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from struct import pack
@@ -1068,3 +1069,29 @@ def test_units_that_hold_no_message_are_walked_over() -> None:
         )
 
     assert [answer(time) for time in (0, 70, 71, 80, 81)] == [3, 3, 4, 4, 6]
+
+
+def test_batches_of_any_length_leave_no_memory_behind() -> None:
+    """A `Struct` takes 96 bytes for each unit that it packs."""
+    counts = range(1_000, 2_000, 20)
+    places, ones = list(range(1, 2_000)), [1] * 1_999
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for count in counts:
+            new = encode_new_units(places[:count], ones[:count], ones[:count], last_log_end=0)
+            assert len(new.data) == UNIT_BYTES * count
+        held = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert held < 1 << 20
+
+
+@pytest.mark.parametrize("count", [1, 255, 256, 257, 512, 700])
+def test_units_of_long_batches_are_those_of_single_messages(count: int) -> None:
+    log_offsets, sizes, codes = range(10, 10 + 5 * count, 5), [5] * count, range(-1, count - 1)
+    new = encode_new_units(log_offsets, sizes, codes, last_log_end=0)
+    assert new.data == b"".join(
+        encode_unit(log_offset=at, message_bytes=5, tags_code=code)
+        for at, code in zip(log_offsets, codes, strict=True)
+    )

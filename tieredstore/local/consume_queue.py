@@ -38,7 +38,7 @@ import os
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Sequence
-from functools import lru_cache
+from functools import cache
 from itertools import starmap
 from operator import add, gt
 from struct import Struct, error
@@ -73,6 +73,7 @@ StoreTime = Callable[[int, int], int | None]
 """The store time of the record at (log_offset, message_bytes); None if it cannot be read."""
 _FILES_SCANNED: Final = 3
 _LOG_OFFSET_MAX: Final = INT64_MAX - INT32_MAX  # the end of any record is a number, too
+_PACKED_TOGETHER: Final = 256  # units: one of each length up to that takes 3 MB in all
 _BLOCK_BYTES: Final = UNIT_BYTES << 14
 _FIRST_BLOCK_BYTES: Final = UNIT_BYTES << 9
 
@@ -575,14 +576,22 @@ def encode_new_units(
     values[1::3] = message_bytes[skipped:]
     values[2::3] = tags_codes[skipped:]
     try:
-        data = _units(count - skipped).pack(*values)
+        data = _packed(values)
     except error:
         units = zip(log_offsets, message_bytes, tags_codes, strict=True)
         data = b"".join(starmap(_encoded, units))  # which names what does not fit
     return NewUnits(skipped, data, ends[-1] if ends else 0)
 
 
-@lru_cache(maxsize=1024)
+def _packed(values: list[int]) -> bytes:
+    step = 3 * _PACKED_TOGETHER
+    if len(values) <= step:
+        return _units(len(values) // 3).pack(*values)
+    parts = (values[at : at + step] for at in range(0, len(values), step))
+    return b"".join([_units(len(part) // 3).pack(*part) for part in parts])
+
+
+@cache
 def _units(count: int) -> Struct:
     return Struct(">" + "qiq" * count)
 
