@@ -30,6 +30,7 @@ from tests.index.store_kit import (
 from tieredstore.codec.key_hashes import key_hashes
 from tieredstore.codec.queue_unit import encode_unit
 from tieredstore.codec.tiered_index import TieredIndexHeader, encode_header, file_bytes
+from tieredstore.driver.metadata import DeleteQueue, DeleteSegment, DeleteTopic
 from tieredstore.driver.runtime import Runtime
 from tieredstore.flat.append_file import DELETION_NOTE, mark_for_deletion
 from tieredstore.flat.file_store import FlatFileStore
@@ -1045,3 +1046,26 @@ def test_a_file_that_somebody_else_made_with_other_sizes_is_refused_and_kept(
     path.unlink()
     shop.open()
     assert shop.found("k") == [(0, 0)]
+
+
+def test_nothing_is_kept_of_topics_that_are_deleted(tmp_path: Path) -> None:
+    """Each one that is made anew has a number of its own."""
+    shop = Shop(tmp_path)
+    held = []
+    for _ in range(20):
+        shop.put(["k"])
+        shop.clock.advance(HOUR_MS)
+        shop.index.step()
+        held.append(len(shop.catalogue.notes("index-queue")) + len(shop.index._writer._taken))
+        made = shop.topic_id
+        segment = DeleteSegment(f"{BROKER}/{TOPIC}/0", SegmentType.CONSUME_QUEUE, 0)
+        shop.catalogue.apply([DeleteTopic(TOPIC), DeleteQueue(TOPIC, 0), segment])
+        shop.ends.clear()
+        shop.topic_id = shop.catalogue.add_topic(TOPIC).topic_id
+        assert shop.topic_id > made
+    assert max(held) <= 4
+    shop.put(["k"])
+    shop.clock.advance(HOUR_MS)
+    shop.index.step()
+    assert shop.index.indexed_offset(TOPIC, shop.topic_id, 0) == 1
+    assert shop.reopen().indexed_offset(TOPIC, shop.topic_id, 0) == 1

@@ -61,6 +61,7 @@ log = log_of(__name__)
 TAKEN_OVER_BYTES_MAX: Final = 2 << 30  # of files that are read at an open
 STEP_MS: Final = 5_000
 UPLOAD_AGAIN_MS: Final = 60_000
+LOOK_MS: Final = 600_000  # between two looks for queues that are gone
 
 
 class IndexStore:
@@ -100,7 +101,7 @@ class IndexStore:
         self._life_guard = threading.RLock()
         self._service: Service | None = None
         self._is_open = self._is_closing = False
-        self._next_upload = 0
+        self._next_upload = self._next_look = 0
         self.failure: TieredStoreError | None = None
         self._process = OneProcess(self._name)
 
@@ -252,7 +253,7 @@ class IndexStore:
         failures = []
         for work in (
             *(self._delete_dropped, self._keep_up, self._upload_in_time),
-            *(self._expire, self._copy_footers),
+            *(self._expire, self._copy_footers, self._forget_gone),
         ):
             with self._uploading:
                 failures.append(self._try(work, now))
@@ -281,6 +282,17 @@ class IndexStore:
         self._writer.drain()
         if self._writer.is_due:
             self._writer.sync()
+
+    def _forget_gone(self, now: int) -> None:
+        """What is kept of queues whose topics were deleted, now and then: each had a number of its
+        own."""
+        if now < self._next_look:
+            return
+        self._next_look = now + LOOK_MS
+        put = self._writer.queues()  # first: a queue is named before anything of it is put
+        self._writer.forget(put - self._watermarks.queues())
+        if gone := self._watermarks.unknown():
+            self._metadata.stage(gone)
 
     def _upload_full(self) -> None:
         """Oldest first; a failure ends it, so that they stay in order."""

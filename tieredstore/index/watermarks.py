@@ -250,17 +250,22 @@ class Watermarks:
                 changes.append(PutNote(QUEUE, key, value))
         return changes
 
-    def unknown(self) -> list[Change]:
-        """Notes of queues that are no more: neither a row nor a segment is left of them."""
+    def queues(self) -> set[QueueId]:
+        """Those that the catalogue names."""
         topics = {record.topic: record.topic_id for record in self._metadata.topics()}
-        names = {topic_id: topic for topic, topic_id in topics.items()}
-        known = {
-            QueueId(topics[record.topic], record.queue_id).key
+        return {
+            QueueId(topics[record.topic], record.queue_id)
             for record in self._metadata.queues()
             if record.topic in topics
         }
+
+    def unknown(self) -> list[Change]:
+        """Notes of queues that are no more: neither a row nor a segment is left of them."""
+        noted = self._metadata.notes(QUEUE).keys()  # first: a queue is named before its first note
+        known = {queue.key for queue in self.queues()}
+        names = {record.topic_id: record.topic for record in self._metadata.topics()}
         gone: list[Change] = []
-        for key in self._metadata.notes(QUEUE).keys() - known:
+        for key in noted - known:
             topic_id, _, queue_id = key.partition("/")
             numbers = _is_digits(topic_id) and _is_digits(queue_id)
             topic = names.get(int(topic_id)) if numbers else None

@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import shutil
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -147,6 +147,18 @@ class IndexWriter:
         Keys in a file that was given up do not count: it may go at any time.
         """
         return self._gaps.get(queue, self._taken.get(queue))
+
+    def queues(self) -> set[QueueId]:
+        """Those of which anything was put since the open."""
+        with self._guard:
+            return set(self._taken)
+
+    def forget(self, queues: Collection[QueueId]) -> None:
+        """They are gone. One that comes back is as if nothing of it had been put since the open."""
+        with self._guard:
+            for table in (self._taken, self._moved, self._put_at, self._gaps):
+                for queue in table.keys() & set(queues):
+                    del table[queue]
 
     def put(self, queue: QueueId, first_offset: int, end_offset: int, keys: RunKeys) -> None:
         """Take the keys of one queue's next messages. After an error nothing of them was taken."""
