@@ -9,6 +9,7 @@ was acknowledged is there once. TORTURE_SECONDS in the environment says how long
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import random
 import resource
@@ -297,6 +298,19 @@ def usual_limit() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES, hard))
     yield
     resource.setrlimit(resource.RLIMIT_NOFILE, (before, hard))
+
+
+@pytest.fixture(autouse=True)
+def log_in_a_file(tmp_path: Path) -> Iterator[None]:
+    """As a broker's: pytest would keep thousands of lines in the memory that is measured."""
+    log = logging.getLogger("tieredstore")
+    handler = logging.FileHandler(tmp_path / "tieredstore.log")
+    log.addHandler(handler)
+    log.propagate = False
+    yield
+    log.propagate = True
+    log.removeHandler(handler)
+    handler.close()
 
 
 @pytest.mark.torture
