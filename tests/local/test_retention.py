@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import shutil
@@ -19,6 +20,7 @@ from tieredstore.driver.runtime import ManualClock, Runtime
 from tieredstore.local import store as local_store
 from tieredstore.local.config import LocalConfig
 from tieredstore.local.consume_queue import ConsumeQueue
+from tieredstore.local.consume_queues import DELETED_FILE
 from tieredstore.local.dispatch import Dispatch
 from tieredstore.local.mapped_file import MappedFiles
 from tieredstore.local.mapped_file_queue import MappedFileQueue
@@ -29,6 +31,7 @@ from tieredstore.testing.samples import TOPIC, a_message
 
 FILE_BYTES = 8_192
 NOW_MS = 1_700_000_000_000
+LONG_AFTER_MS = 4_000_000_000_000  # every file there is was written long ago
 
 
 class Shop:
@@ -459,3 +462,21 @@ def test_a_disk_is_as_full_as_df_says(tmp_path: Path, monkeypatch: pytest.Monkey
     used = disk.f_blocks - disk.f_bfree
     percent = used * 100 / (used + disk.f_bavail)
     assert abs(local_store.disk_used_percent(tmp_path) - percent) < 5  # others write to it, too
+
+
+def test_deleted_topics_are_remembered_as_long_as_the_log_has_records_of_them(
+    tmp_path: Path,
+) -> None:
+    store = opened(tmp_path, Runtime.inline(now_ms=LONG_AFTER_MS), commit_log_file_bytes=FILE_BYTES)
+    parts = parts_of(store)
+    noted = tmp_path / "config" / DELETED_FILE
+    for number in range(30):
+        topic = f"short-lived-{number}"
+        store.put_messages([a_message(0, topic=topic, body_bytes=200)] * 40)
+        assert store.delete_topics([topic]) == 1
+        store.flush()
+        assert parts.retention.step() > 0
+        assert len(json.loads(noted.read_bytes())["topics"]) <= 2
+        assert parts.deleted.end_of(topic) > (parts.log.min_offset or 0)
+    store.shutdown()
+    assert opened(tmp_path, commit_log_file_bytes=FILE_BYTES).queues() == []

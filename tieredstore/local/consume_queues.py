@@ -365,12 +365,13 @@ class DeletedTopics:
     * An entry is durable before the first directory goes, so no crash can bring the topic back.
     * Entries go when the log begins behind them. They never lie behind the end of the log: a
       power cut may have taken the records they spoke of, and the next ones stand there then.
-    * One thread changes it at a time; any may ask.
+    * Any thread may call anything.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._ends: dict[str, int] = {}
+        self._ends: dict[str, int] = {}  # replaced, never changed
+        self._guard = threading.Lock()  # of changes
 
     def load(self) -> None:
         """Read the file. MetadataError where it is damaged: topics must not come back unnoticed."""
@@ -385,12 +386,19 @@ class DeletedTopics:
 
     def mark(self, topics: Iterable[str], log_end: int) -> None:
         """These topics end here; durable on return."""
-        self._store(self._ends | dict.fromkeys(topics, log_end))
+        with self._guard:
+            self._store(self._ends | dict.fromkeys(topics, log_end))
 
     def settle(self, *, log_min: int, log_end: int) -> None:
         """Forget what the log has no record of any more."""
-        ends = {topic: min(end, log_end) for topic, end in self._ends.items()}
-        self._store({topic: end for topic, end in ends.items() if end > log_min})
+        with self._guard:
+            ends = {topic: min(end, log_end) for topic, end in self._ends.items()}
+            self._store({topic: end for topic, end in ends.items() if end > log_min})
+
+    def forget_before(self, log_min: int) -> None:
+        """The same while the store runs: no entry lies behind the end of its log."""
+        with self._guard:
+            self._store({topic: end for topic, end in self._ends.items() if end > log_min})
 
     def end_of(self, topic: str) -> int:
         """Records of the topic below this log offset do not count; 0 if it was not deleted."""

@@ -186,6 +186,7 @@ class LocalStore:
             retention=Retention(
                 *(config, runtime.clock, log, queues, index),
                 undispatched_from=undispatched_from,
+                followed=deleted.forget_before,
             ),
             delays=delays,
             checkpoint=StoreCheckpoint(files.checkpoint, CheckpointValues(), written=None),
@@ -379,7 +380,8 @@ class Retention:
       is over `disk_full_percent` and the settings say `delete_before_offload` is none asked.
     * While the disk is over `disk_full_percent`, `disk_is_full` is True and puts are refused:
       from the first `look` on, when the store opens.
-    * Queues and index follow the log; what a failure or a crash kept them from is made up for.
+    * Queues, index and what else speaks of old records follow the log; what a failure or a crash
+      kept them from is made up for.
     """
 
     def __init__(
@@ -392,6 +394,7 @@ class Retention:
         *,
         used_percent: Callable[[str], int] | None = None,
         undispatched_from: Callable[[], int | None] = lambda: None,
+        followed: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._config = config
         self._clock = clock
@@ -399,6 +402,7 @@ class Retention:
         self._queues = queues
         self._index = index
         self._undispatched_from = undispatched_from
+        self._followed = followed
         self._used_percent = used_percent or disk_used_percent
         self._guards: list[RetentionGuard] = []
         self._followed_to = 0  # the start of the log when queues and index last followed it
@@ -459,6 +463,7 @@ class Retention:
         self._queues.delete_before(minimum)
         if self._index is not None:
             self._index.delete_expired(minimum)
+        self._followed(minimum)
         self._followed_to = minimum
         log.info("%s: begins at %d now", self._log.queue.directory, minimum)
 
