@@ -236,13 +236,26 @@ def local_config(root: Path) -> LocalConfig:
     )
 
 
+@contextmanager
+def log_in(path: Path) -> Iterator[None]:
+    """The log goes to a file alone, as a broker's does: pytest would keep thousands of lines in the
+    memory that is measured."""
+    log = logging.getLogger("tieredstore")
+    before, log.handlers, log.propagate = log.handlers, [logging.FileHandler(path)], False
+    try:
+        yield
+    finally:
+        log.handlers[0].close()
+        log.handlers, log.propagate = before, True
+
+
 def fifty(
     root: Path,
     store: Callable[[LocalMessageStore, Runtime], TieredMessageStore],
     change: Callable[[str], None],
     patch: pytest.MonkeyPatch,
 ) -> None:
-    with Runtime.threads() as runtime:
+    with log_in(root / "tieredstore.log"), Runtime.threads() as runtime:
         local = LocalMessageStore(local_config(root), runtime)
         tiered = store(local, runtime)
         tiered.load()
@@ -298,19 +311,6 @@ def usual_limit() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES, hard))
     yield
     resource.setrlimit(resource.RLIMIT_NOFILE, (before, hard))
-
-
-@pytest.fixture(autouse=True)
-def log_in_a_file(tmp_path: Path) -> Iterator[None]:
-    """As a broker's: pytest would keep thousands of lines in the memory that is measured."""
-    log = logging.getLogger("tieredstore")
-    handler = logging.FileHandler(tmp_path / "tieredstore.log")
-    log.addHandler(handler)
-    log.propagate = False
-    yield
-    log.propagate = True
-    log.removeHandler(handler)
-    handler.close()
 
 
 @pytest.mark.torture
