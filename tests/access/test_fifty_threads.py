@@ -8,6 +8,7 @@ was acknowledged is there once. TORTURE_SECONDS in the environment says how long
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import logging
 import os
@@ -69,6 +70,7 @@ class Seen:
     refused: int = 0
     reads: Counter[str] = field(default_factory=Counter)
     memory: float = 0.0
+    heap: str = ""  # how much of it malloc has, when the part ends
     descriptors: int = 0
     threads: int = 0
 
@@ -203,7 +205,34 @@ def watched(crowd: Crowd, seconds: float) -> Seen:
         seen.memory = max(seen.memory, anonymous)
         seen.descriptors = max(seen.descriptors, len(os.listdir("/proc/self/fd")))
         seen.threads = max(seen.threads, threading.active_count())
+    seen.heap = heap()
     return seen
+
+
+class Mallinfo(ctypes.Structure):
+    """glibc's `struct mallinfo2`: of its ten counts these."""
+
+    _fields_ = (
+        *((f"_{number}", ctypes.c_size_t) for number in range(4)),
+        ("mapped", ctypes.c_size_t),
+        *((f"_{number}", ctypes.c_size_t) for number in range(5, 7)),
+        ("used", ctypes.c_size_t),
+        ("free", ctypes.c_size_t),
+        ("_9", ctypes.c_size_t),
+    )
+
+
+def heap() -> str:
+    """What malloc has given out, and what it keeps free of what it was given back; Python takes its
+    small objects elsewhere. Nothing where there is no glibc."""
+    try:
+        ask = ctypes.CDLL("libc.so.6").mallinfo2
+    except (OSError, AttributeError):
+        return ""
+    ask.restype = Mallinfo
+    found = ask()
+    used = found.used + found.mapped
+    return f" (malloc: {used / 1e6:.0f} used, {found.free / 1e6:.0f} free)"
 
 
 def tier_config(root: Path, **place: Any) -> StoreConfig:
@@ -280,7 +309,7 @@ def fifty(
         print(
             f"{name}: {len(part.puts)} puts, p99 {part.p99 * 1e3:.1f} ms, "
             f"longest {max(part.puts, default=0.0) * 1e3:.0f} ms, {part.refused} refused; "
-            f"{dict(part.reads)}; {part.memory:.0f} MB, {part.descriptors} descriptors, "
+            f"{dict(part.reads)}; {part.memory:.0f} MB{part.heap}, {part.descriptors} descriptors, "
             f"{part.threads} threads"
         )
     check_parts(parts)
