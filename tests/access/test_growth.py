@@ -143,3 +143,12 @@ def test_a_store_keeps_nothing_of_what_is_gone(
             if min(count - second[name], second[name] - first[name]) >= GROWTH_MIN
         }
         assert grown.keys() <= MAY_GROW.keys(), grown
+
+
+def test_lives_of_a_store_leave_no_gauges_behind(tmp_path: Path) -> None:
+    life = Life(tmp_path, is_bucket=False)
+    looks = []
+    for _ in range(4):
+        with life.store:
+            looks.append(held()["GaugeReads._reads"])
+    assert looks[0] == looks[-1] > 0

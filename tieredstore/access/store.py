@@ -35,7 +35,7 @@ from tieredstore.driver.message_store import (
     RetentionGuard,
 )
 from tieredstore.driver.metadata import MetadataStore
-from tieredstore.driver.metrics import Metrics, MetricsOfOneLife, NoMetrics
+from tieredstore.driver.metrics import Metrics, MetricsOfLives, NoMetrics
 from tieredstore.driver.provider import SegmentProvider
 from tieredstore.driver.runtime import (
     Deadline,
@@ -116,7 +116,7 @@ class TieredMessageStore:
         self._decision = ReadDecision(next_store, TopicFilter(config), config.storage_level)
         self._listener = _Listener()
         self._life_guard = threading.RLock()
-        self._metrics_of_life = MetricsOfOneLife(self.metrics)
+        self._metrics_of_lives = MetricsOfLives(self.metrics)
         self._open: _Open | None = None
         self._services: list[Service] = []
         self._started = False
@@ -192,7 +192,7 @@ class TieredMessageStore:
             started, self._started = self._started, False
             deadline = Deadline(opened.tier.runtime.clock, timeout)
             with ExitStack() as ending:  # last in, first out
-                ending.callback(self._metrics_of_life.end)
+                ending.callback(self._metrics_of_lives.end)
                 ending.callback(self._end_next)
                 ending.callback(lambda: opened.tier.close(deadline.left()))
                 ending.callback(opened.end_tables, deadline, drain=drain and started)
@@ -225,7 +225,7 @@ class TieredMessageStore:
                     BrokerTables(self.config, tier.metadata, tier.runtime).destroy()
             finally:
                 tier.close()
-                self._metrics_of_life.end()
+                self._metrics_of_lives.end()
             self._next.destroy()
 
     def __enter__(self) -> Self:
@@ -717,9 +717,8 @@ class TieredMessageStore:
 
     def _tier_of_new_life(self) -> Tier:
         """Its figures are shown until the next tier is opened, or the life is over."""
-        self._metrics_of_life.end()
-        self._metrics_of_life = MetricsOfOneLife(self.metrics)
-        return self._open_tier(metrics=self._metrics_of_life)
+        self._metrics_of_lives.end()
+        return self._open_tier(metrics=self._metrics_of_lives)
 
     def _end_next(self) -> None:
         self._next.shutdown()

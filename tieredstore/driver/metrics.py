@@ -83,10 +83,11 @@ class NoMetrics:
         pass
 
 
-class MetricsOfOneLife:
+class MetricsOfLives:
     """Forwards to `inner`; what is observed through it is let go of by `end`.
 
-    A store that is shut down shows no gauges, and what it was made of is not kept by them.
+    A store that is shut down shows no gauges, and what it was made of is not kept by them. `inner`
+    never lets go of a reader: the next life's gauges take the places of the last one's.
     """
 
     def __init__(self, inner: Metrics) -> None:
@@ -94,21 +95,26 @@ class MetricsOfOneLife:
         self.record = inner.record
         self.forget = inner.forget
         self._inner = inner
-        self._reads: list[GaugeRead | None] = []
+        self._reads: dict[Metric, list[GaugeRead | None]] = {}
 
     def observe(self, metric: Metric, read: GaugeRead) -> None:
-        place = len(self._reads)
-        self._reads.append(read)
+        reads = self._reads.setdefault(metric, [])
+        if None in reads:
+            reads[reads.index(None)] = read
+            return
+        place = len(reads)
+        reads.append(read)
 
         def read_while_alive() -> Iterable[tuple[float, Labels]]:
-            mine = self._reads[place]
+            mine = reads[place]
             return () if mine is None else mine()
 
         self._inner.observe(metric, read_while_alive)
 
     def end(self) -> None:
         """Show nothing any more; idempotent."""
-        self._reads[:] = [None] * len(self._reads)
+        for reads in self._reads.values():
+            reads[:] = [None] * len(reads)
 
 
 _MS = (1, 3, 5, 7, 10, 100, 200, 400, 600, 800, 1000, 1500, 3000)
