@@ -326,7 +326,7 @@ TOLD = [
     (LAYOUT, "shares the next one, up to 64 MiB", "roundlog.log.TOGETHER_BYTES_MAX", 64 * MIB),
     (LAYOUT, "| merge | 32 rounds", "roundlog.upkeep.ROUNDS_MERGED", 32),
     (LAYOUT, "or 64 MiB of their bytes", "roundlog.upkeep.MERGED_BYTES", 64 * MIB),
-    (LAYOUT, "last 64 MiB that were sent", "roundlog.recent.RECENT_BYTES_MAX", 64 * MIB),
+    (LAYOUT, "last 64 MiB of rounds", "roundlog.recent.RECENT_BYTES_MAX", 64 * MIB),
     (LAYOUT, "16 of those, or of merges", "roundlog.upkeep.CHUNKS_MERGED", 16),
     (LAYOUT, "less than 8 MiB in each", "roundlog.upkeep.SPAN_BYTES", 8 * MIB),
     (LAYOUT, "one PUT up to 32 MiB", "roundlog.upkeep.ONE_PUT_BYTES", 32 * MIB),
