@@ -343,7 +343,7 @@ class _Search:
         if end - start <= LOG_READ_MAX:
             return low, high
         target = (start + end) // 2
-        if guess and self.times is not None and self.times[0] < self.times[1]:
+        if guess and self.times is not None:  # `wanted` lies between them
             share = (self.wanted - self.times[0]) / (self.times[1] - self.times[0])
             target = start + int(share * (end - start))
         target = min(max(target, start), end)
