@@ -306,13 +306,11 @@ class IndexStore:
                 self._upload(file)
 
     def _upload(self, file: IndexStoreFile) -> None:
-        """The full file is in the backend, and gone from the disk; what was begun is finished.
+        """The full file is in the backend, and gone from the disk.
 
         Raises what the backend, the disk and the catalogue raise: then it is still a local file,
         or found to be in the backend the next time.
         """
-        if self._uploaded.has_leftovers:
-            self._uploaded.settle()
         begin = file.begin_timestamp
         forgotten = self._watermarks.forgotten(begin)
         if not file.item_count or self._uploaded.holds(begin, file.item_count):

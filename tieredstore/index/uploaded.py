@@ -606,21 +606,19 @@ class UploadedSegment:
                 level = logging.INFO if isinstance(error, FileNotFoundError) else logging.WARNING
                 log.log(level, "%s is asked without its footer: %s", self._path, error)
 
-    def make_copy(self) -> bool:
-        """Put the footer into the cache; whether it is there now. The object is not changed."""
+    def make_copy(self) -> None:
+        """Put the footer into the cache, if it has room. The object is not changed."""
         file, cache = self.file(), self._cache
         if self._is_near or cache is None or file.is_legacy:
-            return False
+            return
         try:
             is_kept = cache.keep(self.origin, self._footer_bytes(file))
         except (BackendError, SegmentError) as error:  # it may be the same the next time
             self._failed_copies = min(self._failed_copies + 2, FAILED_COPIES_MAX)
             log.warning("%s is asked without a copy of its footer: %s", self._path, error)
-            return False
-        if not is_kept:
-            return False
-        self._file = None  # opened anew, from the copy
-        return True
+            return
+        if is_kept:
+            self._file = None  # opened anew, from the copy
 
     def _items(self, file: UploadedFile, query: KeyQuery) -> Iterator[Match]:
         self._asked += 1
