@@ -92,14 +92,6 @@ class ObjectCalls:
         except SegmentNotFoundError:
             return None
 
-    def get(self, key: str) -> bytes | None:
-        """A whole small object; None if there is none."""
-        facts = self.head(key)
-        try:
-            return None if facts is None else self.ranges([Range(key, 0, facts.size)])[0]
-        except SegmentNotFoundError:
-            return None
-
     def listed(self, prefix: str) -> list[ListedKey]:
         return list(self.client.list(prefix))
 
@@ -119,31 +111,26 @@ class ObjectCalls:
 
     def put_stream(
         self, key: str, blocks: Iterable[Buffer], *, metadata: Mapping[str, str]
-    ) -> bool:
-        """A new object from a stream that can be read once; False and none if it has no bytes.
+    ) -> None:
+        """A new object from a stream that can be read once; none if it has no bytes.
 
         After a lost reply the store is asked. BackendUnavailableError where there is nothing:
         whoever has the source starts over.
         """
         mine = {**metadata, NONCE: self.nonce()}
         try:
-            return self.client.put_stream(key, blocks, metadata=mine, if_absent=True) is not None
+            self.client.put_stream(key, blocks, metadata=mine, if_absent=True)
         except (BackendUnavailableError, ObjectExistsError):
             found = self.head(key)
             if found is None or found.metadata.get(NONCE) != mine[NONCE]:
                 raise
-            return True
 
-    def delete(self, keys: Sequence[str]) -> bool:
-        """All of them; the first error where some are still there. What is absent is no error.
-
-        False where requests had to be sent again: of the first ones nobody knows when they land.
-        """
-        errors, sent_once = self.client.deleted(keys)
+    def delete(self, keys: Sequence[str]) -> None:
+        """All of them; the first error where some are still there. What is absent is no error."""
+        errors, _ = self.client.deleted(keys)
         for error in errors.values():
             if not isinstance(error, SegmentNotFoundError):
                 raise error
-        return sent_once
 
     def ranges(self, wanted: Sequence[Range]) -> list[bytes]:
         """Each range, in order; the first error where some cannot be read."""
