@@ -8,13 +8,14 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.flat.store_kit import KEY, LOG, PATH, Tier, append, content
-from tests.flat.tiers import numbered
-from tieredstore.driver.metadata import DeleteNote
+from tests.flat.tiers import FaultyCatalogue, numbered
+from tieredstore.driver.metadata import DeleteNote, DeleteSegment
 from tieredstore.driver.provider import ProviderWrapper, SegmentProvider, SegmentWrapper
 from tieredstore.driver.runtime import InlinePool, ManualClock, Runtime
 from tieredstore.driver.segment import FileSegment
@@ -26,6 +27,7 @@ from tieredstore.model.errors import (
     OffsetOutOfRangeError,
     SegmentCorruptError,
     SegmentNotFoundError,
+    StoreClosedError,
 )
 from tieredstore.model.values import AppendStatus, SegmentRecord
 from tieredstore.providers.memory import MemoryProvider
@@ -105,6 +107,50 @@ def test_a_reopened_file_finds_its_segments() -> None:
     assert (file.min_offset, file.commit_offset, file.append_offset) == (500, 1700, 1700)
 
 
+def test_it_knows_where_it_ends_from_the_first_commit_on() -> None:
+    tier = Tier()
+    file = a_file(tier)
+    assert not file.knows_its_end
+    file.roll(0)
+    assert not file.knows_its_end
+    put(file, tier, b"x")
+    assert file.knows_its_end
+
+
+ROWS = [
+    SegmentRecord(path=PATH, type=LOG, base_offset=0, size=100, create_timestamp=1),
+    SegmentRecord(path=PATH, type=LOG, base_offset=100, size=50, create_timestamp=2),
+]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_kept"),
+    [
+        ([], [], True),
+        ([], ROWS, True),
+        (ROWS, ROWS, True),
+        (ROWS, [ROWS[0], replace(ROWS[1], size=60)], True),
+        (ROWS, ROWS[1:], True),
+        (ROWS, ROWS[:1], False),
+        (ROWS, [ROWS[0], replace(ROWS[1], size=40)], False),
+        (ROWS, [ROWS[0], replace(ROWS[1], create_timestamp=3)], False),
+        (ROWS, [replace(ROWS[0], size=90), ROWS[1]], False),
+        (ROWS, [ROWS[0], replace(ROWS[1], base_offset=200, size=50)], True),
+    ],
+)
+def test_what_was_read_stays_in_a_cache_as_long_as_the_same_bytes_are_committed(
+    before: list[SegmentRecord], after: list[SegmentRecord], is_kept: bool
+) -> None:
+    tier = Tier()
+    tier.catalogue().put(*before)
+    file = a_file(tier)
+    key = file.cache_key
+    tier.catalogue().apply([DeleteSegment(*row.key) for row in before])
+    tier.catalogue().put(*after)
+    file.load()
+    assert (file.cache_key == key) is is_kept
+
+
 def test_reading_crosses_any_number_of_segments() -> None:
     tier = Tier()
     file = a_file(tier, segment_bytes_max=10)
@@ -117,6 +163,7 @@ def test_reading_crosses_any_number_of_segments() -> None:
     assert file.read(5, 60) == expected[5:65]
     assert file.read(19, 2) == expected[19:21]
     assert file.read(20, 10) == expected[20:30]
+    assert file.read(20, 0) == b""
 
 
 def test_nothing_can_be_read_before_it_is_committed() -> None:
@@ -227,6 +274,32 @@ def test_dropped_segments_leave_the_catalogue_and_then_the_backend() -> None:
     assert [row.base_offset for row in tier.rows(LOG)] == [20]
     assert list(tier.held(LOG)) == [20]
     assert tier.catalogue().notes(DELETION_NOTE) == {}
+
+
+def test_dropping_nothing_does_nothing() -> None:
+    tier = Tier()
+    faults = Faults()
+    file = FlatAppendFile(
+        PATH,
+        LOG,
+        provider=tier.inner,
+        metadata=FaultyCatalogue(tier.tables, faults),
+        clock=tier.clock,
+        segment_bytes_max=10,
+    )
+    assert file.drop([]) == []
+    assert faults.steps == 0
+
+
+def test_a_dropped_segment_gives_its_handle_back() -> None:
+    tier = Tier()
+    file = a_file(tier)
+    file.roll(0)
+    put(file, tier, b"x")
+    dropped = file.segments[0].segment
+    file.drop(file.segments)
+    with pytest.raises(StoreClosedError):
+        dropped.size()
 
 
 def test_a_delete_that_fails_is_noted_and_finished_later() -> None:

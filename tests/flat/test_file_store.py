@@ -25,9 +25,11 @@ from tieredstore.model.errors import (
     BackendRefusedError,
     BackendUnavailableError,
     MetadataError,
+    SegmentCorruptError,
     StoreClosedError,
+    TieredStoreError,
 )
-from tieredstore.model.values import QueueKey, SegmentRecord, SegmentType, TopicRecord
+from tieredstore.model.values import QueueKey, QueueRecord, SegmentRecord, SegmentType, TopicRecord
 from tieredstore.providers.memory import MemoryProvider
 from tieredstore.testing.faults import Fault, Faults
 from tieredstore.testing.samples import TOPIC
@@ -117,8 +119,11 @@ def test_a_queue_whose_deletion_failed_and_lands_later_takes_nothing(is_asked_ag
         runtime=tier.runtime,
     )
     store.load()
+    (before,) = store.files()
     with pytest.raises(BackendUnavailableError, match="nobody knows"):
         store.delete_topics([TOPIC])
+    with pytest.raises(StoreClosedError):
+        append(before, numbered(3, 1))
     file = store.get(KEY)
     assert file is not None
     assert list(content(file)) == [0, 1, 2]  # until it is known it can be read
@@ -130,6 +135,10 @@ def test_a_queue_whose_deletion_failed_and_lands_later_takes_nothing(is_asked_ag
         assert store.retry_recovery() == 0
     assert store.files() == []
     assert not tier.rows(LOG)
+    assert file.problem is not None  # it is not recovered, it is gone
+    file.problem = None
+    with pytest.raises(StoreClosedError):
+        append(file, numbered(3, 1))
     file = store.create(*KEY)
     file.start_at(0)
     append(file, numbered(0, 1))
@@ -316,6 +325,47 @@ def test_a_closed_store_says_so() -> None:
             call()
 
 
+def test_the_queues_of_a_closed_store_take_nothing() -> None:
+    tier = Tier()
+    store = tier.open()
+    file = store.create(*KEY)
+    store.close()
+    with pytest.raises(StoreClosedError):
+        file.start_at(0)
+
+
+def test_a_topic_that_the_provider_cannot_hold_is_refused_before_the_catalogue_names_it() -> None:
+    class Refuses(ProviderWrapper):
+        def open(self, path: str, type: SegmentType, base: int) -> FileSegment:
+            raise BackendRefusedError(path, "open", "a forbidden letter")
+
+    tier = Tier()
+    store = loaded_by(tier, Refuses(tier.inner, tier.runtime), tier.runtime)
+    assert "this provider holds no topic of this name" in str(store.why_refused(KEY))
+    with pytest.raises(BackendRefusedError, match="a forbidden letter"):
+        store.create(*KEY)
+    assert tier.catalogue().topic(TOPIC) is None
+
+
+@pytest.mark.parametrize("index_enabled", [True, False])
+def test_what_the_key_index_has_dropped_is_left_to_it(index_enabled: bool) -> None:
+    tier = Tier(index_enabled=index_enabled)
+    note = "broker-a/rmq_sys_INDEX/0/INDEX/0"
+    tier.catalogue().put_note(DELETION_NOTE, note, 1)
+    assert tier.open().delete_pending(is_stopped=lambda: False) == 0
+    assert list(tier.catalogue().notes(DELETION_NOTE)) == [note] * index_enabled
+
+
+@pytest.mark.parametrize("read_only", [True, False])
+def test_a_topic_that_the_catalogue_has_lost_gets_a_number_from_a_writer(read_only: bool) -> None:
+    tier = Tier()
+    tier.catalogue().put(QueueRecord(broker_name="broker-a", topic=TOPIC, queue_id=0))
+    (file,) = tier.open(read_only=read_only).files()
+    topic = tier.catalogue().topic(TOPIC)
+    assert (topic is None) is read_only
+    assert file.topic_id == (-1 if topic is None else topic.topic_id)
+
+
 def of_fifty_queues() -> Tier:
     tier = Tier()
     store = tier.open()
@@ -447,13 +497,117 @@ def test_one_broken_queue_stops_none_of_the_others() -> None:
     broken = store.get(KEY)
     assert broken is not None
     assert len(content(broken)) == 2
+    assert [store.is_out_of_reach(QueueKey(TOPIC, number)) for number in (0, 1)] == [True, False]
     assert store.retry_recovery() == 1
     provider.broken = set()
     assert store.retry_recovery() == 0
     assert store.get(KEY) is broken
     assert broken.problem is None
+    assert not store.is_out_of_reach(KEY)
     append(broken, numbered(2, 1))
     assert len(content(broken)) == 3
+
+
+def test_a_damaged_queue_is_not_out_of_reach() -> None:
+    tier, _ = three_queues()
+    tier.damage(QUEUE, 0, b"short")
+    store = tier.open()
+    assert store.may_recover(KEY)
+    assert not store.is_out_of_reach(KEY)
+
+
+def test_whoever_cannot_wait_has_a_queue_looked_at_now() -> None:
+    tier, provider = three_queues()
+    provider.broken = {PATH}
+    store = tier.open()
+    file = store.get(KEY)
+    assert file is not None
+    with pytest.raises(BackendUnavailableError):
+        store.look_again(file)
+    provider.broken = set()
+    store.look_again(file)
+    assert file.problem is None
+    assert not store.may_recover(KEY)
+
+
+def test_what_seems_damaged_is_looked_at_ever_more_rarely() -> None:
+    tier, _ = three_queues()
+    tier.damage(QUEUE, 0, b"short")
+    faults = Faults()
+    store = tier.open(faults)
+    waited = []
+    for _ in range(4):
+        before, seconds = faults.steps, 0
+        while faults.steps == before:
+            tier.clock.advance(1000)
+            seconds += 1
+            assert store.retry_recovery() == 1
+        waited.append(seconds)
+    assert waited == [10, 20, 40, 80]
+    assert store.may_recover(KEY)
+    tier.clock.advance(160_000)
+    assert store.retry_recovery() == 1
+    assert not store.may_recover(KEY)  # the sixth look is believed
+
+
+@pytest.mark.parametrize("wrong", [1, 2])
+def test_damage_that_only_one_read_saw_is_none(wrong: int) -> None:
+    tier, _ = three_queues()
+    left = wrong
+
+    class Misread(SegmentWrapper):
+        def size(self) -> int:
+            nonlocal left
+            if self.queue_path == PATH and left:
+                left -= 1
+                raise SegmentCorruptError(self.path, "misread", position=0)
+            return super().size()
+
+    class Misreads(ProviderWrapper):
+        def wrap(self, segment: FileSegment) -> SegmentWrapper:
+            return Misread(segment)
+
+    store = loaded_by(tier, Misreads(tier.inner, tier.runtime), tier.runtime)
+    file = store.get(KEY)
+    assert file is not None
+    assert ("misread" in str(file.problem)) is (wrong == 2)
+    assert len(content(file)) == 2
+
+
+def test_a_queue_that_is_short_at_the_first_look_only_has_no_problem() -> None:
+    tier, _ = three_queues()
+    looks = 0
+
+    class Short(SegmentWrapper):
+        def size(self) -> int:
+            nonlocal looks
+            looks += self.queue_path == PATH
+            return 0 if self.queue_path == PATH and looks <= 2 else super().size()
+
+    class Shorts(ProviderWrapper):
+        def wrap(self, segment: FileSegment) -> SegmentWrapper:
+            return Short(segment)
+
+    store = loaded_by(tier, Shorts(tier.inner, tier.runtime), tier.runtime)
+    assert [file.problem for file in store.files()] == [None] * 3
+
+
+def test_a_catalogue_that_fails_at_a_late_recovery_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tier, provider = three_queues()
+    provider.broken = {PATH}
+    store = tier.open()
+    error: TieredStoreError = MetadataError("catalogue", "down")
+
+    def fails(_catalogue: FaultyCatalogue, _changes: Iterable[Change]) -> None:
+        raise error
+
+    monkeypatch.setattr(FaultyCatalogue, "apply", fails)
+    with pytest.raises(MetadataError, match="down"):
+        store.retry_recovery()
+    error = BackendUnavailableError("the log", "append", "down")  # a catalogue in the backend
+    assert store.retry_recovery() == 1
 
 
 def test_a_destroyed_queue_does_not_come_back_with_a_late_recovery() -> None:

@@ -17,6 +17,7 @@ from tieredstore.flat.message_file import (
     CommitAttempt,
     FlatConsumeQueueFile,
     FlatMessageFile,
+    UnitSpans,
     placed_records,
 )
 from tieredstore.flat.times import store_time
@@ -80,6 +81,28 @@ def test_an_empty_run_takes_nothing() -> None:
     file = Tier().file()
     assert file.append(run_of(0, [])).count == 0
     assert file.commit()
+
+
+def test_where_nothing_waits_no_commit_begins() -> None:
+    file = Tier().file()
+    assert file.begin_commit() is None
+    file.append(run_of(0, numbered(0, 1)))
+    assert file.begin_commit() is not None
+
+
+def test_after_a_commit_the_next_one_asks_the_backend_nothing() -> None:
+    file = Tier().file()
+    assert not file.knows_its_end
+    append(file, numbered(0, 1))
+    assert file.knows_its_end
+
+
+@pytest.mark.parametrize("sizes", [{"queue_units": 1}, {"log_bytes": 1}])
+def test_a_new_segment_of_either_file_is_asked_for_its_end(sizes: dict[str, int]) -> None:
+    file = Tier(**sizes).file()  # type: ignore[arg-type]
+    append(file, numbered(0, 1))
+    file.append(run_of(1, numbered(1, 1)))
+    assert not file.knows_its_end
 
 
 def test_while_a_commit_is_under_way_there_is_no_second_one() -> None:
@@ -402,6 +425,19 @@ def test_the_oldest_message_is_read_once() -> None:
     assert faults.steps == before + 1
 
 
+def test_it_is_known_whether_the_oldest_message_takes_a_read() -> None:
+    tier = Tier(log_bytes=SIZE)
+    file = tier.file()
+    known = [file.log.knows_first]
+    append(file, numbered(0, 3, body_bytes=100))
+    known.append(file.log.knows_first)
+    file.log.first_queue_offset()
+    known.append(file.log.knows_first)
+    file.log.drop(file.log.segments[:1])
+    known.append(file.log.knows_first)
+    assert known == [True, False, True, False]
+
+
 def test_bytes_too_few_to_be_a_message_are_not_the_oldest_one() -> None:
     tier = Tier()
     file = tier.file()
@@ -498,6 +534,14 @@ def test_an_offset_in_a_gap_leads_to_the_end_of_the_gap() -> None:
     append(file, numbered(20, 1))
     assert [file.queue.first_unit_from(n) for n in (8, 20, 21, 99)] == [20, 20, 21, 21]
     assert [file.queue.units_in_a_row(n) for n in (4, 5, 7, 8, 20, 21)] == [0, 3, 1, 0, 1, 0]
+
+
+def test_the_first_unit_of_a_place_is_found_and_none_behind_the_last_record() -> None:
+    file = Tier().file(start=5)
+    append(file, [a_record(n) for n in range(5, 8)])
+    spans = UnitSpans.of(file.queue, 5, 8)
+    found = [spans.first_at(at, file.units) for at in (0, 1, SIZE, 2 * SIZE, 2 * SIZE + 1)]
+    assert found == [5, 6, 6, 7, None]
 
 
 RECORDS = [a_record(number, body_bytes=number * 7 % 60) for number in range(600)]

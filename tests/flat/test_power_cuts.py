@@ -57,6 +57,8 @@ def blanked(units: bytes, place: slice) -> bytes:
         (slice(400, 1200), 20),
         (slice(1180, 1200), 59),
         (slice(1192, 1200), 59),
+        (slice(1180, 1188), 59),  # its place alone
+        (slice(1188, 1192), 59),  # its length alone
     ],
 )
 def test_units_that_a_power_cut_kept_from_the_disk_were_never_there(

@@ -238,6 +238,34 @@ def test_a_record_behind_an_end_marker_is_found_when_the_marker_is_gone() -> Non
     assert digests(read(file, 3)) == [hashlib.sha256(record).hexdigest() for record in records[3:]]
 
 
+@pytest.mark.parametrize("count", [6, MANY])
+def test_a_body_that_is_another_one_ends_the_run_before_it_where_that_is_asked_for(
+    count: int,
+) -> None:
+    tier = OneQueue()
+    file = tier.open()
+    records = numbered(0, count)
+    fill(file, records)
+    size = len(records[0])
+    tier.provider.held[LOG, 0][2 * size + 89] ^= 1
+
+    def checked(offset: int) -> MessageRun:
+        return read_run(file, offset, count_max=count, bytes_max=1 << 20, checks_bodies=True)
+
+    assert checked(0).end_offset == 2
+    with pytest.raises(SegmentCorruptError, match="the body of message 2") as caught:
+        checked(2)
+    assert caught.value.position == 2 * size
+    assert checked(3).end_offset == read(file, 2).end_offset == count
+
+
+@pytest.mark.parametrize("count", [6, MANY])
+def test_a_record_may_be_as_short_as_there_can_be(count: int) -> None:
+    file = OneQueue().open()
+    fill(file, [a_record(n, topic="", body_bytes=0, properties={}) for n in range(count)])
+    assert read(file).end_offset == count
+
+
 DAMAGES = {
     "size": lambda data, at: data.__setitem__(slice(at, at + 4), b"\0\0\0\x7f"),
     "magic": lambda data, at: data.__setitem__(slice(at + 4, at + 8), b"\0\0\0\0"),
@@ -265,6 +293,14 @@ def test_rows_before_a_damaged_record_are_served_and_it_is_an_error(
     with pytest.raises(SegmentCorruptError):
         read(file, 4, 1)  # alone, it agrees with all others that are looked at
     assert same_but_for_log_offset(read(file, 5), records[5:])
+
+
+@pytest.mark.parametrize("count", [6, MANY])
+def test_a_row_that_is_another_message_ends_the_run_though_its_own_lies_behind(count: int) -> None:
+    records = numbered(0, count)
+    shifted = [records[0], a_record(count + 7, body_bytes=20), *records[1:-1]]
+    run = read(crafted([b"".join(shifted)], laid_out(shifted)).open())
+    assert digests(run) == digests(run_of(0, records[:1]))
 
 
 ODD_UNITS = [
@@ -391,6 +427,7 @@ def test_what_a_backend_has_lost_is_an_error_and_what_is_left_is_served(
         found = run.end_offset
     with pytest.raises(SegmentCorruptError):
         read(file, 8)
+    assert read(file, 7, 2).end_offset == 8
 
 
 @given(
@@ -451,6 +488,9 @@ def test_a_lost_oldest_segment_is_damage_only_to_those_who_read_in_it() -> None:
     del tier.provider.held[lost.record.type, lost.base]
     again = tier.open()
     assert again.min_offset == first > 0
+    tier.provider.reads.clear()
+    assert again.min_offset == first
+    assert tier.provider.reads == []  # it is found out once
     with pytest.raises(SegmentCorruptError):
         read(again, first)
     behind = read(file, first + 3)

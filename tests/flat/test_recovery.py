@@ -9,7 +9,8 @@ import pytest
 from tests.codec.encoders import encode_coda, rewrite_log_offset
 from tests.flat.store_kit import KEY, LOG, PATH, QUEUE, Tier, append, content, unplaced
 from tests.flat.tiers import numbered, run_of
-from tieredstore.codec.record import BORN_HOST_IPV6
+from tieredstore.codec.queue_unit import encode_unit
+from tieredstore.codec.record import BORN_HOST_IPV6, RECORD_BYTES_MIN
 from tieredstore.driver.metadata import Put
 from tieredstore.flat.message_file import FlatMessageFile
 from tieredstore.flat.reading import read_run
@@ -69,6 +70,14 @@ def test_a_clean_queue_is_opened_with_one_question_a_file() -> None:
     tier = a_filled_tier()
     faults = Faults()
     tier.open(faults)
+    assert faults.steps == 2
+
+
+def test_a_queue_that_has_nothing_yet_too() -> None:
+    tier = Tier()
+    tier.file()
+    faults = Faults()
+    assert opened(tier, faults).problem is None
     assert faults.steps == 2
 
 
@@ -151,6 +160,32 @@ def test_what_is_taken_back_is_as_the_catalogue_had_it() -> None:
     assert tier.catalogue().notes(UNCONFIRMED_NOTE) == {}
     append(file, numbered(0, 8))
     assert content(tier.file()) == expected(*range(8))
+
+
+def test_messages_that_the_queue_has_named_are_no_unconfirmed_ones() -> None:
+    tier = a_filled_tier()
+    put_back(tier, LOG, size=1)
+    assert tier.file().unconfirmed_from is None
+    assert tier.catalogue().notes(UNCONFIRMED_NOTE) == {}
+
+
+def test_a_second_recovery_keeps_what_the_first_one_noted() -> None:
+    tier = a_filled_tier()
+    one = len(numbered(0, 1)[0])
+    times = {"begin_timestamp": STORE_TIMESTAMP, "end_timestamp": STORE_TIMESTAMP}
+    for count in (2, 4):
+        put_back(tier, LOG, size=count * one, **times)
+        put_back(tier, QUEUE, size=count * 20, **times)
+        assert tier.file().unconfirmed_from == 2
+    note = tier.catalogue().note(UNCONFIRMED_NOTE, PATH)
+    assert isinstance(note, dict)
+    rows = note["rows"]
+    assert isinstance(rows, list)
+    noted = [STORE_TIMESTAMP, STORE_TIMESTAMP]
+    assert sorted(rows, key=str) == [
+        ["COMMIT_LOG", 0, 2 * one, *noted],
+        ["CONSUME_QUEUE", 0, 2 * 20, *noted],
+    ]
 
 
 @pytest.mark.parametrize("later", [5, 60])
@@ -305,6 +340,79 @@ def test_a_message_whose_unit_is_damaged_keeps_its_place(count: int) -> None:
     assert f"messages {6 - count} to 5 are in the log" in file.problem
 
 
+def test_the_only_message_keeps_its_place_though_its_unit_names_nothing() -> None:
+    tier = a_filled_tier(1)
+    base, unit = last_bytes(tier, QUEUE)
+    tier.damage(QUEUE, base, (1 << 40).to_bytes(8) + unit[8:])
+    put_back(tier, QUEUE, size=0)
+    file = tier.file()
+    assert file.commit_offset == 1
+    assert "messages 0 to 0 are in the log" in str(file.problem)
+
+
+def test_a_first_message_whose_time_cannot_be_read_is_a_problem() -> None:
+    tier = a_filled_tier()
+    for kind in (LOG, QUEUE):
+        put_back(tier, kind, size=20, begin_timestamp=None, end_timestamp=None)
+    base, data = last_bytes(tier, LOG)
+    tier.damage(LOG, base, data[:4] + bytes(4) + data[8:])
+    file = tier.file()
+    assert file.commit_offset == 6
+    assert "the time of its first message cannot be read" in str(file.problem)
+    assert [each.record.end_timestamp for each in file.queue.segments] == [None]
+
+
+def test_a_queue_whose_units_are_all_damaged_begins_with_its_first_message() -> None:
+    tier = a_filled_tier()
+    base, units = last_bytes(tier, QUEUE)
+    pieces = [units[at + 8 : at + 20] for at in range(0, len(units), 20)]
+    tier.damage(QUEUE, base, b"".join((1 << 40).to_bytes(8) + piece for piece in pieces[1:]))
+    tier.damage(QUEUE, base, harmed((1 << 40).to_bytes(8) + pieces[0]) + harmed(units[20:]))
+    times = [tier.rows(QUEUE)[0].begin_timestamp, tier.rows(QUEUE)[0].end_timestamp]
+    for kind in (LOG, QUEUE):
+        put_back(tier, kind, size=0, begin_timestamp=None, end_timestamp=None)
+    file = tier.file()
+    assert "messages 0 to 5 are in the log" in str(file.problem)
+    for segment in (*file.queue.segments, *file.log.segments):
+        assert [segment.record.begin_timestamp, segment.record.end_timestamp] == times
+
+
+def test_damaged_units_count_up_to_the_last_record_that_the_log_has() -> None:
+    tier = a_filled_tier()
+    base, units = last_bytes(tier, QUEUE)
+    tier.damage(QUEUE, base, units[:-40] + harmed(units[-40:]))
+    base, data = last_bytes(tier, LOG)
+    tier.damage(LOG, base, data[: -len(numbered(5, 1)[0])])
+    for kind in (LOG, QUEUE):
+        put_back(tier, kind, size=0)
+    file = tier.file()
+    assert file.commit_offset == 5
+    assert file.problem == "1 queue units name bytes that the log has not"
+
+
+def test_of_units_whose_log_has_nothing_none_counts() -> None:
+    tier = a_filled_tier()
+    with tier.inner.open(PATH, LOG, 0) as segment:
+        segment.delete()
+    put_back(tier, LOG, size=0)
+    put_back(tier, QUEUE, size=20)
+    file = tier.file()
+    assert file.commit_offset == 0
+    assert file.problem == "6 queue units name bytes that the log has not"
+
+
+def test_a_damaged_unit_may_name_what_has_expired() -> None:
+    tier = a_rolled_tier()
+    file = tier.file()
+    file.log.drop(file.log.segments[:1])
+    base, units = last_bytes(tier, QUEUE)
+    tier.damage(QUEUE, base, units[:-20] + (5).to_bytes(8) + units[-12:])
+    put_back(tier, QUEUE, size=20)
+    file = tier.file()
+    assert file.commit_offset == COUNT
+    assert f"messages {COUNT - 1} to {COUNT - 1} are in the log" in str(file.problem)
+
+
 def test_a_damaged_unit_does_not_count_for_bytes_that_no_unit_names() -> None:
     tier = a_filled_tier()
     base, units = last_bytes(tier, QUEUE)
@@ -340,6 +448,15 @@ def test_a_row_that_is_behind_in_the_middle_is_asked_for() -> None:
     assert [tier.rows(LOG)[1].size, tier.rows(QUEUE)[1].size] == [row.size for row in rows]
 
 
+def test_bytes_that_lie_over_the_next_segment_do_not_count() -> None:
+    tier = a_filled_tier(6, queue_units=2, log_bytes=len(numbered(0, 1)[0]) * 2)
+    row = put_back(tier, LOG, 1, size=0)
+    tier.damage(LOG, row.base_offset, tier.held(LOG)[row.base_offset] + bytes(1000))
+    file = tier.file()
+    assert content(file) == expected(*range(6))
+    assert tier.rows(LOG)[1].size == row.size
+
+
 def test_a_row_that_claims_the_next_segments_bytes_is_cut() -> None:
     tier = a_filled_tier(6, queue_units=2, log_bytes=len(numbered(0, 1)[0]) * 2)
     row = put_back(tier, LOG, 1, size=10_000)
@@ -365,6 +482,35 @@ def test_an_end_mark_counts_and_the_next_segment_begins_behind_it() -> None:
     tier.catalogue().put(SegmentRecord(path=PATH, type=LOG, base_offset=len(marked)))
     goes_on(tier, 6)
     assert [each.base for each in tier.file().log.segments] == [0, len(marked)]
+
+
+def test_a_last_unit_that_names_an_end_mark_names_the_record_behind_it() -> None:
+    """RocketMQ's old versions wrote units, and records, with the place of the end mark."""
+    tier = a_filled_tier(3)
+    base, data = last_bytes(tier, LOG)
+    coda = encode_coda(STORE_TIMESTAMP)
+    tier.damage(LOG, base, data + coda)
+    put_back(tier, LOG, size=len(data) + len(coda))
+    record = rewrite_log_offset(numbered(3, 1)[0], len(data))
+    row = SegmentRecord(path=PATH, type=LOG, base_offset=len(data) + len(coda))
+    tier.catalogue().put(row)
+    tier.damage(LOG, row.base_offset, record)
+    base, units = last_bytes(tier, QUEUE)
+    unit = encode_unit(log_offset=len(data), message_bytes=len(record), tags_code=1)
+    tier.damage(QUEUE, base, units + unit)
+    file = tier.file()
+    assert (file.problem, file.commit_offset) == (None, 4)
+    assert file.log.commit_offset == row.base_offset + len(record)
+
+
+def test_the_shortest_record_there_can_be_is_one() -> None:
+    tier = Tier()
+    append(tier.file(), [a_record(n, topic="", body_bytes=0, properties={}) for n in range(2)])
+    for kind in (LOG, QUEUE):
+        put_back(tier, kind, size=0)
+    file = tier.file()
+    assert (file.problem, file.commit_offset) == (None, 2)
+    assert file.log.commit_offset == 2 * RECORD_BYTES_MIN
 
 
 def test_an_end_mark_nobody_counted_is_left_where_it_is() -> None:
@@ -526,6 +672,16 @@ def test_a_backend_that_cannot_list_leaves_the_queue_for_later() -> None:
     assert str(file.problem).startswith("not recovered: ")
     assert store.retry_recovery() == 0
     assert file.problem is None
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_only_a_writer_says_that_nothing_more_is_uploaded(
+    read_only: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    tier = a_filled_tier()
+    tier.damage(LOG, 0, b"short")
+    assert opened(tier, read_only=read_only).problem is not None
+    assert ("nothing more is uploaded" in caplog.text) is not read_only
 
 
 def test_a_reader_does_not_list() -> None:

@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 
+from tieredstore.driver.provider import SegmentWrapper
 from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import FileSegment
 from tieredstore.flat.segment_writer import SegmentWriter, Upload
@@ -80,6 +81,17 @@ def test_an_empty_segment_takes_one_message_of_any_size() -> None:
     assert writer.append(b"x" * 25) is AppendStatus.SUCCESS
     assert writer.room() == 0
     assert writer.append(b"x") is AppendStatus.FILE_FULL
+
+
+def test_a_segment_that_its_backend_calls_full_takes_no_byte_more() -> None:
+    class Full(SegmentWrapper):
+        is_full = True
+
+    segment = a_segment()
+    segment.write(0, b"x")
+    writer = a_writer(Full(segment), committed_bytes=1)
+    assert writer.room() == 0
+    assert writer.append(b"y") is AppendStatus.FILE_FULL
 
 
 @pytest.mark.parametrize("fault", [Fault.BEFORE, Fault.AFTER, Fault.HALF])

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.codec.encoders import encode_coda
-from tests.flat.tiers import CountingSource, OneQueue, fill, numbered
+from tests.flat.tiers import CountingSource, OneQueue, crafted, fill, laid_out, numbered
 from tieredstore.codec.message import CODA_BYTES
 from tieredstore.codec.queue_unit import UNIT_BYTES
+from tieredstore.codec.record import RECORD_BYTES_MIN
 from tieredstore.driver.metadata import Put
 from tieredstore.flat import times as segment_times
 from tieredstore.flat import times as time_search
@@ -23,12 +24,14 @@ from tieredstore.flat.message_file import (
     FlatMessageFile,
     UnitSpans,
 )
+from tieredstore.flat.reading import DIRECT
 from tieredstore.flat.times import (
     believed_times,
     catalogue_times,
     earliest_time,
     first_unit_from,
     offset_by_time,
+    queue_offset_at,
     store_time,
     units_of,
 )
@@ -449,6 +452,35 @@ def test_it_equals_a_linear_scan(
             for boundary in Boundary:
                 expected = scan(times, time, boundary, file.commit_offset)
                 assert offset_by_time(file, time, boundary) == expected
+
+
+def test_a_log_that_is_not_in_the_order_of_its_queue_is_searched_message_by_message() -> None:
+    """Only somebody else's queue is like that."""
+    records = [a_record(n, store_timestamp=NOW + n) for n in range(9)]
+    order = [0, 1, 4, 2, 3, 5, 8, 6, 7]
+    places = laid_out([records[n] for n in order])
+    where = dict(zip(order, places, strict=True))
+    file = crafted([b"".join(records[n] for n in order)], [where[n] for n in range(9)]).open()
+    for boundary in Boundary:
+        assert [offset_by_time(file, NOW + n, boundary) for n in range(9)] == list(range(9))
+
+
+def test_a_segment_of_a_queue_has_the_units_that_lie_in_it() -> None:
+    file = OneQueue(queue_units=4).open()
+    fill(file, [a_record(n) for n in range(10)])
+    held = [units_of(file, segment.record) for segment in file.queue.segments]
+    assert held == [range(4), range(4, 8), range(8, 10)]
+
+
+def test_a_record_tells_its_number_if_all_of_it_is_there() -> None:
+    """The last one is as short as a record can be."""
+    tier = OneQueue()
+    file = tier.open()
+    fill(file, [a_record(3), a_record(4, topic="", body_bytes=0, properties={})], at=3)
+    last = file.log.commit_offset - RECORD_BYTES_MIN
+    assert [queue_offset_at(file, at, DIRECT) for at in (0, last)] == [3, 4]
+    for at in (-1, 1, last + 1, file.log.commit_offset - 1):
+        assert queue_offset_at(file, at, DIRECT) is None
 
 
 def test_it_begins_at_the_oldest_message_that_can_be_read() -> None:
