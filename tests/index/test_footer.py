@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,26 @@ from tieredstore.codec.tiered_index import (
     slot_position,
 )
 from tieredstore.driver.segment import Buffer
+from tieredstore.index import footer
 from tieredstore.index.compaction import fences_of_table
-from tieredstore.index.footer import GROUP_BYTES, UNCHECKED, NearFooter, decode_tail, groups_of
+from tieredstore.index.footer import (
+    BLOCK_BYTES,
+    CHECKED,
+    CRC32C,
+    GROUP_BYTES,
+    MAGIC,
+    TRAILER_BYTES,
+    UNCHECKED,
+    Footer,
+    Groups,
+    NearFooter,
+    checksum,
+    decode_tail,
+    encode_fences,
+    encode_tail,
+    find_groups,
+    groups_of,
+)
 from tieredstore.index.footer_cache import FooterCache, FooterCopy, Origin
 from tieredstore.index.keys import TimeRange
 from tieredstore.model.errors import SegmentCorruptError
@@ -56,6 +75,63 @@ def test_a_copy_of_a_footer_that_lacks_its_begin_is_damage(tmp_path: Path) -> No
         else:
             near = NearFooter.open(read, size, file_bytes=len(data), path="copy")
             assert near.footer.footer_bytes == size
+
+
+FOOTER = Footer(
+    slot_count=4,
+    item_count=3,
+    used_slot_count=2,
+    group_count=2,
+    filter_blocks=0,
+    begin_timestamp=1,
+    end_timestamp=2,
+    times=TimeRange(first=1, last=2),
+    first_slots=[0],
+)
+FIRST, END = FOOTER.items_position, FOOTER.position
+
+
+@pytest.mark.parametrize(
+    ("edges", "is_sound"),
+    [
+        ([FIRST, FIRST + 28, END], True),
+        ([FIRST, FIRST + 29, END], False),
+        ([FIRST + 1, FIRST + 29, END], False),
+        ([FIRST - 28, FIRST + 28, END], False),
+        ([FIRST, END + 28, END], False),
+        ([FIRST + 28, FIRST, END], False),
+    ],
+)
+def test_a_group_is_whole_items_of_the_file(edges: list[int], is_sound: bool) -> None:
+    groups = Groups(np.array([0, 2]), np.array(edges), CHECKED)
+    (block,) = encode_fences(groups)
+    if is_sound:
+        (found,) = find_groups(block, 1, FOOTER, path="index", position=0)
+        assert (found.start, found.end) == (FIRST, FIRST + 28)
+    else:
+        with pytest.raises(SegmentCorruptError, match="a group from"):
+            find_groups(block, 1, FOOTER, path="index", position=0)
+
+
+@pytest.mark.parametrize("fences", [1, 42, 1000])
+def test_a_tail_that_has_no_room_for_its_first_slots_is_damage(fences: int) -> None:
+    """Though its checksum is right."""
+    total = BLOCK_BYTES * fences + TRAILER_BYTES
+    body = footer._BODY.pack(total, 4, 3, 2, 2, fences, 0, 0, 1, 2, 1, 2, CRC32C)
+    tail = body + footer._END.pack(checksum(body), CHECKED, MAGIC)
+    with pytest.raises(SegmentCorruptError, match="another checksum"):
+        decode_tail(tail, file_bytes=END + total)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "known"), [(0, True), ((1 << 30) - 2, True), ((1 << 30) - 1, False)]
+)
+def test_so_much_disorder_that_the_field_cannot_say_it_is_unknown(
+    seconds: int, known: bool
+) -> None:
+    tail = encode_tail(replace(FOOTER, disorder_seconds=seconds))
+    found = decode_tail(tail, file_bytes=FOOTER.position + FOOTER.footer_bytes)
+    assert found.disorder_seconds == (seconds if known else None)
 
 
 def test_a_copy_that_is_given_up_leaves_nothing(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from tieredstore.model.errors import BackendRefusedError, MetadataError
 from tieredstore.model.values import SegmentRecord, SegmentType
 from tieredstore.testing.disk import ForgetfulDisk
 from tieredstore.testing.faults import Fault, Faults, SimulatedCrash
-from tieredstore.testing.samples import STORE_TIMESTAMP, TOPIC
+from tieredstore.testing.samples import STORE_TIMESTAMP, TOPIC, a_record
 
 INDEX = SegmentType.INDEX
 
@@ -48,6 +48,15 @@ def test_watermarks_move_by_age_and_not_with_every_put(tmp_path: Path) -> None:
     shop.put(["k100"])
     assert shop.faults.steps - before == 102
     assert shop.index._watermarks.held(QueueId(shop.topic_id, 0)) == 101
+
+
+def test_a_put_where_the_watermark_is_changes_nothing_in_the_catalogue(tmp_path: Path) -> None:
+    shop = Shop(tmp_path)
+    shop.put(["k1", "k2"])
+    shop.reopen()
+    steps = shop.faults.steps
+    shop.give(2, [a_record(2, properties={"KEYS": "k3"})])
+    assert shop.faults.steps == steps
 
 
 def test_an_ordinary_end_needs_nothing_to_be_put_again(tmp_path: Path) -> None:
@@ -394,6 +403,22 @@ def test_a_failed_sync_takes_back_what_the_file_had_before(
     shop.open()
     assert put_again(shop) == 2
     assert shop.found("k0") == [(0, 0)]
+
+
+def test_a_failed_sync_of_one_file_keeps_what_begins_in_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop = Shop(tmp_path)
+    begins = []
+    for queue_id in (0, 1):
+        shop.put(["k"], queue_id=queue_id)
+        shop.index._writer.roll()
+        begins.append(shop.local_files()[-1])
+        shop.clock.advance(1000)
+    fail_next_sync(monkeypatch)
+    shop.index._writer.sync()
+    kept = [key for key in shop.catalogue.notes("index-start") if key.startswith(begins[1])]
+    assert len(kept) == len(shop.catalogue.notes("index-start")) == 1
 
 
 def test_a_catalogue_that_fails_does_not_make_a_put_fail(tmp_path: Path) -> None:

@@ -283,6 +283,36 @@ def test_opening_puts_the_header_right_on_the_disk(tmp_path: Path, count: int) -
         assert file.path.read_bytes() == whole
 
 
+def test_opening_puts_the_magic_of_a_full_file_right(tmp_path: Path) -> None:
+    file = create(tmp_path, items=6)
+    file.put(columns_of(rows_of(5)))
+    file.close()
+    whole = file.path.read_bytes()
+    file.path.write_bytes(BEGIN_MAGIC.to_bytes(4, signed=True) + whole[4:])
+    reopen(file.path, items=6).close()
+    assert file.path.read_bytes() == whole
+
+
+def test_a_file_of_which_nothing_counts_forgets_when_its_items_were_stored(tmp_path: Path) -> None:
+    file = create(tmp_path)
+    file.put(columns_of(rows_of(5)))
+    file.close()
+    again = reopen(file.path, item_count=0)
+    assert again.times is None
+    assert again.notes is not None
+    assert again.notes.times is None
+
+
+def test_an_end_before_the_seconds_of_the_newest_item_is_put_right(tmp_path: Path) -> None:
+    file = create(tmp_path)
+    file.put(columns_of([rows_of(1)[0]._replace(store_timestamp=BEGIN + 1500)]))
+    file.close()
+    notes_path(file.path).unlink()
+    data = file.path.read_bytes()
+    file.path.write_bytes(data[:12] + (BEGIN + 1).to_bytes(8) + data[20:])
+    assert BEGIN + 1500 <= reopen(file.path).end_timestamp <= BEGIN + 1999
+
+
 def test_a_file_without_its_notes_is_not_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -363,6 +393,7 @@ def test_a_full_disk_is_an_error_and_loses_nothing(
     assert file.item_count == 100
     file.put(columns_of(many))
     assert file.item_count == 300_100
+    assert file.path.stat().st_size == file.sizes.file_bytes
 
 
 def test_a_flush_that_failed_fails_for_ever(
@@ -374,6 +405,7 @@ def test_a_flush_that_failed_fails_for_ever(
     file = create(tmp_path)
     file.put(columns_of(rows_of(5)))
     assert file.flush() == 5
+    assert not file.has_failed
     assert file.notes is not None
     monkeypatch.setattr(file.notes, "sync", lambda: None)
     with monkeypatch.context() as patch:
@@ -382,6 +414,17 @@ def test_a_flush_that_failed_fails_for_ever(
             file.flush()
     with pytest.raises(BackendRefusedError):
         file.flush()
+    assert file.has_failed
+
+
+def test_a_file_without_notes_has_not_failed(tmp_path: Path) -> None:
+    file = create(tmp_path)
+    file.put(columns_of(rows_of(5)))
+    file.close()
+    notes_path(file.path).unlink()
+    again = reopen(file.path)
+    assert again.notes is None
+    assert not again.has_failed
 
 
 def test_closing_leaves_readers_their_map(tmp_path: Path) -> None:

@@ -29,7 +29,12 @@ from tests.index.store_kit import (
 )
 from tieredstore.codec.key_hashes import key_hashes
 from tieredstore.codec.queue_unit import encode_unit
-from tieredstore.codec.tiered_index import TieredIndexHeader, encode_header, file_bytes
+from tieredstore.codec.tiered_index import (
+    BEGIN_MAGIC,
+    TieredIndexHeader,
+    encode_header,
+    file_bytes,
+)
 from tieredstore.driver.metadata import DeleteQueue, DeleteSegment, DeleteTopic
 from tieredstore.driver.runtime import Runtime
 from tieredstore.flat.append_file import DELETION_NOTE, mark_for_deletion
@@ -47,6 +52,7 @@ from tieredstore.model.errors import (
     BackendRefusedError,
     BackendUnavailableError,
     InvalidConfigError,
+    MetadataError,
     SegmentCorruptError,
     StoreClosedError,
 )
@@ -138,6 +144,41 @@ def test_full_files_are_uploaded_and_the_last_one_never_is(tmp_path: Path) -> No
     assert len(shop.found("k")) == 50
     shop.index.step()
     assert len(shop.segments()) == 2
+
+
+def test_a_put_that_fills_a_file_wakes_whoever_uploads_it(tmp_path: Path) -> None:
+    shop = Shop(tmp_path, items=20)
+    shop.index.start()
+    shop.put(["k"] * 50, unique=False)
+    assert not shop.segments()  # they wait in memory
+    shop.clock.advance(1000)
+    shop.put(["k"])
+    assert len(shop.segments()) == 2
+
+
+def test_a_shutdown_cuts_an_upload_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shop = Shop(tmp_path)
+    shop.put(["k"])
+    monkeypatch.setattr(shop.index, "_is_closing", True)
+    with pytest.raises(StoreClosedError):
+        shop.index.seal()
+    shop.reopen()
+    assert not shop.segments()
+    assert shop.found("k") == [(0, 0)]
+
+
+def test_an_open_that_fails_leaves_no_file_open(tmp_path: Path) -> None:
+    shop = Shop(tmp_path)
+    for _ in range(2):
+        shop.put(["k"])
+        shop.index._writer.roll()
+        shop.clock.advance(1000)
+    shop.index.shutdown()
+    sound, damaged = (tmp_path / "tiered_index_file" / name for name in shop.local_files())
+    damaged.write_bytes(b"x" * damaged.stat().st_size)  # it is given up: the catalogue is changed
+    with pytest.raises(MetadataError):
+        shop.open(Faults({0: Fault.BEFORE}))
+    assert str(sound) not in open_below(tmp_path)
 
 
 def test_small_files_stay_local_over_restarts(tmp_path: Path) -> None:
@@ -750,6 +791,14 @@ def test_java_leftovers_are_cleared_away(tmp_path: Path) -> None:
     assert shop.found("k") == [(0, 0)]
 
 
+def test_a_file_of_rocketmq_5_1_that_never_had_a_key_goes(tmp_path: Path) -> None:
+    folder = tmp_path / "tiered_index_file"
+    folder.mkdir()
+    (folder / "0000").write_bytes(bytes(1000))
+    Shop(tmp_path)
+    assert not (folder / "0000").exists()
+
+
 def test_a_local_file_of_rocketmq_5_1_is_made_again(tmp_path: Path) -> None:
     folder = tmp_path / "tiered_index_file"
     folder.mkdir()
@@ -870,11 +919,12 @@ def test_a_file_of_ours_that_rocketmq_uploaded_is_not_put_again(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("queue_id", [0, 3])
-@pytest.mark.parametrize("lost", [None, 3])
+@pytest.mark.parametrize("lost", [None, 3, "units"])
 def test_what_rocketmq_put_after_us_is_not_put_again(
-    tmp_path: Path, lost: int | None, queue_id: int
+    tmp_path: Path, lost: int | str | None, queue_id: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """But from the first message on that its files lack."""
+    """But from the first message on that its files lack, and all where the queue cannot be read."""
+    monkeypatch.setattr(uploaded_module, "COPY_BYTES", 100)
     shop = Shop(tmp_path)
     shop.put(["k0", "k1"], queue_id=queue_id, unique=False)
     shop.index.shutdown()
@@ -898,13 +948,15 @@ def test_what_rocketmq_put_after_us_is_not_put_again(
     units = [
         encode_unit(log_offset=1000 * number, message_bytes=100, tags_code=0) for number in range(6)
     ]
-    shop.provider.open(f"{BROKER}/{TOPIC}/{queue_id}", SegmentType.CONSUME_QUEUE, 0).write(
-        0, b"".join(units)
-    )
+    if lost != "units":
+        shop.provider.open(f"{BROKER}/{TOPIC}/{queue_id}", SegmentType.CONSUME_QUEUE, 0).write(
+            0, b"".join(units)
+        )
+    sure = 2 if lost == "units" else lost or 6
     shop.open()
-    assert shop.index.indexed_offset(TOPIC, shop.topic_id, queue_id) == (lost or 6)
+    assert shop.index.indexed_offset(TOPIC, shop.topic_id, queue_id) == sure
     shop.reopen()
-    assert shop.index.indexed_offset(TOPIC, shop.topic_id, queue_id) == (lost or 6)
+    assert shop.index.indexed_offset(TOPIC, shop.topic_id, queue_id) == sure
     assert shop.found("k2") == [(queue_id, 2000)]
 
 
@@ -955,6 +1007,23 @@ def test_other_slots_than_those_of_an_uploaded_file_of_java_are_refused(tmp_path
         shop.open(config=dataclasses.replace(shop.config, index_slot_count=SLOTS + 1))
     shop.open()
     assert len(shop.found("k")) == 3
+
+
+@pytest.mark.parametrize("version", ["5.1", "later"])
+def test_an_uploaded_file_of_rocketmq_says_by_its_length_how_many_slots_it_has(
+    tmp_path: Path, version: str
+) -> None:
+    shop = Shop(tmp_path)
+    shop.put(["k"])
+    shop.index.seal()
+    shop.drop_footer(2)
+    if version == "5.1":
+        magic = BEGIN_MAGIC.to_bytes(4, signed=True)
+        shop.replace_uploaded(bytes(shop.uploaded_bytes()) + magic)
+    shop.index.shutdown()
+    forget_notes(shop)
+    shop.open()
+    assert len(shop.catalogue.notes("index")) > 0
 
 
 @pytest.mark.parametrize("uploaded", [False, True])

@@ -40,10 +40,11 @@ from tieredstore.codec.tiered_index import (
     slot_position,
 )
 from tieredstore.index.compaction import fences_of_table
-from tieredstore.index.footer import DamagedItemsError, NearFooter
+from tieredstore.index.footer import DamagedItemsError, NearFooter, decode_tail
 from tieredstore.index.footer_cache import FooterCache, Origin
 from tieredstore.index.keys import Match, TimeRange
 from tieredstore.index.uploaded import ASKED_OFTEN, UploadedFile
+from tieredstore.model.errors import SegmentCorruptError
 from tieredstore.model.values import INT64_MAX, SegmentType
 from tieredstore.testing.samples import TOPIC
 
@@ -333,8 +334,28 @@ def test_a_damaged_copy_is_noticed_and_made_again(filled: Shop) -> None:
     for number in range(0, KEYS, 100):
         assert len(filled.found(f"f1-{number}")) == 1
     filled.index.step()
-    for number in range(0, KEYS, 100):
+    index_reads(filled)
+    numbers = range(0, KEYS, 100)
+    for number in numbers:
         assert len(filled.found(f"f1-{number}")) == 1
+    assert len(index_reads(filled)) <= len(numbers) + 3  # copies, whose filters let few through
+
+
+def test_a_damaged_block_of_a_filter_says_where_it_is(data: bytes) -> None:
+    footer = decode_tail(data[-16 * 1024 :], file_bytes=len(data))
+
+    def read(position: int, length: int) -> bytes:
+        return bytes(length)
+
+    near = NearFooter(footer=footer, read=read)
+    file = UploadedFile.with_footer(Bytes(data).read, footer, near=near, path="index")
+    places = set()
+    for number in range(50):
+        with pytest.raises(SegmentCorruptError) as caught:
+            file.find(f"T#k{number}", **FOREVER, count_max=1)
+        places.add(caught.value.position)
+    blocks = range(footer.position, footer.position + 4096 * footer.filter_blocks, 4096)
+    assert 1 < len(places) <= len(places & {*blocks})
 
 
 def test_a_copy_that_was_damaged_before_a_restart_is_not_believed(filled: Shop) -> None:

@@ -118,6 +118,28 @@ def test_sizes_that_make_no_sense_are_as_if_nobody_had_noted_them(
     assert (marks.slot_count(), marks.item_capacity()) == sizes
 
 
+@pytest.mark.parametrize(
+    ("mark", "put_at"), [([3, NOW + 5], NOW + 5), (3, 0), ([9, NOW], None), ([0, NOW], None)]
+)
+def test_a_queue_that_is_behind_says_when_it_was_put_to_last(
+    catalogue: MetadataStore, mark: Json, put_at: int | None
+) -> None:
+    topic = catalogue.add_topic(TOPIC)
+    catalogue.put(
+        QueueRecord(broker_name=BROKER, topic=TOPIC, queue_id=0),
+        SegmentRecord(
+            path=f"{BROKER}/{TOPIC}/0",
+            type=SegmentType.CONSUME_QUEUE,
+            base_offset=0,
+            size=9 * 20,
+            create_timestamp=NOW,
+        ),
+    )
+    catalogue.put_note(QUEUE, QueueId(topic.topic_id, 0).key, mark)
+    found = [(lag.mark, lag.end, lag.put_at) for lag in Watermarks(catalogue, BROKER).behind()]
+    assert found == ([] if put_at is None else [(3, 9, put_at)])
+
+
 def test_starts_are_read_where_they_make_sense(catalogue: MetadataStore) -> None:
     notes: dict[str, Json] = {"7/1/2": 5, "8/1/2": "x", "9/1": 5, "9/1/x": 5, "9/1/2/3": 5}
     for key, at in notes.items():
