@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tieredstore.driver.metadata import Put, PutNote
-from tieredstore.driver.object_client import ObjectClient, ObjectClientWrapper, ObjectFacts, Range
+from tieredstore.driver.object_client import (
+    ListedKey,
+    ObjectClient,
+    ObjectClientWrapper,
+    ObjectFacts,
+    Range,
+)
 from tieredstore.driver.retry import RetryPolicy
-from tieredstore.driver.runtime import ManualClock, Runtime
+from tieredstore.driver.runtime import InlinePool, ManualClock, Runtime
 from tieredstore.driver.segment import Buffer
 from tieredstore.model.errors import (
     BackendRefusedError,
@@ -22,12 +30,13 @@ from tieredstore.model.errors import (
     PositionMismatchError,
     TieredStoreError,
 )
-from tieredstore.model.values import SegmentType, TopicRecord
+from tieredstore.model.values import SegmentRecord, SegmentType, TopicRecord
+from tieredstore.roundlog import log as log_module
 from tieredstore.roundlog.draft import DATA_BYTES_MAX, Draft, DraftWrite
-from tieredstore.roundlog.entry import NO_ROW, Entry, Extents, SegmentKey
+from tieredstore.roundlog.entry import NO_ROW, Entry, Extents, Sealed, SegmentKey
 from tieredstore.roundlog.frames import crc32c
 from tieredstore.roundlog.layout import ObjectLayout, epoch_name, log_name, state_name
-from tieredstore.roundlog.log import INLINE_BYTES_MAX, BrokerLog
+from tieredstore.roundlog.log import INLINE_BYTES_MAX, BrokerLog, side_by_side
 from tieredstore.roundlog.object_calls import ObjectCalls
 from tieredstore.testing.memory_objects import MemoryObjectClient, MemoryObjects
 
@@ -164,6 +173,43 @@ def test_following_is_a_listing_and_a_get_for_each_entry(tier: Tier) -> None:
     assert tier.requests(lambda: reader.state(recent=True)) == {"list": 1}
 
 
+def test_who_follows_lists_what_is_behind_the_last_entry_it_knows(
+    tier: Tier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, reader = tier.open(), tier.open(claims=False)
+    put(writer, b"one")
+    reader.follow()
+    asked: list[str] = []
+    memory = tier.clients[-1].memory
+    listed = memory.list
+
+    def counted(prefix: str = "", *, after: str = "") -> Iterator[ListedKey]:
+        asked.append(after)
+        return listed(prefix, after=after)
+
+    monkeypatch.setattr(memory, "list", counted)
+    reader.follow()
+    assert asked == [reader.key(log_name(2))]
+
+
+def test_a_state_that_goes_while_it_is_read_gives_way_to_a_newer_one(tier: Tier) -> None:
+    writer = tier.open()
+    for data in (b"one", b"two"):
+        put(writer, data)
+        state = writer.state()
+        writer.calls.put(writer.key(state_name(state.sequence)), state.encoded())
+    reader = tier.open(claims=False)
+    newest = reader.key(state_name(3))
+
+    def mood(name: str, key: str, is_done: bool) -> None:
+        if name == "get" and key == newest and newest in tier.objects.held:
+            del tier.objects.held[newest]
+
+    tier.clients[-1].mood = mood
+    assert reader.follow().sequence == 3
+    assert newest not in tier.objects.held
+
+
 def test_what_is_too_much_for_an_entry_goes_side_by_side_before_it(tier: Tier) -> None:
     log = tier.open()
     data = bytes(DATA_BYTES_MAX + 5 * MIB)
@@ -197,6 +243,81 @@ def test_those_who_append_meanwhile_share_the_next_entry(tier: Tier) -> None:
             thread.join(10)
     assert log.state().sequence == before + 2
     assert {contents(tier, key) for key in keys} == {b"x"}
+
+
+def test_one_that_is_alone_shares_no_entry_and_no_entry_is_too_large(
+    tier: Tier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_module, "TOGETHER_BYTES_MAX", 10)
+    log = tier.open()
+
+    def together(*sizes: int, alone: int = -1) -> list[int]:
+        """How many go into each entry."""
+        drafts = [[Draft(writes=[DraftWrite(KEY, 0, bytes(size))])] for size in sizes]
+        log._waiting.extend(
+            log_module._Ticket(each, is_alone=number == alone) for number, each in enumerate(drafts)
+        )
+        found = []
+        while log._waiting:
+            found.append(len(log._together()))
+        return found
+
+    assert together(4, 6) == [2]
+    assert together(4, 6, 1) == [2, 1]
+    assert together(11, 11) == [1, 1]
+    assert together(1, 1, 1, 1, alone=1) == [1, 1, 2]
+
+
+def test_a_helper_that_has_not_begun_is_not_waited_for() -> None:
+    class Never(InlinePool):
+        def submit(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+            return Future()
+
+    done: list[int] = []
+    side_by_side(Never(), iter(range(5)), done.append, helpers=2)
+    assert done == list(range(5))
+
+
+def test_a_helper_that_has_begun_is_waited_for() -> None:
+    begun, goes_on = threading.Event(), threading.Event()
+    done: list[int] = []
+
+    def call(number: int) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            begun.set()
+            goes_on.wait(10)
+        else:
+            assert begun.wait(10)
+            goes_on.set()
+        done.append(number)
+
+    with Runtime.threads(fetch_threads=1) as runtime:
+        side_by_side(runtime.fetch, iter(range(2)), call, helpers=1)
+        assert sorted(done) == [0, 1]
+
+
+def test_a_sealing_of_what_is_gone_is_passed_over(tier: Tier) -> None:
+    log = tier.open()
+    draft = Draft(sealed=[Sealed(999, "data/0000000001-of-nobody", 5, 0)])
+    log.append([draft])
+    assert draft.error is None
+
+
+@pytest.mark.parametrize("times", [(None, None), (5, 6), (None, 6)])
+def test_a_row_that_comes_with_its_segment_is_said_once(
+    tier: Tier, times: tuple[int | None, int | None]
+) -> None:
+    """The columns of the extents say how it grows."""
+    log = tier.open()
+    path, kind, base = KEY
+    row = SegmentRecord(path=path, type=kind, base_offset=base, create_timestamp=3)
+    grown = replace(row, size=2, begin_timestamp=times[0], end_timestamp=times[1])
+    log.append([Draft(writes=[DraftWrite(KEY, 0, b"xy")], rows=[grown], changes=[Put(row)])])
+    key = log.key(log_name(log.state().sequence))
+    assert Entry.decoded(tier.objects.held[key][0], key).changes == (Put(row),)
+    reader = tier.open(claims=False)
+    for state in (log.state(), reader.follow()):
+        assert state.tables.segments[kind][path][base] == grown
 
 
 def test_a_draft_that_is_refused_leaves_the_others_of_its_entry(tier: Tier) -> None:
@@ -353,6 +474,33 @@ def test_a_fenced_writer_says_so_for_ever_and_sees_nothing_of_the_winner(tier: T
 
     assert tier.requests(all_calls, 0) == {}
     assert contents(tier) == b"onetwo"
+
+
+def test_who_meets_an_entry_of_a_later_epoch_asks_nothing_more(tier: Tier) -> None:
+    first = tier.open()
+    tier.open()
+
+    def overtaken() -> None:
+        with pytest.raises(FencedError):
+            put(first, b"late")
+
+    assert tier.requests(overtaken, 0) == {"put": 1, "head": 3, "get": 1}
+    assert first.fence is not None
+    assert first.fence.epoch == 2
+
+
+def test_who_is_overtaken_while_it_appends_says_by_whom(tier: Tier) -> None:
+    first = tier.open()
+
+    def mood(name: str, key: str, is_done: bool) -> None:
+        if name == "put" and is_done:
+            first.calls.put(first.key(epoch_name(2)), b"another")
+
+    tier.clients[0].mood = mood
+    with pytest.raises(FencedError):
+        put(first, b"late")
+    assert first.fence is not None
+    assert first.fence.epoch == 2
 
 
 def test_an_entry_that_landed_before_the_winner_began_counts_and_is_not_acknowledged(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from tests.roundlog.log_kit import Killed, Tier, key_of
@@ -9,13 +10,13 @@ from tests.roundlog.small import everything_small
 from tieredstore.driver.metadata import PutNote
 from tieredstore.driver.provider import TakenIn
 from tieredstore.model.errors import FencedError
-from tieredstore.model.values import SegmentType
-from tieredstore.roundlog import inspection, taking
+from tieredstore.model.values import Json, SegmentType
+from tieredstore.roundlog import inspection, salvage, taking, upkeep
 from tieredstore.roundlog import log as log_module
 from tieredstore.roundlog.adopted import announcement, settle
-from tieredstore.roundlog.draft import Draft
+from tieredstore.roundlog.draft import Draft, DraftWrite
 from tieredstore.roundlog.entry import Sealed, SegmentKey
-from tieredstore.roundlog.frames import crc32c
+from tieredstore.roundlog.frames import crc32c, encode_table
 from tieredstore.roundlog.log import BrokerLog
 from tieredstore.roundlog.salvage import LOST, _following, _Found
 from tieredstore.roundlog.upkeep import GRACE_MS, Upkeep
@@ -154,6 +155,32 @@ def test_of_bytes_that_lie_in_several_objects_the_longest_are_taken() -> None:
     assert [row.key for row in _following(found, 13)] == ["behind a gap"]
 
 
+@pytest.mark.parametrize(
+    ("number", "offset", "length"), [(0, 0, 4), (1, 0, 4), (-1, 0, 4), (0, 4, 1), (0, 3, 2)]
+)
+def test_a_table_that_says_what_cannot_be_tells_nothing(
+    number: int, offset: int, length: int
+) -> None:
+    tier = Tier()
+    log, _ = tier.opened()
+    data = b"data"
+    row = {
+        "segment": number,
+        "position": 0,
+        "length": length,
+        "offset": offset,
+        "crc": crc32c(data),
+    }
+    columns = {name: np.array([value], np.int64) for name, value in row.items()}
+    head: dict[str, Json] = {"segments": [[A[0], A[1].value, A[2]]]}
+    table = encode_table(head, columns, payload_bytes=4, payload_crc=crc32c(data))
+    log.calls.put(log.key("data/0000000000-of-a-lost-log-0"), data + table)
+    taken = taking.take_in(tier.opened()[0])
+    tells = (number, offset, length) == (0, 0, 4)
+    assert taken.size == (4 if tells else 0)
+    assert any("a data object tells nothing" in loss for loss in taken.losses) is not tells
+
+
 def test_a_log_that_is_there_is_left_alone() -> None:
     tier = Tier()
     merged(tier)
@@ -161,6 +188,32 @@ def test_a_log_that_is_there_is_left_alone() -> None:
     before = log.state().sequence
     assert taking.take_in(log) == TakenIn()
     assert log.state().sequence == before + 1  # the claim
+
+
+def test_a_segment_of_which_a_part_was_found_goes_on_behind_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(salvage, "APPENDED_BYTES", 1)
+    monkeypatch.setattr(upkeep, "EXTENT_BYTES", 2048)
+    tier = Tier()
+    merged(tier)
+    lose_the_log(tier)
+    sent = 0
+    send = salvage._send
+
+    def send_once(log: BrokerLog, waiting: list[DraftWrite]) -> None:
+        nonlocal sent
+        if sent:
+            raise Killed
+        sent += 1
+        send(log, waiting)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(salvage, "_send", send_once)
+        with pytest.raises(Killed):
+            taking.take_in(tier.opened()[0])
+    taking.take_in(tier.opened()[0])
+    tier.check()
 
 
 def test_a_salvage_that_is_cut_off_anywhere_begins_anew() -> None:

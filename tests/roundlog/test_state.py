@@ -473,6 +473,7 @@ WRONG_STATE: list[tuple[str, object]] = [
     ("changes", [{}]),
     ("size", [1, 2]),
     ("extent_object", [1]),
+    ("extent_object", [2]),
     ("extent_length", [-1]),
 ]
 
@@ -481,3 +482,19 @@ WRONG_STATE: list[tuple[str, object]] = [
 def test_a_state_with_a_wrong_field_is_damage(field: str, value: object) -> None:
     with pytest.raises(MetadataError):
         LogState.decoded(hostile(FrameKind.STATE, field, value), "it")
+
+
+def test_an_extent_of_a_state_lies_in_an_object_of_its_own_entry() -> None:
+    """Not in one that another entry has named."""
+    _, data = example()
+    frame = decode(data, kind=FrameKind.STATE, name="it", object_bytes=len(data))
+    chunks = [[1, 0, 0, ["data/0000000001-of-another"]], [2, 0, 1, []]]
+    for number, is_named in ((0, True), (1, False)):
+        head: dict[str, Any] = {**frame.head, "sequence": 2, "chunks": chunks}
+        columns = {**frame.columns, "extent_object": np.array([number])}
+        state = encode(FrameKind.STATE, head, columns, ())
+        if is_named:
+            assert LogState.decoded(state, "it").sequence == 2
+        else:
+            with pytest.raises(MetadataError, match="an object that is not named"):
+                LogState.decoded(state, "it")

@@ -21,12 +21,13 @@ from tieredstore.model.errors import (
 )
 from tieredstore.model.values import SegmentType
 from tieredstore.roundlog import upkeep as upkeep_module
-from tieredstore.roundlog.draft import Draft
+from tieredstore.roundlog.draft import Draft, DraftWrite
 from tieredstore.roundlog.entry import Entry, Extents, SegmentKey
 from tieredstore.roundlog.frames import check_payload, crc32c, decode_tail
 from tieredstore.roundlog.inspection import KINDS, damage, leftovers
 from tieredstore.roundlog.layout import number_of
-from tieredstore.roundlog.log import BrokerLog
+from tieredstore.roundlog.log import BrokerLog, _Ticket
+from tieredstore.roundlog.object_calls import NONCE
 from tieredstore.roundlog.state import Chunk, LogState
 from tieredstore.roundlog.upkeep import GRACE_MS, Upkeep, Weighed, seal, to_merge, weighed
 from tieredstore.testing.faults import Fault, Faults
@@ -122,6 +123,12 @@ def test_what_is_dead_goes_along() -> None:
     rounds = [chunk(number, live=9) for number in range(2, 34)]
     assert sequences(to_merge([dead, *rounds])) == list(range(1, 34))
     assert sequences(to_merge([chunk(1, dead=64 * MIB)])) == [1]
+
+
+def test_so_many_that_are_dead_are_one_merge() -> None:
+    dead = [chunk(number, dead=9, level=1) for number in range(32)]
+    assert to_merge(dead[:31]) == []
+    assert sequences(to_merge(dead)) == list(range(32))
 
 
 # Merging
@@ -241,6 +248,26 @@ def test_segments_may_be_sealed_and_deleted_while_they_are_merged(
     run(upkeep)
     assert 1 in levels(log.state())
     tier.check(log)
+    tier.check()
+
+
+def test_a_merge_shares_its_entry_with_nobody() -> None:
+    tier = Tier()
+    log, client = tier.opened()
+    write_rounds(tier, log, 32)
+    put = client.inner.put
+    more = Draft(writes=[DraftWrite(QUIET, len(tier.acknowledged[QUIET]), b"more")])
+
+    def put_meanwhile(key: str, *args: object, **how: object) -> object:
+        if "/data/" in key:  # another thread begins to wait
+            log._waiting.append(_Ticket([more]))
+        return put(key, *args, **how)  # type: ignore[arg-type]
+
+    client.inner.put = put_meanwhile  # type: ignore[method-assign,assignment]
+    run(Upkeep(log))
+    assert more.error is None
+    tier.acknowledged[QUIET] += b"more"
+    assert levels(tier.check(log)) == [0, 1]
     tier.check()
 
 
@@ -395,6 +422,36 @@ def test_a_state_is_written_at_the_end_where_it_is_worth_it() -> None:
     tier.check()
 
 
+def test_a_state_is_written_as_soon_as_so_many_entries_lie_behind_the_last() -> None:
+    tier = Tier()
+    log, _ = tier.opened()
+    upkeep = Upkeep(log)
+    write_rounds(tier, log, 4)
+    for count in (log.state().sequence, 3):
+        assert not upkeep.save(entries_min=count + 1)
+        assert upkeep.save(entries_min=count)
+        write_rounds(tier, log, 3)
+
+
+@pytest.mark.parametrize(("count", "is_released"), [(1, False), (2, False), (3, True), (4, True)])
+def test_a_request_that_is_full_is_sent_before_its_time(
+    count: int, is_released: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeep_module, "KEYS_PER_REQUEST", 3)
+    tier = Tier()
+    log, _ = tier.opened()
+    log.claim()
+    upkeep = Upkeep(log)
+    tier.clock.advance(GRACE_MS)
+    now_ms = tier.clock.now_ms()
+    state = log.state()
+    state.dead = {"data/first": now_ms - GRACE_MS}
+    assert upkeep.step()  # the time is there
+    state.dead = {f"data/{number}": now_ms - GRACE_MS for number in range(count)}
+    assert upkeep.step() is is_released
+    assert not upkeep.step()  # each once
+
+
 def test_dead_objects_are_deleted_when_readers_have_had_their_time() -> None:
     tier = Tier()
     log, _ = tier.opened()
@@ -457,6 +514,48 @@ def test_sealed_segments_lie_at_rocketmqs_keys(
     before = requests(client)
     seal(log, list(tier.acknowledged), POOL)
     assert requests(client) == before
+
+
+def test_what_a_sealing_that_was_cut_off_has_put_is_found_piece_by_piece(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(upkeep_module, "READ_BYTES", 4)
+    tier = Tier()
+    log, _ = tier.opened()
+    tier.write(log, {QUIET: b"0123456789"})
+    tier.objects.put(sealed_key(QUIET), b"0123456789", {NONCE: "of another life"})
+    seal(log, [QUIET], POOL)
+    tier.check(log)
+    assert tier.objects.held_keys(log.key("data/")) == []
+
+
+def test_a_long_segment_is_sealed_as_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upkeep_module, "ONE_PUT_BYTES", 5)
+    tier = Tier()
+    log, _ = tier.opened()
+    tier.write(log, {QUIET: b"0123456789", BUSY[0]: b"short"})
+    seal(log, [QUIET, BUSY[0]], POOL)
+    tier.check(log)
+    tier.check()
+
+
+def test_no_more_is_sealed_together_than_memory_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upkeep_module, "MERGED_BYTES", 100)
+    together: list[int] = []
+    put_together = upkeep_module._put_together
+
+    def counted(log: BrokerLog, wholes: Any, pool: Any) -> Any:
+        together.append(len(wholes))
+        return put_together(log, wholes, pool)
+
+    monkeypatch.setattr(upkeep_module, "_put_together", counted)
+    tier = Tier()
+    log, _ = tier.opened()
+    for key, size in zip(BUSY, (200, 50, 50, 1, 100, 7), strict=True):
+        tier.write(log, {key: bytes(size)})
+    seal(log, BUSY, POOL)
+    assert together == [1, 2, 1, 1, 1]
+    tier.check()
 
 
 def test_many_that_were_merged_are_sealed_with_few_reads() -> None:
