@@ -95,19 +95,15 @@ class ObjectCalls:
     def listed(self, prefix: str) -> list[ListedKey]:
         return list(self.client.list(prefix))
 
-    def put(self, key: str, data: Buffer, *, metadata: Mapping[str, str] | None = None) -> bool:
-        """A new object. ObjectExistsError where one lies there that is not this very put's.
-
-        False where it had to be sent again: of the first request nobody knows when it lands.
-        """
+    def put(self, key: str, data: Buffer, *, metadata: Mapping[str, str] | None = None) -> None:
+        """A new object. ObjectExistsError where one lies there that is not this very put's."""
         mine = {**(metadata or {}), NONCE: self.nonce(), CHECKSUM: f"{crc32c(data):08x}"}
 
         try:
-            return self.client.created(key, data, metadata=mine)
+            self.client.created(key, data, metadata=mine)
         except ObjectExistsError:  # of an attempt whose reply was lost, or somebody else's
             if not self._is_mine(key, mine, data):
                 raise
-            return False
 
     def put_stream(
         self, key: str, blocks: Iterable[Buffer], *, metadata: Mapping[str, str]
