@@ -249,6 +249,14 @@ def test_the_filter_lets_few_strangers_and_every_key_through() -> None:
     assert sum(map(holds, others.tolist())) <= 0.005 * 20_000
 
 
+def test_hashes_are_read_piece_by_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = create(tmp_path)
+    file.put(columns_of(golden_rows(0)))
+    whole = uploaded(file)
+    monkeypatch.setattr(compaction, "_READ_HASH_BYTES", 80)
+    assert uploaded(file) == whole
+
+
 def test_a_filter_made_in_passes_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = key_hashes([f"order-{number}" for number in range(30_000)])
     count = filter_block_count(len(keys))

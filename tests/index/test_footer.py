@@ -123,6 +123,20 @@ def test_a_tail_that_has_no_room_for_its_first_slots_is_damage(fences: int) -> N
         decode_tail(tail, file_bytes=END + total)
 
 
+@pytest.mark.parametrize("more", [0, 28])
+def test_a_footer_is_no_longer_than_what_it_has(more: int) -> None:
+    """Though its checksum is right."""
+    total = FOOTER.footer_bytes + more
+    head = bytes(4).ljust(total - BLOCK_BYTES - TRAILER_BYTES, b"\0")
+    body = footer._BODY.pack(total, 4, 3, 2, 2, 1, 0, 0, 1, 2, 1, 2, CRC32C)
+    tail = head + body + footer._END.pack(checksum(head + body), CHECKED, MAGIC)
+    if more:
+        with pytest.raises(SegmentCorruptError, match="a footer of another file"):
+            decode_tail(tail, file_bytes=END + total)
+    else:
+        assert decode_tail(tail, file_bytes=END + total).footer_bytes == total
+
+
 @pytest.mark.parametrize(
     ("seconds", "known"), [(0, True), ((1 << 30) - 2, True), ((1 << 30) - 1, False)]
 )

@@ -45,7 +45,7 @@ from tieredstore.index.contract import IndexAnswer, NoIndex
 from tieredstore.index.footer import UNCHECKED, NearFooter, groups_of
 from tieredstore.index.keys import IndexColumns, RunKeys
 from tieredstore.index.local_file import IndexStoreFile
-from tieredstore.index.uploaded import UploadedFile
+from tieredstore.index.uploaded import UploadedFile, UploadedIndex
 from tieredstore.index.watermarks import QueueId
 from tieredstore.index.writer import PendingKeys, still_pending
 from tieredstore.model.errors import (
@@ -236,11 +236,14 @@ def test_a_message_with_more_keys_than_a_file_holds_is_parted(tmp_path: Path) ->
     assert all(shop.found(f"k{number}") == [(0, 1000)] for number in range(35))
 
 
-def test_a_message_that_fits_stays_in_one_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("together", [True, False])
+def test_a_message_that_fits_stays_in_one_file(tmp_path: Path, together: bool) -> None:
     shop = Shop(tmp_path, items=10)
-    shop.put(["a b c d", "e f g h"])
+    for keys in [["a b c d", "e f g h"]] if together else [["a b c d"], ["e f g h"]]:
+        shop.put(keys)
+        shop.index._writer.drain()
     shop.index.seal()
-    assert len(shop.segments()) == 2
+    assert [each.item_count() for each in shop.index._uploaded.segments] == [5, 5]
     assert shop.found("a") == [(0, 0)]
     assert shop.found("h") == [(0, 1000)]
 
@@ -381,6 +384,38 @@ def test_an_index_that_is_only_read_takes_nothing_and_destroys_nothing(tmp_path:
     reader.shutdown()
     with pytest.raises(StoreClosedError):
         reader.query(TOPIC, shop.topic_id, "k", **ALL)
+
+
+def test_a_reader_believes_the_sizes_that_are_noted(tmp_path: Path) -> None:
+    shop = Shop(tmp_path)
+    shop.put(["k"])
+    shop.index._writer.drain()
+    other = dataclasses.replace(shop.config, index_slot_count=7, index_item_count=ITEMS + 7)
+    reader = UploadedIndex(
+        other,
+        provider=shop.provider,
+        metadata=shop.catalogue,
+        runtime=shop.runtime,
+        local_folder=tmp_path / "tiered_index_file",
+    )
+    reader.load()
+    answer = reader.query(TOPIC, shop.topic_id, "k", **ALL)
+    assert (len(answer.hits), answer.complete) == (1, True)
+
+
+def test_a_reader_that_finds_damage_asks_for_newer_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop = Shop(tmp_path)
+    shop.put(["k"])
+    shop.index.seal()
+    data = shop.uploaded_bytes()
+    data[28 + 8 * SLOTS] ^= 1
+    shop.replace_uploaded(bytes(data))
+    refreshed: list[str] = []
+    monkeypatch.setattr(shop.provider, "refresh", lambda: refreshed.append("files"))
+    assert not shop.reader().query(TOPIC, shop.topic_id, "k", **ALL).complete
+    assert refreshed == ["files"]
 
 
 def test_without_an_index_no_answer_is_complete() -> None:
@@ -916,6 +951,20 @@ def test_a_file_of_ours_that_rocketmq_uploaded_is_not_put_again(tmp_path: Path) 
     for number in (1, 2, 3):
         assert shop.found(f"k{number}") == [(0, 1000 * number - 1000)]
     assert sum(file.item_count for file in shop.index._writer.files) == 2  # of k3 alone
+
+
+def test_a_file_of_ours_that_rocketmq_uploaded_and_left_goes_with_its_notes(tmp_path: Path) -> None:
+    shop = Shop(tmp_path)
+    shop.put(["k1", "k2"])
+    shop.index.shutdown()
+    path = shop.local_path()
+    data = path.read_bytes()
+    upload_as_java(shop, items=4)
+    path.write_bytes(data)
+    shop.open()
+    assert not path.exists()
+    assert not shop.catalogue.notes("index-file")
+    assert shop.found("k2") == [(0, 1000)]
 
 
 @pytest.mark.parametrize("queue_id", [0, 3])

@@ -379,6 +379,7 @@ def test_a_damaged_footer_is_passed_over(tmp_path: Path) -> None:
     shop.replace_uploaded(bytes(data))
     shop.reopen()
     assert len(shop.found("k")) == 5
+    assert shop.index.figures.damaged_count == 1
 
 
 def test_the_cache_keeps_to_its_size(tmp_path: Path) -> None:
@@ -444,6 +445,7 @@ def test_a_footer_that_is_too_large_for_the_cache_is_not_kept(tmp_path: Path) ->
     cache.load()
     assert not cache.keep(Origin(0, 1, 100), [b"x" * 11])
     assert not list(cache.folder.iterdir())
+    assert cache.keep(Origin(0, 1, 100), [b"x" * 10])
 
 
 def test_a_slot_with_very_many_items_is_read_in_pages_until_there_are_enough(

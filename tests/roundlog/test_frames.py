@@ -323,6 +323,7 @@ def test_what_no_reader_would_take_is_not_written(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(frames, "RAW_BYTES_MAX", 800)
     with pytest.raises(InvalidArgumentError, match="101 values are too many"):
         encode(FrameKind.ENTRY, {}, {"n": np.zeros(101, np.int64)})
+    assert encode(FrameKind.ENTRY, {}, {"n": np.zeros(100, np.int64)})
     with pytest.raises(InvalidArgumentError, match="too long"):
         encode(FrameKind.ENTRY, {"a": "b" * 800}, {})
     monkeypatch.setattr(frames, "STORED_BYTES_MAX", 30)
@@ -339,3 +340,15 @@ def test_a_checksum_goes_on_behind_another(first: bytes, second: bytes) -> None:
 def test_a_long_buffer_has_the_checksum_of_its_bytes() -> None:
     data = bytes(range(256)) * 3000
     assert crc32c(memoryview(data)[1:]) == crc32c_of(data[1:])
+
+
+def test_a_head_of_just_the_length_that_is_allowed_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = encode(FrameKind.ENTRY, {"a": "b"}, {"n": np.array([7, 1, 99, 3, 50])})
+    _, _, _, text_bytes, _, numbers_bytes, *_ = frames._HEADER.unpack_from(data)
+    for limit, is_read in ((text_bytes + numbers_bytes, True), (text_bytes, False)):
+        monkeypatch.setattr(frames, "RAW_BYTES_MAX", limit)
+        if is_read:
+            assert decode(data, kind=FrameKind.ENTRY, name="").head == {"a": "b"}
+        else:
+            with pytest.raises(MetadataError, match="header makes no sense"):
+                decode(data, kind=FrameKind.ENTRY, name="")

@@ -28,6 +28,7 @@ from tieredstore.model.errors import (
     FencedError,
     MetadataError,
     PositionMismatchError,
+    SegmentNotFoundError,
     TieredStoreError,
 )
 from tieredstore.model.values import SegmentRecord, SegmentType, TopicRecord
@@ -210,6 +211,21 @@ def test_a_state_that_goes_while_it_is_read_gives_way_to_a_newer_one(tier: Tier)
     assert newest not in tier.objects.held
 
 
+def test_states_that_always_go_while_they_are_read_are_an_outage(tier: Tier) -> None:
+    writer = tier.open()
+    state = writer.state()
+    writer.calls.put(writer.key(state_name(state.sequence)), state.encoded())
+    reader = tier.open(claims=False)
+
+    def mood(name: str, key: str, is_done: bool) -> None:
+        if name == "get" and "/state/" in key:
+            raise SegmentNotFoundError(key)
+
+    tier.clients[-1].mood = mood
+    with pytest.raises(BackendUnavailableError, match="come and go all the time"):
+        reader.follow()
+
+
 def test_what_is_too_much_for_an_entry_goes_side_by_side_before_it(tier: Tier) -> None:
     log = tier.open()
     data = bytes(DATA_BYTES_MAX + 5 * MIB)
@@ -294,6 +310,40 @@ def test_a_helper_that_has_begun_is_waited_for() -> None:
     with Runtime.threads(fetch_threads=1) as runtime:
         side_by_side(runtime.fetch, iter(range(2)), call, helpers=1)
         assert sorted(done) == [0, 1]
+
+
+def test_an_append_of_another_that_fails_takes_none_with_it(tier: Tier) -> None:
+    log = tier.open()
+    other = log_module._Ticket([Draft(changes=[PutNote("kind", "other", 1)])], is_alone=True)
+    log._waiting.append(other)
+    refused = outage(False, 3)  # with what the client tries again
+
+    tier.clients[-1].mood = refused
+    log.append([Draft(changes=[PutNote("kind", "mine", 2)])])
+    assert isinstance(other.failure, BackendUnavailableError)
+    assert log.state().tables.notes["kind"]["mine"] == b"2"
+
+
+def test_what_is_staged_while_an_entry_is_sent_is_newer_than_it(tier: Tier) -> None:
+    log = tier.open()
+    older, newer = (Put(TopicRecord(topic="topic", topic_id=number)) for number in (1, 2))
+
+    def stage(change: Put) -> None:
+        log.state().tables.apply([change])
+        log.staged.append(change)
+
+    def mood(name: str, key: str, is_done: bool) -> None:
+        if name == "put" and is_done:
+            tier.clients[-1].mood = lambda *_: None
+            stage(newer)
+
+    stage(older)
+    tier.clients[-1].mood = mood
+    put(log, b"x")
+    assert log.staged == [newer]
+    assert log.state().tables.topics == {"topic": newer.record}
+    log.append([])
+    assert tier.open(claims=False).follow().tables.topics == {"topic": newer.record}
 
 
 def test_a_sealing_of_what_is_gone_is_passed_over(tier: Tier) -> None:
@@ -474,6 +524,21 @@ def test_a_fenced_writer_says_so_for_ever_and_sees_nothing_of_the_winner(tier: T
 
     assert tier.requests(all_calls, 0) == {}
     assert contents(tier) == b"onetwo"
+
+
+def test_who_is_overtaken_before_its_epoch_has_begun_is_fenced(tier: Tier) -> None:
+    late = tier.open(claims=False)
+
+    def mood(name: str, key: str, is_done: bool) -> None:
+        if name == "put" and "/epoch/" in key and is_done:
+            tier.clients[0].mood = lambda *_: None
+            put(tier.open(), b"winner")
+
+    tier.clients[0].mood = mood
+    with pytest.raises(FencedError):
+        late.claim()
+    assert late.fence is not None
+    assert late.fence.epoch == 2
 
 
 def test_who_meets_an_entry_of_a_later_epoch_asks_nothing_more(tier: Tier) -> None:

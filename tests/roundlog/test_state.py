@@ -498,3 +498,11 @@ def test_an_extent_of_a_state_lies_in_an_object_of_its_own_entry() -> None:
         else:
             with pytest.raises(MetadataError, match="an object that is not named"):
                 LogState.decoded(state, "it")
+
+
+def test_a_segment_that_is_begun_anew_takes_the_place_of_the_one_before() -> None:
+    state = LogState()
+    for number, name in enumerate(("first", "second"), 1):
+        state.take_in(KEY, name, 3)
+        assert (list(state.segments), state.numbers[KEY]) == ([number], number)
+    assert state.names() == {"second"}

@@ -205,6 +205,15 @@ def test_what_is_not_there_is_an_error_of_its_own(bucket: Bucket) -> None:
     assert read_together(lambda _: bucket.log, []) == []
 
 
+def test_bytes_that_no_entry_has_any_more_are_damage(bucket: Bucket) -> None:
+    bucket.log.state().chunks.popitem()
+    size = len(bucket.bytes[KEYS[0]])
+    reads = [SegmentRead(*KEYS[0], 0, size), SegmentRead(*KEYS[0], 0, 1)]
+    beyond, there = read_together(lambda _: bucket.log, reads)
+    assert isinstance(beyond, SegmentCorruptError)
+    assert there == bucket.bytes[KEYS[0]][:1]
+
+
 def test_an_object_that_is_gone_takes_only_its_own_bytes(bucket: Bucket) -> None:
     bucket.round(KEYS[:4])
     newest = bucket.log.state().sequence

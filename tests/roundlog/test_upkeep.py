@@ -29,7 +29,15 @@ from tieredstore.roundlog.layout import number_of
 from tieredstore.roundlog.log import BrokerLog, _Ticket
 from tieredstore.roundlog.object_calls import NONCE
 from tieredstore.roundlog.state import Chunk, LogState
-from tieredstore.roundlog.upkeep import GRACE_MS, Upkeep, Weighed, seal, to_merge, weighed
+from tieredstore.roundlog.upkeep import (
+    GRACE_MS,
+    Upkeep,
+    Weighed,
+    seal,
+    seal_stream,
+    to_merge,
+    weighed,
+)
 from tieredstore.testing.faults import Fault, Faults
 from tieredstore.testing.memory_objects import MemoryObjectClient
 
@@ -123,6 +131,12 @@ def test_what_is_dead_goes_along() -> None:
     rounds = [chunk(number, live=9) for number in range(2, 34)]
     assert sequences(to_merge([dead, *rounds])) == list(range(1, 34))
     assert sequences(to_merge([chunk(1, dead=64 * MIB)])) == [1]
+
+
+def test_rounds_that_fill_an_object_are_merged() -> None:
+    rounds = [chunk(number, live=16 * MIB) for number in range(4)]
+    assert to_merge(rounds[:3]) == []
+    assert sequences(to_merge(rounds)) == [0, 1, 2, 3]
 
 
 def test_so_many_that_are_dead_are_one_merge() -> None:
@@ -535,6 +549,16 @@ def test_a_long_segment_is_sealed_as_a_stream(monkeypatch: pytest.MonkeyPatch) -
     log, _ = tier.opened()
     tier.write(log, {QUIET: b"0123456789", BUSY[0]: b"short"})
     seal(log, [QUIET, BUSY[0]], POOL)
+    tier.check(log)
+    tier.check()
+
+
+def test_a_stream_leaves_alone_what_lies_at_its_key() -> None:
+    tier = Tier()
+    log, _ = tier.opened()
+    tier.objects.put(sealed_key(QUIET), b"of a creation that was cut off", {})
+    assert seal_stream(log, QUIET, [b"01", b"23"]) == 4
+    tier.acknowledged[QUIET] = b"0123"
     tier.check(log)
     tier.check()
 
