@@ -22,6 +22,7 @@ from tieredstore.model.errors import (
     SegmentNotFoundError,
 )
 from tieredstore.model.values import GetStatus, QueueKey
+from tieredstore.providers.posix import PosixFileSegment
 from tieredstore.testing.samples import STORE_TIMESTAMP, TOPIC
 
 
@@ -154,6 +155,31 @@ def test_what_was_deleted_since_is_no_damage(there: Elsewhere) -> None:
                 summary = reader.summary("Gone", 0)
                 assert summary is None or summary.problem is None
                 assert offsets(reader) == list(range(12))
+
+
+def test_a_topic_is_no_damage_at_any_step_of_its_deletion(
+    there: Elsewhere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there.broker.put(12, topic="Gone")
+    assert there.broker.store.flush()
+    there.publish()
+    readers = [there.reader() for _ in there.broker.provider.list("broker-a/Gone")]
+    steps = len(readers)
+    for reader in readers:
+        reader.load()
+    delete = PosixFileSegment.delete
+
+    def watched(segment: PosixFileSegment) -> None:
+        delete(segment)
+        with readers.pop() as before, there.reader() as after:
+            assert numbers(before.get_message("Gone", 0, 5)) in ([], list(range(5, 12)))
+            assert set(offsets(before, "Gone")) <= set(range(12))
+            assert offsets(after, "Gone") == []
+
+    monkeypatch.setattr(PosixFileSegment, "delete", watched)
+    there.broker.store.delete_topics(["Gone"])
+    assert steps > 5
+    assert not readers
 
 
 def test_what_came_after_the_copy_and_was_deleted_since_is_no_damage(there: Elsewhere) -> None:

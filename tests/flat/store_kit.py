@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tests.codec.encoders import patch_log_offset
@@ -54,7 +54,13 @@ class Tier:
         assert isinstance(clock, ManualClock)
         return clock
 
-    def open(self, faults: Faults | None = None, *, read_only: bool = False) -> FlatFileStore:
+    def open(
+        self,
+        faults: Faults | None = None,
+        *,
+        read_only: bool = False,
+        publish: Callable[[], bool] = lambda: True,
+    ) -> FlatFileStore:
         faults = faults or Faults()
         store = FlatFileStore(
             self.config,
@@ -62,6 +68,7 @@ class Tier:
             metadata=FaultyCatalogue(self.tables, faults),
             runtime=self.runtime,
             read_only=read_only,
+            publish=publish,
         )
         store.load()
         return store

@@ -18,7 +18,7 @@ from tieredstore.driver.provider import ProviderWrapper, SegmentProvider, Segmen
 from tieredstore.driver.runtime import InlinePool, ManualClock, Runtime
 from tieredstore.driver.segment import FileSegment
 from tieredstore.flat.append_file import DELETION_NOTE
-from tieredstore.flat.file_store import FlatFileStore
+from tieredstore.flat.file_store import UNTOLD_SECONDS_MAX, FlatFileStore
 from tieredstore.metadata import JsonMetadataStore
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import (
@@ -259,6 +259,56 @@ def test_what_was_doomed_is_deleted_when_the_tier_is_opened() -> None:
     tier.open()
     assert list(tier.inner.list()) == []
     assert tier.catalogue().notes(DELETION_NOTE) == {}
+
+
+def test_readers_elsewhere_are_told_before_the_bytes_of_a_queue_go() -> None:
+    tier = Tier()
+    append(tier.file(), numbered(0, 3))
+    told: list[tuple[int, int]] = []
+
+    def publish() -> bool:
+        told.append((len(tier.catalogue().queues()), len(list(tier.inner.list()))))
+        return True
+
+    store = tier.open(publish=publish)
+    assert told == []  # nothing is to be deleted
+    store.destroy(KEY)
+    assert told == [(0, 2)]
+    assert list(tier.inner.list()) == []
+    store.create(*KEY)
+    assert store.delete_pending(is_stopped=lambda: False) == 0
+    assert len(told) == 1
+
+
+def test_bytes_that_nobody_could_be_told_of_stay_for_a_while_and_not_for_ever() -> None:
+    tier = Tier()
+    append(tier.file(), numbered(0, 3))
+    store = tier.open(publish=lambda: False)
+    store.destroy(KEY)
+    tier.clock.advance(UNTOLD_SECONDS_MAX * 1000 - 1)
+    assert store.delete_pending(is_stopped=lambda: False) == 2
+    with pytest.raises(BackendUnavailableError, match="an older queue is still there"):
+        store.create(*KEY)
+    assert len(list(tier.inner.list())) == 2
+    tier.clock.advance(1)
+    assert store.delete_pending(is_stopped=lambda: False) == 0
+    assert list(tier.inner.list()) == []
+    store.create(*KEY)
+
+
+def test_what_a_crash_left_to_be_deleted_is_told_to_readers_first() -> None:
+    tier = Tier()
+    append(tier.file(), numbered(0, 3))
+    tier.open(publish=lambda: False).destroy(KEY)
+    there: list[int] = []
+
+    def publish() -> bool:
+        there.append(len(list(tier.inner.list())))
+        return True
+
+    tier.open(publish=publish)
+    assert there == [2]
+    assert list(tier.inner.list()) == []
 
 
 def test_loading_fails_where_the_catalogue_takes_nothing() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
@@ -14,6 +16,8 @@ from tests.jobs import written_tier
 from tests.jobs.together_tiers import LogBucket
 from tests.jobs.written_tier import WrittenTier, posix_config
 from tieredstore.access.reader import TieredReader
+from tieredstore.access.upkeep import PublishChore
+from tieredstore.driver.provider import ListedGeneration
 from tieredstore.jobs import worker
 from tieredstore.jobs.scan import OnCorrupt, Scan
 from tieredstore.jobs.slices import (
@@ -27,6 +31,8 @@ from tieredstore.jobs.slices import (
 )
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.values import QueueKey, SegmentRecord, SegmentType
+from tieredstore.providers.posix import PosixFileSegment
+from tieredstore.providers.posix_shelf import PosixGenerations
 from tieredstore.testing.memory_objects import MemoryObjects
 
 PATH = "broker-a/t/3"
@@ -120,7 +126,8 @@ def long_queue(tmp_path: Path) -> StoreConfig:
 
 def planned(config: StoreConfig) -> list[Slice]:
     with TieredReader(config) as reader:
-        return plan_slices(queue_rows(reader.segments()), split_bytes=1_500)
+        rows = queue_rows(reader.segments(), from_copy=reader.catalogue.copy)
+        return plan_slices(rows, split_bytes=1_500)
 
 
 def logs(each: Slice) -> int:
@@ -166,26 +173,111 @@ def test_damage_at_a_border_costs_no_other_message(long_queue: StoreConfig) -> N
     assert 100 < len(list(chain(*left))) < 300
 
 
+def bucket_at(root: Path) -> StoreConfig:
+    config = posix_config(root, provider="tests.jobs.together_tiers:LogBucket")
+    LogBucket.buckets[config.path] = MemoryObjects()
+    return config
+
+
+def elsewhere(config: StoreConfig) -> StoreConfig:
+    """Where there is no file of the broker's: a directory's catalogue is what was published."""
+    return replace(config, store_path=f"{config.store_path}-elsewhere")
+
+
+@pytest.mark.parametrize("make", [bucket_at, posix_config])
 @pytest.mark.parametrize(("count", "body_bytes"), [(5, 50), (300, 400), (300, 1)])
+@pytest.mark.parametrize("is_published", [True, False])
 def test_what_was_planned_of_a_deleted_topic_is_gone_and_not_damaged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, body_bytes: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    make: Callable[[Path], StoreConfig],
+    count: int,
+    body_bytes: int,
+    is_published: bool,
 ) -> None:
     """A topic of that name was made anew: its segments are others, of the same names."""
-    config = posix_config(tmp_path, provider="tests.jobs.together_tiers:LogBucket")
-    LogBucket.buckets[config.path] = MemoryObjects()
+    config = make(tmp_path)
     tier = WrittenTier(config=config)
     tier.add("t", 0, 200)
-    slices = planned(config)
+    slices = planned(elsewhere(config))
     tier.delete("t")
     monkeypatch.setattr(written_tier, "START_MS", written_tier.START_MS + 5_000)
+    if not is_published:
+        monkeypatch.setattr(PublishChore, "step", lambda _: True)
     tier.add("t", 0, count, body_bytes=body_bytes)
     worker._PARTS.providers.clear()
     found: list[Damage] = []
     for each in slices:
-        for fields in SliceReader(config, each, on_damage=found.append).fields():
+        for fields in SliceReader(elsewhere(config), each, on_damage=found.append).fields():
             assert fields.run.end_offset <= count
     assert found
     assert all(each.is_missing for each in found)
+
+
+def test_what_was_planned_in_the_middle_of_a_deletion_is_gone_and_not_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = posix_config(tmp_path)
+    tier = WrittenTier(config=config)
+    tier.add("t", 0, 100)
+    tier.add("u", 0, 3)
+    with TieredReader(elsewhere(config)) as reader:
+        before = reader.catalogue.generation
+    listed, delete, steps = PosixGenerations.listed, PosixFileSegment.delete, []
+
+    def late(generations: PosixGenerations) -> list[ListedGeneration]:
+        """As they were listed just before the deletion."""
+        return [each for each in listed(generations) if each.number == before]
+
+    def watched(segment: PosixFileSegment) -> None:
+        delete(segment)
+        with monkeypatch.context() as patched:
+            patched.setattr(PosixGenerations, "listed", late)
+            slices = planned(elsewhere(config))
+        found: list[Damage] = []
+        for each in slices:
+            for fields in SliceReader(elsewhere(config), each, on_damage=found.append).fields():
+                assert fields.is_sound
+        assert all(each.is_missing for each in found)
+        steps.append(len(found))
+
+    monkeypatch.setattr(PosixFileSegment, "delete", watched)
+    tier.delete("t")
+    assert any(steps)
+
+
+def damage_of_a_record(root: Path, config: StoreConfig, slices: list[Slice]) -> list[Damage]:
+    """What readers of these slices find when the first record has lost its head."""
+    first = min(root.rglob("t/0/COMMIT_LOG/*"))
+    first.write_bytes(bytes(8) + first.read_bytes()[8:])
+    found: list[Damage] = []
+    for each in slices:
+        for fields in SliceReader(config, each, on_damage=found.append).fields():
+            assert fields.is_sound
+    return found
+
+
+@pytest.mark.parametrize("catalogue", ["file", "published", "rebuild"])
+def test_damage_of_a_directory_is_damage_by_whatever_catalogue(
+    tmp_path: Path, catalogue: str
+) -> None:
+    config = posix_config(tmp_path, catalogue=catalogue)
+    WrittenTier(config=config).add("t", 0, 200)
+    config = config if catalogue == "file" else elsewhere(config)
+    (found,) = damage_of_a_record(tmp_path, config, planned(config))
+    assert not found.is_missing
+
+
+def test_damage_of_a_topic_that_is_not_published_yet_is_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = posix_config(tmp_path)
+    tier = WrittenTier(config=config)
+    tier.add("u", 0, 3)
+    monkeypatch.setattr(PublishChore, "step", lambda _: True)
+    tier.add("t", 0, 200)
+    (found,) = damage_of_a_record(tmp_path, elsewhere(config), planned(config))
+    assert not found.is_missing
 
 
 def test_a_worker_that_remembers_a_deleted_topic_reads_the_one_that_was_planned(

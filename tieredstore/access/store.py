@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
@@ -858,7 +858,9 @@ class _Open:
         sealing_ms = config.dispatch_interval_ms
         if self.tier.provider.shares_rounds:  # what is sealed together is one entry
             sealing_ms = max(sealing_ms, SEALING_MS)
-        chores = [("tier-sealing", self.sealing.step, sealing_ms)]
+        chores: list[tuple[str, Callable[[], object], int]] = [
+            ("tier-sealing", self.sealing.step, sealing_ms)
+        ]
         if self.tending.is_needed:
             chores.append(("tier-log", self.tending.step, config.dispatch_interval_ms))
         if self.tier.publishing.is_enabled:

@@ -77,10 +77,11 @@ class PublishChore:
         publisher = self._publisher
         return publisher is not None and not self._is_stale and publisher.has_changes
 
-    def step(self) -> None:
+    def step(self) -> bool:
+        """Whether readers elsewhere can know what the catalogue says, or never will."""
         publisher = self._publisher
         if publisher is None or self._is_stale:
-            return
+            return True
         try:
             publisher.publish()
         except StaleCatalogueError as error:
@@ -88,6 +89,8 @@ class PublishChore:
             log.error("the catalogue is published no more: %s", error)
         except TieredStoreError as error:
             log.warning("the catalogue could not be published: %s", error)
+            return False
+        return True
 
     def health(self) -> CatalogueHealth:
         publisher = self._publisher

@@ -141,8 +141,16 @@ class Tier:
         self.copy = copy
         self.index = index
         self.metrics = metrics
+        self.publishing = PublishChore(
+            None if read_only else publisher_of(config, provider, metadata)
+        )
         self.files = FlatFileStore(
-            config, provider=provider, metadata=metadata, runtime=runtime, read_only=read_only
+            config,
+            provider=provider,
+            metadata=metadata,
+            runtime=runtime,
+            read_only=read_only,
+            publish=self.publishing.step,
         )
         self.fetcher = Fetcher(
             self.files,
@@ -151,9 +159,6 @@ class Tier:
             runtime,
             metrics,
             0 if is_elsewhere else SCAN_BYTES_MAX,
-        )
-        self.publishing = PublishChore(
-            None if read_only else publisher_of(config, provider, metadata)
         )
         self._owned = ExitStack()
         self._ending = ending

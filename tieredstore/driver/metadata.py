@@ -23,6 +23,10 @@ LOG: Final = "log"
 only it is a copy, and whole as of the moment at which it was read."""
 
 
+PUBLISHED: Final = "published"
+"""The source of a copy that a writer made beside the tier, some time ago."""
+
+
 class StaleCatalogueError(MetadataError):
     """The published catalogue is not this one's to replace: another writer's, or a newer one."""
 

@@ -396,6 +396,10 @@ class PendingDeletions:
         self._changed = threading.Condition()
         self._unreadable: set[str] = set()
 
+    def count(self, path: str | None = None) -> int:
+        """How many segments are marked, of one queue or all. The backend is not asked."""
+        return sum(1 for marked, _, _ in self._marked() if path in (None, marked))
+
     def delete(self, *, is_stopped: Callable[[], bool] = lambda: False) -> int:
         """Delete what is marked; how many segments are still there.
 
@@ -409,7 +413,7 @@ class PendingDeletions:
             with self._alone_at(path, seconds=0) as alone:
                 if alone and not self._delete_at(path, is_stopped):
                     break
-        return sum(1 for _ in self._marked())
+        return self.count()
 
     def delete_path(self, path: str, *, seconds: float) -> int:
         """The same for one queue, alone: another thread there is waited for that long. A segment
@@ -417,7 +421,7 @@ class PendingDeletions:
         with self._alone_at(path, seconds=seconds) as alone:
             if alone:
                 self._delete_at(path, lambda: False)
-            left = sum(1 for marked_path, _, _ in self._marked() if marked_path == path)
+            left = self.count(path)
             return left if alone else max(1, left)
 
     def _delete_at(self, path: str, is_stopped: Callable[[], bool]) -> bool:

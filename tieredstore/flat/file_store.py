@@ -37,9 +37,15 @@ AGAIN_SECONDS: Final = 10  # to the next look at what seems damaged; twice as lo
 AGAIN_SECONDS_MAX: Final = 3600
 STRETCH_QUEUES: Final = 16  # of one turn of a thread, where there are thousands
 NEAR_SECONDS: Final = 0.001  # a queue; what takes longer lies behind a network or on a slow disk
+UNTOLD_SECONDS_MAX: Final = 600  # so long bytes wait for readers elsewhere to be told of it
 BELIEVED_TRIES: Final = 6  # looks, in five minutes and more: until then local retention waits
 
 Alone: TypeAlias = Callable[[QueueKey], AbstractContextManager[bool]]
+
+
+def _nobody_elsewhere() -> bool:
+    """For a tier that is read by its catalogue alone."""
+    return True
 
 
 def _undisturbed(_key: QueueKey) -> AbstractContextManager[bool]:
@@ -55,6 +61,9 @@ class FlatFileStore:
       read, `problem` says why nothing is uploaded, and `retry_recovery` tries again. What seems
       damaged is read twice at once, for the fault may be in the read, and ever more rarely later.
     * Read only, nothing is changed anywhere, and `refresh` shows what a writer has done since.
+    * `publish` tells readers elsewhere what the catalogue says, and whether that came to pass. The
+      bytes of a queue that is destroyed go behind it: what is left of them between two deletions
+      looks like damage to whoever takes the queue for one that is there.
     * Any thread may call `files` and `get`. The rest is for the one that writes the queues.
     """
 
@@ -66,12 +75,15 @@ class FlatFileStore:
         metadata: MetadataStore,
         runtime: Runtime,
         read_only: bool = False,
+        publish: Callable[[], bool] = _nobody_elsewhere,
     ) -> None:
         self._config = config
         self._provider = provider
         self._metadata = metadata
         self._runtime = runtime
         self._read_only = read_only
+        self._publish = publish
+        self._untold_since: float | None = None
         self._files: dict[QueueKey, FlatMessageFile] = {}
         self._unrecovered: dict[QueueKey, _Unrecovered] = {}
         self._guard = threading.Lock()  # of both tables; never held while bytes travel
@@ -193,7 +205,10 @@ class FlatFileStore:
             self._metadata.stage([Put(record)])
         file = self._made(record)
         # Bytes of a destroyed queue of this name would be in the way of the new one's.
-        if self._pending_deletions.delete_path(file.path, seconds=WAIT_SECONDS):
+        left = self._pending_deletions.count(file.path)
+        if left and self._is_told():
+            left = self._pending_deletions.delete_path(file.path, seconds=WAIT_SECONDS)
+        if left:
             raise BackendUnavailableError(file.path, "create", "an older queue is still there")
         self._recover(file)
         with self._guard:
@@ -225,6 +240,9 @@ class FlatFileStore:
 
     def delete_pending(self, *, is_stopped: Callable[[], bool]) -> int:
         """Try again to delete what is marked for it; how many segments are still there."""
+        left = self._pending_deletions.count()
+        if not left or not self._is_told():
+            return left
         return self._pending_deletions.delete(is_stopped=is_stopped)
 
     def close(self) -> None:
@@ -242,7 +260,7 @@ class FlatFileStore:
     def _delete_pending(self) -> None:
         """In a pool, at the beginning: no caller waits for it, and the retention does it again."""
         try:
-            self._pending_deletions.delete(is_stopped=lambda: self._closed)
+            self.delete_pending(is_stopped=lambda: self._closed)
         except TieredStoreError as error:
             log.warning("what nobody uses any more is not deleted: %s", error)
 
@@ -263,8 +281,20 @@ class FlatFileStore:
         for file in closing:
             file.close()
         self._forget_late(paths)
-        for path in paths:
-            self._pending_deletions.delete_path(path, seconds=0)
+        if self._is_told():  # once: each deletion is news again
+            for path in paths:
+                self._pending_deletions.delete_path(path, seconds=0)
+
+    def _is_told(self) -> bool:
+        """Whether bytes that are marked may go: readers elsewhere know of it, or have been waited
+        for. Not for ever: where the disk is full, these bytes may be the room that is lacking."""
+        if self._publish():
+            self._untold_since = None
+            return True
+        now = self._runtime.clock.monotonic()
+        if self._untold_since is None:
+            self._untold_since = now
+        return now - self._untold_since >= UNTOLD_SECONDS_MAX
 
     def _doubt(self, keys: Collection[QueueKey], error: TieredStoreError) -> None:
         """Nobody knows whether these queues are gone, or will be when what was sent lands. Until

@@ -48,6 +48,7 @@ from tieredstore.jobs.slices import (
     Selection,
     Slice,
     SliceReader,
+    is_gone,
     plan_slices,
     queue_rows,
     trimmed,
@@ -103,6 +104,7 @@ class PickedMessages:
     others: tuple[tuple[int, int], ...]
     approximate_bytes: int
     rows: tuple[SegmentRecord, ...]
+    from_copy: bool = False  # as in a slice
 
     def wants(self, offset: int) -> bool:
         return self.offsets[0] <= offset < self.offsets[1] and not any(
@@ -114,7 +116,8 @@ ScanItem: TypeAlias = Slice | PickedMessages
 
 
 def selected_queues(reader: TieredReader, selection: Selection) -> list[QueueRows]:
-    return queue_rows(reader.segments(), wanted=selection.wants)
+    from_copy = reader.catalogue.copy
+    return queue_rows(reader.segments(), wanted=selection.wants, from_copy=from_copy)
 
 
 def refuse_unknown_topics(reader: TieredReader, topics: frozenset[str] | None) -> None:
@@ -245,6 +248,7 @@ def _picked(
             others=tuple(others),
             approximate_bytes=sum(size for _, size in part),
             rows=(*rows.log, *rows.queue),
+            from_copy=rows.from_copy,
         )
 
 
@@ -533,7 +537,8 @@ class _PickedReader:
                     path=error.path,
                     position=error.position,
                     reason=str(error),
-                    is_missing=isinstance(error.__cause__, SegmentNotFoundError),
+                    is_missing=isinstance(error.__cause__, SegmentNotFoundError)
+                    or is_gone(self._config, self._item.rows, from_copy=self._item.from_copy),
                 )
             )
             return
@@ -544,6 +549,7 @@ class _PickedReader:
             end_offset=offset + 1,
             approximate_bytes=0,
             rows=self._item.rows,
+            from_copy=self._item.from_copy,
         )
         reader = SliceReader(self._config, part, on_damage=self._on_damage, file=self._file)
         for fields in reader.fields():

@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase, translate
+from functools import cached_property
 from itertools import groupby, pairwise
 from typing import Final, TypeAlias, TypeVar
 
@@ -17,19 +18,29 @@ from numpy.typing import NDArray
 from tieredstore.codec.columns import RecordFields
 from tieredstore.codec.names import INDEX_TOPIC
 from tieredstore.codec.queue_unit import UNIT_BYTES
+from tieredstore.driver.metadata import PUBLISHED
 from tieredstore.flat.append_file import FlatAppendFile
 from tieredstore.flat.message_file import FlatMessageFile
 from tieredstore.flat.reading import damaged_body, read_run
-from tieredstore.jobs.worker import queue_file, worker_provider, worker_runtime
+from tieredstore.jobs.worker import (
+    newest_catalogue,
+    queue_file,
+    worker_provider,
+    worker_runtime,
+)
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import (
+    MetadataError,
     SegmentCorruptError,
     SegmentNotFoundError,
     TieredStoreError,
     UnknownNameError,
 )
 from tieredstore.model.messages import MessageRun
+from tieredstore.model.printable import log_of
 from tieredstore.model.values import INT64_MAX, QueueKey, SegmentRecord, SegmentType
+
+log = log_of(__name__)
 
 T = TypeVar("T")
 
@@ -55,6 +66,7 @@ class QueueRows:
     queue: tuple[SegmentRecord, ...]
     goes_on_at: int = 0
     """Of a queue all of whose messages have expired: the offset of the next one."""
+    from_copy: bool = False  # by a copy of the catalogue
 
     @property
     def min_offset(self) -> int:
@@ -80,6 +92,8 @@ class Slice:
     """The messages of one queue with queue offsets in [first_offset, end_offset).
 
     `rows` is all that a reader needs of the catalogue; `approximate_bytes` is what it will read.
+    `from_copy`: they are those of a copy, so that a newer copy which lacks them says that they are
+    gone; of others it may not know yet.
     """
 
     key: QueueKey
@@ -88,13 +102,17 @@ class Slice:
     end_offset: int
     approximate_bytes: int
     rows: tuple[SegmentRecord, ...]
+    from_copy: bool = False
 
     def __len__(self) -> int:
         return self.end_offset - self.first_offset
 
 
 def queue_rows(
-    rows: Iterable[SegmentRecord], *, wanted: Callable[[QueueKey], bool] = lambda _key: True
+    rows: Iterable[SegmentRecord],
+    *,
+    wanted: Callable[[QueueKey], bool] = lambda _key: True,
+    from_copy: bool = False,
 ) -> list[QueueRows]:
     """The queues of these rows, such as `TieredReader.segments()` gives, by topic and queue id."""
     found: dict[str, tuple[QueueKey, list[SegmentRecord], list[SegmentRecord]]] = {}
@@ -115,6 +133,7 @@ def queue_rows(
             log=tuple(sorted(log, key=lambda row: row.base_offset)),
             queue=tuple(sorted(queue, key=lambda row: row.base_offset)),
             goes_on_at=ends.get(path, 0),
+            from_copy=from_copy,
         )
         for path, (key, log, queue) in found.items()
         if key.topic != INDEX_TOPIC and wanted(key)
@@ -160,6 +179,7 @@ def _slices_of(rows: QueueRows, part: range, split_bytes: int) -> list[Slice]:
             end_offset=stop,
             approximate_bytes=int((stop - start) * bytes_each),
             rows=(*rows.log, *units_within(rows.queue, start, stop)),
+            from_copy=rows.from_copy,
         )
         for start, stop in pairwise(cuts)
     ]
@@ -338,8 +358,8 @@ class TopicPatterns:
 class Damage:
     """Messages with queue offsets in [first_offset, end_offset) that cannot be read.
 
-    `position` is a byte of the segment at `path`. `is_missing`: the whole segment is not there;
-    it was deleted, or expired after the slice was planned.
+    `position` is a byte of the segment at `path`. `is_missing`: the whole segment is not there,
+    or is another one of that name: it was deleted, or expired after the slice was planned.
     """
 
     key: QueueKey
@@ -389,6 +409,7 @@ class SliceReader:
         checks_bodies: bool = True,
     ) -> None:
         self._checks_bodies = checks_bodies and config.checks_bulk_reads
+        self._config = config
         self._slice = slice
         self._on_damage = on_damage
         self._file = file or queue_file(config, slice.key, slice.path, slice.rows)
@@ -457,7 +478,7 @@ class SliceReader:
         """The damage at this message; reading goes on behind it."""
         if self._on_damage is None:
             raise error
-        missing = isinstance(error.__cause__, SegmentNotFoundError) or self._was_made_anew()
+        missing = isinstance(error.__cause__, SegmentNotFoundError) or self._is_gone
         self._count_max = 1  # what is damaged here and there is not read again and again
         return Damage(
             key=self._slice.key,
@@ -469,21 +490,11 @@ class SliceReader:
             is_missing=missing,
         )
 
-    def _was_made_anew(self) -> bool:
-        """Whether a segment of the slice is another one by now: its topic was deleted, and made
-        anew. Only a bucket's log can tell."""
-        rows = self._slice.rows
-        broker = rows[0].path.partition("/")[0]
-        catalogue = self._provider.catalogue(broker, read_only=True)
-        if catalogue is None:
-            return False
-        with closing(catalogue):
-            catalogue.refresh()  # an older picture may lead to objects that have been made anew
-            known = [catalogue.segment(row.path, row.type, row.base_offset) for row in rows]
-        return not any(known) or any(
-            now is not None and now.create_timestamp != row.create_timestamp
-            for row, now in zip(rows, known, strict=True)
-        )
+    @cached_property
+    def _is_gone(self) -> bool:
+        """Once: what is damaged all over is not compared with a large catalogue again and again."""
+        part = self._slice
+        return is_gone(self._config, part.rows, from_copy=part.from_copy)
 
     def _end_of_lost_segment(self, error: SegmentCorruptError, offset: int) -> int:
         """The first message behind a log segment, or unit segment, that is not there at all."""
@@ -523,6 +534,7 @@ class SliceReader:
                     path=error.path,
                     position=error.position,
                     reason=str(error),
+                    is_missing=self._is_gone,
                 )
             )
 
@@ -549,6 +561,32 @@ class SliceReader:
         damage, self._pending = self._pending, None
         if damage is not None and self._on_damage is not None:
             self._on_damage(damage)
+
+
+def is_gone(config: StoreConfig, rows: Sequence[SegmentRecord], *, from_copy: bool) -> bool:
+    """Whether a queue of which these rows were planned is no longer there, or another one of its
+    name is: its topic was deleted.
+
+    The newest catalogue says so that can be had here: a bucket's log, the broker's file, or what is
+    published, which no longer names a queue when its bytes go. An older picture may lead to
+    segments that have been made anew.
+    """
+    try:
+        catalogue = newest_catalogue(config)
+    except MetadataError as error:
+        log.warning("what is damaged may be gone: %s", error)
+        return False
+    if catalogue is None:
+        return False
+    with closing(catalogue):
+        catalogue.refresh()
+        known = [catalogue.segment(*row.key) for row in rows]
+        may_lag = catalogue.facts.source == PUBLISHED and not from_copy
+    return not (any(known) or may_lag) or any(
+        # Rows of segments that came behind a copy do not say when they were made.
+        now is not None and now.create_timestamp != row.create_timestamp != 0
+        for row, now in zip(rows, known, strict=True)
+    )
 
 
 class _UnitsAhead:

@@ -10,7 +10,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn
 
-from tieredstore.access.wiring import provider_of, publisher_of, written_catalogue
+from tieredstore.access.wiring import (
+    catalogue_of,
+    has_file,
+    provider_of,
+    published_catalogue,
+    publisher_of,
+    written_catalogue,
+)
 from tieredstore.codec.names import index_queue_path
 from tieredstore.driver.metadata import MetadataStore, Publisher
 from tieredstore.driver.metrics import GaugeRead, Labels, Metric, Metrics, NoMetrics
@@ -133,6 +140,18 @@ def worker_provider(config: StoreConfig, *, run: str = "") -> SegmentProvider:
 def worker_scratch(config: StoreConfig) -> Scratch:
     """Where a worker stages what is on its way into this tier; InvalidConfigError without such."""
     return scratch_of(config, worker_provider(config))
+
+
+def newest_catalogue(config: StoreConfig) -> MetadataStore | None:
+    """The newest that can be had here, for the caller to close: a bucket's log, the broker's file,
+    or what is published. None without one, and where it was found out from the bytes."""
+    provider = worker_provider(config)
+    found = provider.catalogue(config.broker_name, read_only=True)
+    if found is not None or config.catalogue == "rebuild":
+        return found
+    if has_file(config):
+        return catalogue_of(config, worker_runtime(), read_only=True)
+    return published_catalogue(config, provider)
 
 
 def queue_file(

@@ -24,6 +24,7 @@ import msgspec
 
 from tieredstore.driver.metadata import (
     LINEAGE,
+    PUBLISHED,
     CatalogueFacts,
     Change,
     DeleteSegment,
@@ -187,7 +188,7 @@ class PublishedMetadataStore(MemoryReads):
     def facts(self) -> CatalogueFacts:
         header = self.header
         return CatalogueFacts(
-            source="published",
+            source=PUBLISHED,
             place=self._name,
             copy=True,
             generation=header.generation,
