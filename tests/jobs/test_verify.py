@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -256,9 +257,9 @@ def log_files(tier: WrittenTier) -> set[str]:
     return {str(path.relative_to(root)) for path in root.rglob("*/COMMIT_LOG/*")}
 
 
-@pytest.mark.parametrize("byte_count", [1, 20, 50, 130])
-def test_what_a_kill_within_a_write_has_left_is_no_damage(tmp_path: Path, byte_count: int) -> None:
-    """Of the first message of a log segment; it is the first of another segment since."""
+def begin_a_segment_with(change: Callable[[bytes], bytes], tmp_path: Path) -> WrittenTier:
+    """A tier whose second log segment was begun with what this makes of a message, and none of it
+    was committed; the message is the first of another segment since."""
     tier, twin = (WrittenTier(config=posix_config(tmp_path / name)) for name in ("a", "b"))
     twin.add("Orders", 0, 1)
     [first] = log_files(twin)
@@ -266,18 +267,43 @@ def test_what_a_kill_within_a_write_has_left_is_no_damage(tmp_path: Path, byte_c
         tier.add("Orders", 0, 1)
         twin.add("Orders", 0, 1)
     [torn] = log_files(twin) - {first}
-    begun = (Path(twin.config.path) / torn).read_bytes()[:byte_count]
-    (Path(tier.config.path) / torn).write_bytes(begun)
+    begun = (Path(twin.config.path) / torn).read_bytes()
+    (Path(tier.config.path) / torn).write_bytes(change(begun))
     with twin.open() as from_parts, tier.open() as parts:
         row = from_parts.metadata.segments("broker-a/Orders/0", SegmentType.COMMIT_LOG)[-1]
         parts.metadata.put(replace(row, size=0))  # as it was announced
     tier.add("Orders", 0, 5)
     assert len(log_files(tier)) == 3
+    return tier
+
+
+@pytest.mark.parametrize("byte_count", [1, 20, 50, 130])
+def test_what_a_kill_within_a_write_has_left_is_no_damage(tmp_path: Path, byte_count: int) -> None:
+    tier = begin_a_segment_with(lambda begun: begun[:byte_count], tmp_path)
     report = verified(tier.config)
     assert [(each.kind, each.detail) for each in report.findings] == [
         ("second-copy", f"{byte_count} bytes that no unit names, cut off")
     ]
     assert report.counts["messages"] == tier.ends[QueueKey("Orders", 0)]
+
+
+@pytest.mark.parametrize("byte_count", [4, 28, 512])
+def test_zeros_that_a_power_cut_has_left_within_a_write_are_no_damage(
+    tmp_path: Path, byte_count: int
+) -> None:
+    tier = begin_a_segment_with(lambda begun: bytes(byte_count) + begun[byte_count:], tmp_path)
+    report = verified(tier.config)
+    ((kind, detail),) = [(each.kind, each.detail) for each in report.findings]
+    assert kind == "second-copy"
+    assert detail.endswith("bytes that no unit names, never written")
+    assert report.counts["messages"] == tier.ends[QueueKey("Orders", 0)]
+
+
+def test_what_no_unit_names_and_is_neither_a_message_nor_unwritten_is_damage(
+    tmp_path: Path,
+) -> None:
+    tier = begin_a_segment_with(lambda begun: b"?" * 512 + begun[512:], tmp_path)
+    assert kinds(verified(tier.config)) == {"unnamed-message"}
 
 
 @pytest.mark.parametrize("split_bytes", [1 << 26, 1_000])

@@ -554,16 +554,22 @@ class UnnamedBytes:
         if is_coda(head):
             return at + CODA_BYTES
         is_short = len(head) < _HEAD_BYTES
+        # Who dies within a write leaves a part of a message that goes into the next segment then:
+        # its unit is there, or no message was committed behind it.
+        may_be_left = stop in self._log.ends and not self._offset + 1 < after
+        unnamed = f"{stop - at} bytes that no unit names"
+        if not is_short and may_be_left and not peek_message_bytes(head):
+            # As a power cut leaves sectors that were not synced.
+            self._tell(VerifyKind.SECOND_COPY, at, f"{unnamed}, never written")
+            return stop
         if not is_short and peek_magic(head) not in MESSAGE_MAGICS:
-            self._tell(VerifyKind.UNNAMED, at, f"{stop - at} bytes that no unit names, no message")
+            self._tell(VerifyKind.UNNAMED, at, f"{unnamed}, no message")
             return stop
         size = stop - at + 1 if is_short else peek_message_bytes(head)
         if not RECORD_BYTES_MIN <= size <= stop - at:
-            # Who is killed within a write leaves the beginning of a message that goes into the
-            # next segment then; its unit is there, or no message was committed behind it.
-            is_left = stop in self._log.ends and not self._offset + 1 < after
-            kind = VerifyKind.SECOND_COPY if is_left and size > stop - at else VerifyKind.UNNAMED
-            self._tell(kind, at, f"{stop - at} bytes that no unit names, cut off")
+            is_left = may_be_left and size > stop - at
+            kind = VerifyKind.SECOND_COPY if is_left else VerifyKind.UNNAMED
+            self._tell(kind, at, f"{unnamed}, cut off")
             return stop
         self._tell_record(at, peek_queue_offset(head), after)
         return at + size
