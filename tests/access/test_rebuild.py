@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.access.care_kit import Elsewhere, GoldenTier, offsets
+from tests.access.care_kit import HOUR_S, Elsewhere, GoldenTier, offsets
 from tests.access.tiered_kit import a_config
 from tests.codec.golden_files import BROKER, expected
+from tests.flat.store_kit import append
 from tieredstore.access.audit import audit
 from tieredstore.access.reader import TieredReader
 from tieredstore.access.rebuild import (
@@ -30,13 +31,14 @@ from tieredstore.codec.broker_tables import CONSUMER_OFFSETS
 from tieredstore.codec.queue_unit import UNIT_BYTES
 from tieredstore.driver.metadata import MetadataStore
 from tieredstore.driver.runtime import ManualClock, Runtime
+from tieredstore.flat.file_store import FlatFileStore
 from tieredstore.index.watermarks import QueueId, Watermarks
 from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.model.errors import InvalidConfigError, SegmentCorruptError
-from tieredstore.model.values import QueueKey, SegmentRecord, SegmentType
+from tieredstore.model.values import GetStatus, QueueKey, SegmentRecord, SegmentType
 from tieredstore.providers.memory import MemoryProvider
 from tieredstore.testing.message_store_contract import ListMessageStore
-from tieredstore.testing.samples import STORE_TIMESTAMP, TOPIC, a_message
+from tieredstore.testing.samples import STORE_TIMESTAMP, TOPIC, a_message, a_record
 
 LOG, QUEUE, INDEX = SegmentType.COMMIT_LOG, SegmentType.CONSUME_QUEUE, SegmentType.INDEX
 Place = tuple[str, SegmentType, int]
@@ -491,6 +493,36 @@ def test_an_empty_catalogue_starts_from_what_is_published(there: Elsewhere, tmp_
     with there.reader() as reader:
         assert reader.catalogue.generation == 2
         assert offsets(reader) == list(range(21))
+
+
+def test_a_queue_whose_messages_had_all_expired_goes_on_behind_them(
+    there: Elsewhere, tmp_path: Path
+) -> None:
+    """Else the names of its segments come again, and what is published says they hold others."""
+    broker = there.broker
+    broker.fill(12)
+    there.publish()
+    broker.tier.publishing._is_stale = True  # the disk is lost before the next one
+    broker.runtime.clock.sleep(3 * HOUR_S)
+    broker.retention.step()
+    assert list(broker.provider.list("broker-a")) == []
+    broker.store.shutdown()
+    lost = Rebuilding(there, tmp_path / "new.json")
+    assert lost.rebuild().problems == ()
+    files = FlatFileStore(
+        lost.config, provider=lost.provider, metadata=lost.metadata, runtime=lost.runtime
+    )
+    files.load()
+    file = files.create(TOPIC, 0)
+    assert (file.append_offset, file.problem) == (12, None)
+    with there.reader() as before:
+        append(file, [a_record(number) for number in (12, 13)])
+        assert not before.get_message(TOPIC, 0, 2).messages
+        assert offsets(before) in ([], [12, 13])
+    with there.reader() as after:
+        assert after.get_message(TOPIC, 0, 2).status is GetStatus.OFFSET_TOO_SMALL
+        assert offsets(after) == [12, 13]
+    lost.close()
 
 
 def test_an_older_file_is_not_written_over_what_is_published(

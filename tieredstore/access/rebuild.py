@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, Final, TypeAlias
@@ -169,6 +169,8 @@ def rebuild(
     changes += [Put(row) for row in _merged(rows, present)]
     expired = _expired(present, listed, wholly=known is not metadata)
     changes += [DeleteSegment(*row.key) for row in expired]
+    kept = {(row.path, row.type) for row in (*rows, *(set(present) - set(expired)))}
+    changes += _begun_behind(expired, kept, known_ends, now_ms=runtime.clock.now_ms())
     changes += _dropped_index(expired, Watermarks(known, config.broker_name))
     is_whole = not index.problems and not new
     if not known.notes("index"):
@@ -277,6 +279,27 @@ def _expired(
         for row in present
         if row.size
         and row.end_offset <= first.get((row.path, row.type), row.end_offset if wholly else 0)
+    ]
+
+
+def _begun_behind(
+    expired: Sequence[SegmentRecord],
+    kept: Collection[tuple[str, SegmentType]],
+    ends: _Ends,
+    *,
+    now_ms: int,
+) -> list[Change]:
+    """Empty rows behind files of which nothing is left, as expiry makes them: their offsets, and
+    the names of their segments, do not come again."""
+    files = {(row.path, row.type): None for row in expired if row.type is not SegmentType.INDEX}
+    return [
+        Put(
+            SegmentRecord(
+                path=path, type=kind, base_offset=ends[path, kind], create_timestamp=now_ms
+            )
+        )
+        for path, kind in files
+        if (path, kind) not in kept
     ]
 
 
