@@ -26,6 +26,7 @@ from tieredstore.access.rebuild import (
 )
 from tieredstore.access.store import TieredMessageStore
 from tieredstore.access.tables import copied
+from tieredstore.access.upkeep import PublishChore
 from tieredstore.access.wiring import published_catalogue, publisher_of
 from tieredstore.codec.broker_tables import CONSUMER_OFFSETS
 from tieredstore.codec.queue_unit import UNIT_BYTES
@@ -493,6 +494,36 @@ def test_an_empty_catalogue_starts_from_what_is_published(there: Elsewhere, tmp_
     with there.reader() as reader:
         assert reader.catalogue.generation == 2
         assert offsets(reader) == list(range(21))
+
+
+def test_a_topic_made_anew_is_not_taken_for_the_one_that_was_published_as_doomed(
+    there: Elsewhere, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = there.broker
+    broker.put(3, topic="Gone")
+    assert broker.store.flush()
+    there.publish()
+    publish, answers = PublishChore.step, iter([True])
+
+    def only_once(chore: PublishChore) -> bool:
+        return next(answers, False) and publish(chore)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(PublishChore, "step", only_once)
+        broker.tier.files._publish = broker.tier.publishing.step
+        broker.store.delete_topics(["Gone"])
+        broker.put(2, topic="Gone")
+        assert not broker.store.flush()
+        assert list(broker.provider.list("broker-a/Gone")) == []
+    broker.tier.files._publish = broker.tier.publishing.step
+    assert broker.store.flush()
+    broker.tier.publishing._is_stale = True  # the disk is lost before the next one
+    broker.store.shutdown()
+    lost = Rebuilding(there, tmp_path / "new.json")
+    assert lost.rebuild().problems == ()
+    lost.close()
+    with TieredReader(lost.config, runtime=lost.runtime, provider=lost.provider) as reader:
+        assert offsets(reader, "Gone") == [0, 1]
 
 
 def test_a_queue_whose_messages_had_all_expired_goes_on_behind_them(

@@ -41,6 +41,7 @@ class Tier:
         self.runtime = Runtime.inline(now_ms=STORE_TIMESTAMP)
         self.inner = provider or MemoryProvider(self.runtime)
         self.tables = Tables()
+        self.publish: Callable[[], bool] = lambda: True
         self.config = StoreConfig(
             broker_name="broker-a",
             commit_log_segment_bytes=log_bytes,
@@ -54,13 +55,7 @@ class Tier:
         assert isinstance(clock, ManualClock)
         return clock
 
-    def open(
-        self,
-        faults: Faults | None = None,
-        *,
-        read_only: bool = False,
-        publish: Callable[[], bool] = lambda: True,
-    ) -> FlatFileStore:
+    def open(self, faults: Faults | None = None, *, read_only: bool = False) -> FlatFileStore:
         faults = faults or Faults()
         store = FlatFileStore(
             self.config,
@@ -68,7 +63,7 @@ class Tier:
             metadata=FaultyCatalogue(self.tables, faults),
             runtime=self.runtime,
             read_only=read_only,
-            publish=publish,
+            publish=self.publish,
         )
         store.load()
         return store

@@ -13,7 +13,7 @@ import pytest
 
 from tests.flat.store_kit import KEY, LOG, PATH, QUEUE, Tier, append, content
 from tests.flat.tiers import FaultyCatalogue, numbered
-from tieredstore.driver.metadata import Change, DeleteTopic, Put
+from tieredstore.driver.metadata import LINEAGE, Change, DeleteTopic, Put
 from tieredstore.driver.provider import ProviderWrapper, SegmentProvider, SegmentWrapper
 from tieredstore.driver.runtime import InlinePool, ManualClock, Runtime
 from tieredstore.driver.segment import FileSegment
@@ -270,12 +270,12 @@ def test_readers_elsewhere_are_told_before_the_bytes_of_a_queue_go() -> None:
         told.append((len(tier.catalogue().queues()), len(list(tier.inner.list()))))
         return True
 
-    store = tier.open(publish=publish)
+    tier.publish = publish
+    store = tier.open()
     assert told == []  # nothing is to be deleted
     store.destroy(KEY)
     assert told == [(0, 2)]
     assert list(tier.inner.list()) == []
-    store.create(*KEY)
     assert store.delete_pending(is_stopped=lambda: False) == 0
     assert len(told) == 1
 
@@ -283,7 +283,8 @@ def test_readers_elsewhere_are_told_before_the_bytes_of_a_queue_go() -> None:
 def test_bytes_that_nobody_could_be_told_of_stay_for_a_while_and_not_for_ever() -> None:
     tier = Tier()
     append(tier.file(), numbered(0, 3))
-    store = tier.open(publish=lambda: False)
+    tier.publish = lambda: False
+    store = tier.open()
     store.destroy(KEY)
     tier.clock.advance(UNTOLD_SECONDS_MAX * 1000 - 1)
     assert store.delete_pending(is_stopped=lambda: False) == 2
@@ -296,17 +297,50 @@ def test_bytes_that_nobody_could_be_told_of_stay_for_a_while_and_not_for_ever() 
     store.create(*KEY)
 
 
+def test_a_name_comes_again_only_when_nobody_elsewhere_takes_it_for_doomed() -> None:
+    tier = Tier()
+    append(tier.file(), numbered(0, 3))
+    marked: list[int] = []
+    can_publish = True
+
+    def publish() -> bool:
+        marked.append(len(tier.catalogue().notes(DELETION_NOTE)))
+        return can_publish
+
+    tier.publish = publish
+    store = tier.open()
+    store.create("other", 0)
+    assert marked == []
+    tier.catalogue().put_note(LINEAGE, "broker-a", {"generation": 1})  # of an earlier life
+    store = tier.open()
+    store.create("other", 1)
+    store.create("other", 2)
+    assert marked == [0]
+    store.destroy(KEY)
+    assert list(tier.inner.list()) == []
+    can_publish = False
+    store.create("other", 3)
+    for _ in range(2):
+        with pytest.raises(BackendUnavailableError, match="an older queue is published still"):
+            store.create(*KEY)
+    can_publish = True
+    store.create(*KEY)
+    assert marked == [0, 2, 0, 0, 0]
+
+
 def test_what_a_crash_left_to_be_deleted_is_told_to_readers_first() -> None:
     tier = Tier()
     append(tier.file(), numbered(0, 3))
-    tier.open(publish=lambda: False).destroy(KEY)
+    tier.publish = lambda: False
+    tier.open().destroy(KEY)
     there: list[int] = []
 
     def publish() -> bool:
         there.append(len(list(tier.inner.list())))
         return True
 
-    tier.open(publish=publish)
+    tier.publish = publish
+    tier.open()
     assert there == [2]
     assert list(tier.inner.list()) == []
 

@@ -729,9 +729,9 @@ class TieredMessageStore:
 
         The tier first: a crash in between leaves a topic that is uploaded again, not one whose
         tier is ahead. Nothing is uploaded meanwhile, nor to queues that appear just now: the rows
-        of their upload would come back behind the deletion. The catalogue is published at once: a
-        topic that is made anew reuses names, and what an older catalogue says of them would look
-        like damage. Raises BackendUnavailableError where an upload does not end in time.
+        of their upload would come back behind the deletion. The catalogue is published before the
+        bytes go, and again with what groups have consumed. Raises BackendUnavailableError where an
+        upload does not end in time.
         """
         tier, files = opened.tier, opened.tier.files
         keys = {*self._next.queues(), *(file.key for file in files.files())}
@@ -835,11 +835,9 @@ class _Open:
         dispatcher.tell_conflicts(self._conflict)
 
     def _give_up(self, key: QueueKey) -> None:
-        """Delete what the tier has of a queue. The catalogue is published at once: the names of its
-        segments come again."""
+        """Delete what the tier has of a queue."""
         self.tier.files.destroy(key)
         self.tier.fetcher.forget(key)
-        self.tier.publishing.step()
 
     def _conflict(self, file: FlatMessageFile) -> None:
         """The upload could compare what the load could not."""

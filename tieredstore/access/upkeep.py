@@ -89,7 +89,7 @@ class PublishChore:
             log.error("the catalogue is published no more: %s", error)
         except TieredStoreError as error:
             log.warning("the catalogue could not be published: %s", error)
-            return False
+            return publisher.is_unheard
         return True
 
     def health(self) -> CatalogueHealth:

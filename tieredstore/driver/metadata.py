@@ -79,6 +79,7 @@ class Publisher(ABC):
     problem: str | None = None  # why the last one failed; None when one has succeeded since
     published_count: int = 0
     failure_count: int = 0
+    is_unheard: bool = False  # nothing was published when it was last looked for
 
     @property
     @abstractmethod

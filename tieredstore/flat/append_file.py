@@ -396,6 +396,10 @@ class PendingDeletions:
         self._changed = threading.Condition()
         self._unreadable: set[str] = set()
 
+    def paths(self) -> set[str]:
+        """The queues of which something is marked."""
+        return {path for path, _, _ in self._marked()}
+
     def count(self, path: str | None = None) -> int:
         """How many segments are marked, of one queue or all. The backend is not asked."""
         return sum(1 for marked, _, _ in self._marked() if path in (None, marked))

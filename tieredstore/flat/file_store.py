@@ -9,7 +9,14 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from tieredstore.codec.names import INDEX_TOPIC, index_queue_path, queue_path
-from tieredstore.driver.metadata import Change, DeleteQueue, DeleteTopic, MetadataStore, Put
+from tieredstore.driver.metadata import (
+    LINEAGE,
+    Change,
+    DeleteQueue,
+    DeleteTopic,
+    MetadataStore,
+    Put,
+)
 from tieredstore.driver.one_process import OneProcess
 from tieredstore.driver.provider import SegmentProvider
 from tieredstore.driver.runtime import Runtime
@@ -84,6 +91,8 @@ class FlatFileStore:
         self._read_only = read_only
         self._publish = publish
         self._untold_since: float | None = None
+        # Queue paths that are marked in what is published; None: an earlier life published it.
+        self._doomed_elsewhere: set[str] | None = None
         self._files: dict[QueueKey, FlatMessageFile] = {}
         self._unrecovered: dict[QueueKey, _Unrecovered] = {}
         self._guard = threading.Lock()  # of both tables; never held while bytes travel
@@ -210,6 +219,8 @@ class FlatFileStore:
             left = self._pending_deletions.delete_path(file.path, seconds=WAIT_SECONDS)
         if left:
             raise BackendUnavailableError(file.path, "create", "an older queue is still there")
+        if self._is_doomed_elsewhere(file.path) and not self._is_told():
+            raise BackendUnavailableError(file.path, "create", "an older queue is published still")
         self._recover(file)
         with self._guard:
             if self._metadata.queue(topic, queue_id) is None:
@@ -285,11 +296,20 @@ class FlatFileStore:
             for path in paths:
                 self._pending_deletions.delete_path(path, seconds=0)
 
+    def _is_doomed_elsewhere(self, path: str) -> bool:
+        """Whether what is published may mark segments of these names: who goes on from it behind a
+        lost disk would delete new ones for the old."""
+        if self._doomed_elsewhere is None:
+            return bool(self._metadata.notes(LINEAGE))
+        return path in self._doomed_elsewhere
+
     def _is_told(self) -> bool:
         """Whether bytes that are marked may go: readers elsewhere know of it, or have been waited
         for. Not for ever: where the disk is full, these bytes may be the room that is lacking."""
+        before = self._pending_deletions.paths()
         if self._publish():
             self._untold_since = None
+            self._doomed_elsewhere = before | self._pending_deletions.paths()
             return True
         now = self._runtime.clock.monotonic()
         if self._untold_since is None:

@@ -439,6 +439,7 @@ class CataloguePublisher(Publisher):
     def _create(self, body: bytes, crc: int) -> int:
         """One more generation; how many changes the catalogue had of it."""
         listed = self._generations.listed()
+        self.is_unheard = not listed
         epoch = self._checked(listed)
         mine = self._published.generation if self._published is not None else 0
         number = max(mine, listed[-1].number if listed else 0) + 1
@@ -462,6 +463,7 @@ class CataloguePublisher(Publisher):
             raise MetadataError(self._generations.describe(), f"not published: {error}") from error
         self._note(lineage)
         self._generations.create(number, data)
+        self.is_unheard = False
         self._published = header
         self._note(replace(lineage, body_crc=crc, tries=(mine_now,)))
         self._published_crc = crc
