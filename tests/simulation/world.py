@@ -401,7 +401,7 @@ class World:
     def has_segments(self, machine: Machine) -> bool:
         if not self.is_posix:
             return bool(self.witness.truth.live)
-        return any(path.is_file() for path in (machine.folder / "tier").rglob("*COMMIT_LOG*/*"))
+        return any(map(has_bytes, (machine.folder / "tier").rglob("*COMMIT_LOG*/*")))
 
     @property
     def weather(self) -> list[str]:
@@ -652,6 +652,13 @@ class SimProvider(ObjectProvider):
     @classmethod
     def from_config(cls, config: StoreConfig, runtime: Runtime) -> Self:
         return cls(World.current.bucket.client(), config.cluster_name, runtime)
+
+
+def has_bytes(path: Path) -> bool:
+    """A file without any is no segment yet: who was killed before the first write has left it."""
+    with suppress(FileNotFoundError):
+        return path.stat().st_size > 0
+    return False
 
 
 @contextmanager
