@@ -14,7 +14,11 @@ from tests.providers.object_kit import StruckClient
 from tieredstore.driver.retry import RetryPolicy
 from tieredstore.driver.runtime import Runtime
 from tieredstore.metadata.journal import seal
-from tieredstore.model.errors import BackendUnavailableError, StoreClosedError
+from tieredstore.model.errors import (
+    BackendRefusedError,
+    BackendUnavailableError,
+    StoreClosedError,
+)
 from tieredstore.model.values import QueueKey, StorageLevel
 from tieredstore.providers.object_provider import ObjectProvider
 from tieredstore.providers.posix import PosixProvider
@@ -240,6 +244,28 @@ def test_a_backend_that_cannot_be_reached_is_named_in_health_and_nothing_else_fa
     assert broker.store.health().ok
     with there.reader() as reader:
         assert offsets(reader) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("was_published", [True, False])
+def test_only_a_catalogue_that_somebody_may_have_read_keeps_a_deletion_waiting(
+    there: Elsewhere, monkeypatch: pytest.MonkeyPatch, was_published: bool
+) -> None:
+    """As on a file system without hard links, where nothing ever is published."""
+    broker = there.broker
+    broker.fill(3)
+    if was_published:
+        there.publish()
+
+    def refused(*_: object) -> None:
+        raise BackendRefusedError(".catalog", "create", "there are no hard links")
+
+    generations_type = type(there.opened(Runtime.inline()).generations("broker-a"))
+    with monkeypatch.context() as patch:
+        patch.setattr(generations_type, "create", refused)
+        assert broker.store.delete_topics([TOPIC]) == 1
+        assert bool(list(broker.provider.list("broker-a"))) == was_published
+    broker.retention.step()
+    assert list(broker.provider.list("broker-a")) == []
 
 
 def test_publishing_can_be_switched_off(tmp_path: Path) -> None:
