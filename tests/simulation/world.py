@@ -400,7 +400,8 @@ class World:
 
     def has_segments(self, machine: Machine) -> bool:
         if not self.is_posix:
-            return bool(self.witness.truth.live)
+            kinds = {kind for _, kind, _ in self.witness.truth.live}
+            return bool(kinds - {SegmentType.INDEX})
         return any(map(has_bytes, (machine.folder / "tier").rglob("*COMMIT_LOG*/*")))
 
     @property
