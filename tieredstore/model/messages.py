@@ -9,6 +9,7 @@ from typing import Protocol, overload
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from tieredstore.model.errors import InvalidArgumentError
 from tieredstore.model.message_body import PLAIN_BYTES_MAX, plain_body
@@ -57,9 +58,11 @@ class Message:
         return plain_body(self.body, self.sys_flag, limit=limit)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PutResult:
-    """Where a message was put. The offsets are -1 unless the status says that it is stored."""
+class PutResult(Struct, frozen=True, kw_only=True, gc=False):
+    """Where a message was put. The offsets are -1 unless the status says that it is stored.
+
+    A struct, not a dataclass: one is made for every put, in a tenth of the time.
+    """
 
     status: PutStatus
     queue_offset: int = -1
