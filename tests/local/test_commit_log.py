@@ -21,8 +21,8 @@ from tieredstore.codec.queue_unit import UNIT_BYTES
 from tieredstore.driver.runtime import ManualClock, Runtime
 from tieredstore.local.commit_log import CommitLog, Flusher
 from tieredstore.local.config import LocalConfig
-from tieredstore.local.encoder import PutRefusedError, RecordBatch, RecordEncoder
-from tieredstore.local.mapped_file import MappedFiles
+from tieredstore.local.encoder import PutRefusedError, Record, RecordBatch, RecordEncoder
+from tieredstore.local.mapped_file import MappedFile, MappedFiles
 from tieredstore.local.reader import LocalReader
 from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.errors import BackendRefusedError, SegmentCorruptError
@@ -45,7 +45,7 @@ def a_log(folder: Path, runtime: Runtime | None = None, **more: int | bool) -> C
     return log
 
 
-def some_records(count: int, **more: int | bool) -> list[RecordBatch]:
+def some_records(count: int, **more: int | bool) -> list[Record]:
     encoder = RecordEncoder(a_config(Path("unused"), **more))
     return [encoder.encode(a_message(number)) for number in range(count)]
 
@@ -54,12 +54,19 @@ def a_batch(count: int, **more: int | bool) -> RecordBatch:
     return RecordBatch.joined(some_records(count, **more))
 
 
-def a_record_of(size: int) -> RecordBatch:
+def a_record_of(size: int) -> Record:
     record = RecordEncoder(LocalConfig()).encode(
         a_message(topic="t", body_bytes=size - 92, properties={})
     )
-    assert list(record.sizes) == [size]
+    assert record.size == size
     return record
+
+
+def appended(log: CommitLog, record: Record, queue_offset: int) -> int:
+    """Where the log put it."""
+    record.queue_offset = queue_offset
+    log.append_one(record)
+    return record.log_offset
 
 
 @pytest.fixture
@@ -78,6 +85,23 @@ def test_an_empty_log_has_nothing(log: CommitLog) -> None:
     assert list(scan) == []
     assert (scan.end, scan.torn) == (0, None)
     assert log.append(a_batch(0), []).log_offsets == []
+
+
+def test_an_append_of_one_record_that_fails_leaves_nothing(
+    log: CommitLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    appended(log, a_record_of(1_000), 0)
+
+    def fail(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MappedFile, "append", fail)
+        with pytest.raises(OSError, match="Input/output error"):
+            appended(log, a_record_of(500), 1)
+    assert log.max_offset == 1_000
+    assert log.flushed_offset == 1_000  # it was synced, then cut
+    assert appended(log, a_record_of(500), 1) == 1_000
 
 
 @pytest.mark.parametrize("crc", [False, True])
@@ -109,9 +133,9 @@ def test_records_get_their_offsets_and_times_and_are_read_back(
 def test_one_by_one_and_in_a_batch_give_the_same_bytes(tmp_path: Path) -> None:
     records = some_records(150)
     one, many = a_log(tmp_path / "one"), a_log(tmp_path / "many")
-    for number, record in enumerate(records):
-        one.append(record, [number])
     many.append(RecordBatch.joined(records), range(150))
+    ends = [appended(one, record, number) + record.size for number, record in enumerate(records)]
+    assert ends[-1] == one.max_offset
     assert one.max_offset == many.max_offset
     one.close()
     many.close()
@@ -151,30 +175,34 @@ def test_a_record_and_eight_bytes_must_fit(
     if batch:
         offset = log.append(RecordBatch.joined([filler, record]), [0, 1]).log_offsets[1]
     else:
-        log.append(filler, [0])
-        offset = log.append(record, [1]).log_offsets[0]
+        appended(log, filler, 0)
+        offset = appended(log, record, 1)
     assert offset == (FILE_BYTES if rolls else FILE_BYTES - left)
     blank = log.queue.read(FILE_BYTES - left, 100)
     if rolls:
         assert blank == bytes.fromhex("00000064cbd43194") + bytes(92)
         assert log.message_bytes(FILE_BYTES - 100) is None
-    next_offset = log.append(record, [2]).log_offsets[0]
+    next_offset = appended(log, record, 2)
     assert next_offset == FILE_BYTES + (93 if rolls else 0)
 
 
 def test_a_record_that_fits_no_file_is_refused_before_anything_is_written(log: CommitLog) -> None:
-    log.append(a_record_of(FILE_BYTES - 8), [0])
-    too_large = RecordBatch.joined([a_record_of(100), a_record_of(FILE_BYTES - 7)])
-    with pytest.raises(PutRefusedError) as caught:
-        log.append(too_large, [1, 2])
-    assert caught.value.status is PutStatus.MESSAGE_ILLEGAL
-    assert log.max_offset == FILE_BYTES - 8
+    appended(log, a_record_of(FILE_BYTES - 8), 0)
+    too_large = a_record_of(FILE_BYTES - 7)
+    for put in (
+        lambda: log.append(RecordBatch.joined([a_record_of(100), too_large]), [1, 2]),
+        lambda: appended(log, too_large, 1),
+    ):
+        with pytest.raises(PutRefusedError) as caught:
+            put()
+        assert caught.value.status is PutStatus.MESSAGE_ILLEGAL
+        assert log.max_offset == FILE_BYTES - 8
 
 
 def test_an_append_is_whole_or_nothing_when_a_file_cannot_be_made(
     log: CommitLog, tmp_path: Path
 ) -> None:
-    log.append(a_record_of(1000), [0])
+    appended(log, a_record_of(1000), 0)
     blocker = tmp_path / "commitlog" / f"{2 * FILE_BYTES:020d}"
     blocker.mkdir()
     batch = RecordBatch.joined([a_record_of(1500)] * 6)
@@ -192,9 +220,12 @@ def test_store_times_never_go_back(tmp_path: Path) -> None:
     log = a_log(tmp_path, runtime)
     (record,) = some_records(1)
     log.last_store_timestamp = NOW + 50  # as recovery found it
-    assert log.append(record, [0]).store_timestamp == NOW + 50
+    log.append_one(record)
+    assert record.store_timestamp == NOW + 50
+    assert log.append(a_batch(2), [1, 2]).store_timestamp == NOW + 50
     clock.advance(70)
-    assert log.append(record, [1]).store_timestamp == NOW + 70
+    log.append_one(record)
+    assert record.store_timestamp == NOW + 70
     log.close()
 
 
@@ -402,7 +433,7 @@ def test_a_log_cut_at_any_byte_of_its_last_three_records_recovers(tmp_path: Path
         ends = [at + size for at, size in zip(run.log_offsets, run.sizes, strict=True)]
         kept = [at for at, end in zip(run.log_offsets, ends, strict=True) if end <= cut]
         assert recover(log) == kept
-        assert log.append(late, [99]).log_offsets == [ends[len(kept) - 1]]
+        assert appended(log, late, 99) == ends[len(kept) - 1]
         log.close()
 
     every_step(cut_at, steps=range(run.log_offsets[-3], run.end_offset + 1))
@@ -458,6 +489,8 @@ def test_after_a_failed_sync_the_log_takes_nothing_more(
             log.flush()
     with pytest.raises(BackendRefusedError, match="reopen the store"):
         log.append(records, [2, 3])
+    with pytest.raises(BackendRefusedError, match="reopen the store"):
+        log.append_one(*some_records(1))
     with pytest.raises(BackendRefusedError):
         log.flush()
     assert log.flushed_offset == 0
@@ -467,19 +500,18 @@ def test_an_append_that_fails_while_all_before_it_expires_loses_no_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = a_log(tmp_path)
-    log.append(a_record_of(3_000), [0])
-    placed = RecordBatch.placed
+    appended(log, a_record_of(3_000), 0)
 
     def expire_and_fail(*arguments: Any) -> Any:
         assert log.queue.delete_before(log.max_offset)
         raise OSError(28, "no space left")
 
-    monkeypatch.setattr(RecordBatch, "placed", expire_and_fail)
-    with pytest.raises(OSError, match="no space left"):
-        log.append(a_record_of(2_000), [1])
+    with monkeypatch.context() as patch:
+        patch.setattr(RecordBatch, "placed", expire_and_fail)
+        with pytest.raises(OSError, match="no space left"):
+            appended(log, a_record_of(2_000), 1)
     assert (log.min_offset, log.max_offset) == (FILE_BYTES, FILE_BYTES)
-    monkeypatch.setattr(RecordBatch, "placed", placed)
-    assert log.append(a_record_of(2_000), [1]).log_offsets == [FILE_BYTES]
+    assert appended(log, a_record_of(2_000), 1) == FILE_BYTES
     log.flush()
     log.close()
     again = a_log(tmp_path)

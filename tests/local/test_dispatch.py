@@ -16,7 +16,6 @@ import pytest
 from tests.local.store_audit import a_config, opened
 from tieredstore.driver.runtime import Runtime
 from tieredstore.local import dispatch
-from tieredstore.local.commit_log import AppendedRun
 from tieredstore.local.config import LocalConfig
 from tieredstore.local.consume_queues import ConsumeQueues
 from tieredstore.local.dispatch import Dispatch, Notifier
@@ -102,13 +101,14 @@ class Puts:
     def __init__(self, root: Path) -> None:
         queues = ConsumeQueues(root, file_bytes=400, files=MappedFiles())
         self.dispatch = Dispatch(queues, None, limit=lambda: 1_000_000, count_max=256)
-        self._record = RecordEncoder(LocalConfig(store_path=str(root))).encode(a_message(0))
+        self._encoder = RecordEncoder(LocalConfig(store_path=str(root)))
         self._count = 0
 
     def put(self) -> None:
-        [size] = self._record.sizes
-        appended = AppendedRun([size * self._count], [size], 1)
-        self.dispatch.submit(self._record, [self._count], appended)
+        record = self._encoder.encode(a_message(0))
+        record.queue_offset = self._count
+        record.placed(record.size * self._count, 1)
+        self.dispatch.submit_one(record)
         self._count += 1
 
 

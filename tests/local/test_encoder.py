@@ -21,6 +21,7 @@ from tieredstore.codec.record import (
 from tieredstore.local.config import DelayLevels, LocalConfig
 from tieredstore.local.encoder import (
     PutRefusedError,
+    Record,
     RecordBatch,
     RecordEncoder,
     waits_for_disk,
@@ -54,12 +55,22 @@ def reference(message: Message, *, crc: bool, **places: int) -> bytes:
     )
 
 
-def placed(
-    record: RecordBatch, *, queue_offset: int, log_offset: int, store_timestamp: int
-) -> bytes:
-    data, log_offsets = record.placed(range(1), [queue_offset], log_offset, store_timestamp)
-    assert log_offsets == [log_offset]
-    return bytes(data)
+def placed(record: Record, *, queue_offset: int, log_offset: int, store_timestamp: int) -> bytes:
+    batch = RecordBatch.joined([record])
+    record.queue_offset = queue_offset
+    data = bytes(record.placed(log_offset, store_timestamp))
+    assert (record.log_offset, record.store_timestamp) == (log_offset, store_timestamp)
+    assert batch.placed(range(1), [queue_offset], log_offset, store_timestamp) == (
+        data,
+        [log_offset],
+    )
+    assert [*batch.tags_codes(store_timestamp)] == [record.tags_code]
+    return data
+
+
+def tags_code_of(record: Record, store_timestamp: int) -> int:
+    placed(record, queue_offset=0, log_offset=0, store_timestamp=store_timestamp)
+    return record.tags_code
 
 
 def refused(message: Message, encoder: RecordEncoder = ENCODER) -> PutRefusedError:
@@ -81,7 +92,7 @@ def test_the_bytes_are_those_of_the_codec(
     for encoder, crc in ((ENCODER, False), (CRC_ENCODER, True)):
         record = encoder.encode(message)
         assert placed(record, **places) == reference(message, crc=crc, **places)
-        assert (len(record), list(record.sizes)) == (1, [len(record.data)])
+        assert record.size == len(record.data)
 
 
 @given(messages(), st.dictionaries(st.sampled_from(["KEYS", "TAGS", "UNIQ_KEY"]), java_texts()))
@@ -92,23 +103,23 @@ def test_a_record_says_of_itself_what_a_reader_of_its_bytes_finds(
     message = dataclasses.replace(message, properties={**message.properties, **named})
     record = ENCODER.encode(message)
     stored = decode_message(placed(record, queue_offset=1, log_offset=2, store_timestamp=3))
-    assert split_keys(record.keys[0]) == stored.keys
-    assert record.unique_keys == (stored.unique_key,)
-    assert record.tags_codes(3) == (stored.tags_code,)
-    assert (record.topics, record.queue_ids) == ((stored.topic,), (stored.queue_id,))
-    assert record.sys_flags == (stored.sys_flag,)
+    assert split_keys(record.keys) == stored.keys
+    assert record.unique_key == stored.unique_key
+    assert record.tags_code == stored.tags_code
+    assert (record.topic, record.queue_id) == (stored.topic, stored.queue_id)
+    assert record.sys_flag == stored.sys_flag
 
 
 def test_half_a_character_in_a_key_is_what_it_is_in_the_bytes() -> None:
     record = ENCODER.encode(a_message(properties={"KEYS": "a\ud800", "UNIQ_KEY": "\udc00"}))
-    assert (record.keys, record.unique_keys) == (("a?",), ("?",))
+    assert (record.keys, record.unique_key) == ("a?", "?")
 
 
 def test_the_properties_may_change_afterwards() -> None:
     properties = {"KEYS": "a b", "TAGS": "t"}
     record = ENCODER.encode(a_message(properties=properties))
     properties["KEYS"] = "c"
-    assert record.keys == ("a b",)
+    assert record.keys == "a b"
 
 
 def limits(**settings: Any) -> RecordEncoder:
@@ -117,7 +128,7 @@ def limits(**settings: Any) -> RecordEncoder:
 
 def test_property_bytes_up_to_32767_pass_and_one_more_does_not() -> None:
     fits = a_message(properties={"K": "v" * (32767 - 3)})
-    assert ENCODER.encode(fits).sizes[0] > 32767
+    assert ENCODER.encode(fits).size > 32767
     error = refused(a_message(properties={"K": "v" * (32767 - 2)}))
     assert error.status is PutStatus.PROPERTIES_SIZE_EXCEEDED
     assert "32768" in error.reason
@@ -144,7 +155,7 @@ def test_a_body_at_the_limit_passes_and_one_byte_more_does_not() -> None:
 
 def test_the_largest_body_topic_and_properties_pass_together() -> None:
     message = a_message(topic="t" * 127, body_bytes=4 << 20, properties={"K": "v" * (32767 - 3)})
-    assert ENCODER.encode(message).sizes[0] == 88 + (4 << 20) + 128 + 2 + 32767
+    assert ENCODER.encode(message).size == 88 + (4 << 20) + 128 + 2 + 32767
 
 
 @pytest.mark.parametrize(("body_bytes", "fits"), [(0, True), (1, False)])
@@ -153,7 +164,7 @@ def test_a_record_has_to_fit_an_empty_file(body_bytes: int, fits: bool) -> None:
     encoder = limits(commit_log_file_bytes=256)
     message = a_message(topic=topic[:-1], body_bytes=body_bytes, properties={})
     if fits:
-        assert encoder.encode(message).sizes == (248,)
+        assert encoder.encode(message).size == 248
     else:
         error = refused(message, encoder)
         assert error.status is PutStatus.MESSAGE_ILLEGAL
@@ -202,16 +213,17 @@ def test_only_true_or_nothing_waits_for_the_disk(wait: str | None, waits: bool) 
 def test_a_delayed_message_has_its_delivery_time_for_a_tags_code(level: str, delay: int) -> None:
     properties = {"DELAY": level, "TAGS": "TagA"}
     record = ENCODER.encode(a_message(topic=SCHEDULE_TOPIC, properties=properties))
-    assert [*record.tags_codes(5_000)] == [5_000 + delay]
+    assert tags_code_of(record, 5_000) == 5_000 + delay
+    assert tags_code_of(record, 7_000) == 7_000 + delay  # what one log refused, another took
     elsewhere = ENCODER.encode(a_message(properties=properties))
-    assert [*elsewhere.tags_codes(5_000)] == [tags_code("TagA")]
+    assert tags_code_of(elsewhere, 5_000) == tags_code("TagA")
 
 
 @pytest.mark.parametrize("level", ["0", "-3"])
 def test_without_a_level_above_zero_nothing_is_delayed(level: str) -> None:
     properties = {"DELAY": level, "TAGS": "TagA"}
     record = ENCODER.encode(a_message(topic=SCHEDULE_TOPIC, properties=properties))
-    assert [*record.tags_codes(5_000)] == [tags_code("TagA")]
+    assert tags_code_of(record, 5_000) == tags_code("TagA")
 
 
 def test_a_level_that_is_no_number_is_refused_but_never_by_recovery() -> None:
@@ -357,9 +369,9 @@ def test_properties_that_came_as_text_are_stored_as_they_came(
     record = ENCODER.encode(message)
     stored = decode_message(placed(record, queue_offset=1, log_offset=2, store_timestamp=3))
     assert stored.property_bytes == sent
-    assert split_keys(record.keys[0]) == stored.keys
-    assert record.unique_keys == (stored.unique_key,)
-    assert record.tags_codes(3) == (stored.tags_code,)
+    assert split_keys(record.keys) == stored.keys
+    assert record.unique_key == stored.unique_key
+    assert record.tags_code == stored.tags_code
     assert record.waits_for_disk == waits_for_disk(stored.properties.get("WAIT"))
 
 

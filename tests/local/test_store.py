@@ -9,6 +9,7 @@ import errno
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +47,9 @@ from tieredstore.model.errors import (
     StoreClosedError,
     TieredStoreError,
 )
-from tieredstore.model.messages import Message
-from tieredstore.model.values import GetStatus, PutStatus
+from tieredstore.model.messages import Message, PutResult
+from tieredstore.model.topics import SCHEDULE_TOPIC
+from tieredstore.model.values import GetStatus, Host, PutStatus
 from tieredstore.testing.message_store_contract import BeginQueuesContract, MessageStoreContract
 from tieredstore.testing.samples import TOPIC, a_body, a_message
 
@@ -646,3 +648,42 @@ def test_an_answer_by_key_lags_while_what_was_put_cannot_be_indexed(
     result = store.query_message(TOPIC, "key-0")
     assert (len(result.messages), result.complete, result.lags) == (1, True, False)
     store.shutdown()
+
+
+PUT: list[Callable[[LocalMessageStore, Message], PutResult]] = [
+    lambda store, message: store.put_message(message),
+    lambda store, message: store.put_messages([message])[0],
+    lambda store, message: store.put_message_future(message).result(),
+]
+
+
+@pytest.mark.parametrize("crc", [False, True])
+def test_a_message_is_put_alone_as_in_a_batch_and_by_a_future(tmp_path: Path, crc: bool) -> None:
+    sent = [
+        a_message(0),
+        a_message(1, properties={"KEYS": "é a", "UNIQ_KEY": "u", "TAGS": "TagA"}),
+        a_message(2, topic="no/topic"),
+        a_message(3, topic=SCHEDULE_TOPIC, properties={"DELAY": "3", "TAGS": "TagA"}),
+        replace(a_message(4), sys_flag=4),
+        replace(a_message(5), sys_flag=12),
+        a_message(6, queue_id=2, body_bytes=5_000),  # begins another file
+        replace(a_message(7), properties={}, properties_text="KEYS\x01k\x02WAIT\x01false\x02"),
+        replace(a_message(8), born_host=Host(bytes(16), 7), store_host=Host(bytes(16), 8)),
+        a_message(9),
+    ]
+    results, files = [], []
+    for number, put in enumerate(PUT):
+        root = tmp_path / str(number)
+        store = opened(root, commit_log_file_bytes=8_192, property_crc_enabled=crc)
+        results.append([put(store, message) for message in sent])
+        store.shutdown()
+        files.append(
+            {
+                path: contents(root / path)
+                for path in ("commitlog", "consumequeue", "index")
+                if (root / path).exists()
+            }
+        )
+    assert results[0] == results[1] == results[2]
+    assert [put.stored for put in results[0]].count(False) == 1
+    assert files[0] == files[1] == files[2]

@@ -32,7 +32,7 @@ from tieredstore.codec.record import (
 )
 from tieredstore.driver.runtime import Runtime, Service
 from tieredstore.local.config import LocalConfig
-from tieredstore.local.encoder import PutRefusedError, RecordBatch
+from tieredstore.local.encoder import PutRefusedError, Record, RecordBatch
 from tieredstore.local.files import StoreFiles
 from tieredstore.local.lost_parts import LOST_FILE, LostParts
 from tieredstore.local.mapped_file import MappedFile, MappedFiles
@@ -231,9 +231,7 @@ class CommitLog:
                 PutStatus.MESSAGE_ILLEGAL, f"a record of {max(sizes)} bytes fits no file"
             )
         with self._append_guard:
-            self._refuse_after_failure()
-            now = self._clock.now_ms()
-            store_timestamp = max(now, self.last_store_timestamp, min(self.time_min, now + DAY_MS))
+            store_timestamp = self._time_of_append()
             log_offsets: list[int] = []
             if sizes:
                 file = self.queue.file_for_append()
@@ -255,6 +253,37 @@ class CommitLog:
                     raise
             self.last_store_timestamp = store_timestamp
         return AppendedRun(log_offsets, sizes, store_timestamp)
+
+    def append_one(self, record: Record) -> None:
+        """The same for one record, which then knows its place.
+
+        Where it does not fit the last file, it is a batch of one.
+        """
+        with self._append_guard:
+            files = self.queue.files
+            file = files[-1] if files else None
+            if file is not None and file.wrote + record.size + BLANK_BYTES <= file.size:
+                store_timestamp = self._time_of_append()
+                end = file.start_offset + file.wrote
+                try:
+                    file.append(record.placed(end, store_timestamp), HEAD_BYTES)
+                except BaseException:
+                    self._take_back(end)
+                    raise
+                self.last_store_timestamp = store_timestamp
+                return
+        run = self.append(RecordBatch.joined([record]), [record.queue_offset])
+        record.placed(run.log_offsets[0], run.store_timestamp)
+
+    def _time_of_append(self) -> int:
+        """The store time of what is appended now; refused after a failure."""
+        if self._failure is not None:
+            raise BackendRefusedError(
+                self.queue.directory, "append", f"reopen the store: {self._failure}"
+            ) from self._failure
+        now = self._clock.now_ms()
+        time_min = min(self.time_min, now + DAY_MS) if self.time_min > now else now
+        return max(time_min, self.last_store_timestamp)
 
     def skip_to(self, offset: int) -> None:
         """Let all that is appended from now on lie at or behind this offset, durably.
@@ -306,8 +335,6 @@ class CommitLog:
     def _spans(self, file: MappedFile, sizes: Sequence[int]) -> list[range]:
         """Which records go to this file, and which to each that follows."""
         room = file.size - file.wrote - BLANK_BYTES
-        if len(sizes) == 1 and sizes[0] <= room:
-            return [range(1)]
         ends = list(accumulate(sizes))
         spans = []
         first = before = 0
@@ -400,12 +427,6 @@ class CommitLog:
         except BackendError as error:
             self._failure = error
             raise
-
-    def _refuse_after_failure(self) -> None:
-        if self._failure is not None:
-            raise BackendRefusedError(
-                self.queue.directory, "append", f"reopen the store: {self._failure}"
-            ) from self._failure
 
     def _corrupt(self, log_offset: int, reason: str) -> SegmentCorruptError:
         file = self.queue.find(log_offset)
@@ -702,7 +723,7 @@ class PromisedPuts:
         self._runtime = runtime
         self._timeout_ms = timeout_ms
         self._before_results = before_results
-        self._coming: deque[tuple[Appended, Callable[[PutResults], Any], Future[Any]]] = deque()
+        self._coming: deque[tuple[int, Callable[[PutStatus], Any], Future[Any]]] = deque()
         self._service: Service | None = None
 
     @property
@@ -722,9 +743,9 @@ class PromisedPuts:
             self._service = None
         self._step()
 
-    def add(self, appended: Appended, answer: Callable[[PutResults], T], future: Future[T]) -> None:
-        """Give the future its answer when the results are known; `wake` afterwards."""
-        self._coming.append((appended, answer, future))
+    def add(self, wanted_offset: int, answer: Callable[[PutStatus], T], future: Future[T]) -> None:
+        """Give the future its answer when all below the offset is on disk; `wake` afterwards."""
+        self._coming.append((wanted_offset, answer, future))
 
     def wake(self) -> None:
         if self._service is not None:
@@ -734,7 +755,7 @@ class PromisedPuts:
         promises = [self._coming.popleft() for _ in range(len(self._coming))]
         if not promises:
             return
-        wanted = max(appended.wanted_offset for appended, _, _ in promises)
+        wanted = max(offset for offset, _, _ in promises)
         failure: Exception | None = None
         try:
             self._flusher.wait_until_flushed(wanted, self._timeout_ms)
@@ -742,10 +763,10 @@ class PromisedPuts:
             failure = error
         self._before_results()
         flushed = self._log.flushed_offset
-        for appended, answer, future in promises:
-            if appended.wanted_offset <= flushed:
-                future.set_result(answer(appended.results()))
+        for offset, answer, future in promises:
+            if offset <= flushed:
+                future.set_result(answer(PutStatus.PUT_OK))
             elif failure is None:
-                future.set_result(answer(appended.results(PutStatus.FLUSH_DISK_TIMEOUT)))
+                future.set_result(answer(PutStatus.FLUSH_DISK_TIMEOUT))
             else:
                 future.set_exception(failure)

@@ -7,14 +7,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import compress, islice
-from typing import Final
+from typing import Final, NamedTuple
 
 from tieredstore.codec.record import split_keys
 from tieredstore.driver.dispatched import DispatchColumns
 from tieredstore.driver.message_store import Dispatcher
 from tieredstore.local.commit_log import AppendedRun
 from tieredstore.local.consume_queues import ConsumeQueues
-from tieredstore.local.encoder import RecordBatch
+from tieredstore.local.encoder import Record, RecordBatch
 from tieredstore.local.index_service import IndexBatch, IndexService, hashes_of_messages
 from tieredstore.model.messages import DispatchRequest
 from tieredstore.model.printable import log_of
@@ -32,6 +32,7 @@ _DISPATCHED: Final = (
 
 Batch = Callable[[], Sequence[DispatchRequest]]
 FAILURES_COUNTED_MAX = 9
+_NO_DATA: Final = bytearray()
 
 
 class Notifier:
@@ -136,6 +137,20 @@ class DispatchRun:
         self.keys += batch.keys
         self.in_queue += batch.in_queue
 
+    def add_records(self, records: Sequence[Record]) -> None:
+        """What appends of one record each put into the log."""
+        self.topics += [record.topic for record in records]
+        self.queue_ids += [record.queue_id for record in records]
+        self.queue_offsets += [record.queue_offset for record in records]
+        self.log_offsets += [record.log_offset for record in records]
+        self.sizes += [record.size for record in records]
+        self.tags_codes += [record.tags_code for record in records]
+        self.store_timestamps += [record.store_timestamp for record in records]
+        self.sys_flags += [record.sys_flag for record in records]
+        self.unique_keys += [record.unique_key for record in records]
+        self.keys += [record.keys for record in records]
+        self.in_queue += [record.in_queue for record in records]
+
     def index_batch(self) -> IndexBatch:
         hashes, counts = hashes_of_messages(self.topics, self.unique_keys, self.keys)
         return IndexBatch(
@@ -180,6 +195,22 @@ class DispatchRun:
         return [[column[row] for row in rows] for column in columns]  # type: ignore[misc]
 
 
+class _AppendedBatch(NamedTuple):
+    """What one append of several records put into the log."""
+
+    batch: RecordBatch
+    queue_offsets: Sequence[int]
+    appended: AppendedRun
+
+    @property
+    def log_offset(self) -> int:
+        return self.appended.log_offsets[0]
+
+    @property
+    def end_offset(self) -> int:
+        return self.appended.end_offset
+
+
 class Dispatch:
     """Brings what was put into queues and index, in log order, a batch at a time.
 
@@ -211,7 +242,7 @@ class Dispatch:
         self._has_service = interval_ms > 0
         self.notifier = Notifier()
         self.failure = ""  # why the last try failed; empty if it did not
-        self._waiting: deque[tuple[RecordBatch, list[int], AppendedRun]] = deque()
+        self._waiting: deque[Record | _AppendedBatch] = deque()
         self._waiting_count = 0
         self._taken = 0
         self._done = 0
@@ -226,23 +257,27 @@ class Dispatch:
         """One append, in log order: the caller holds the lock that orders puts."""
         batch.data = bytearray()  # the log has the bytes: what waits long shall not keep them
         with self._waiting_guard:
-            self._waiting.append((batch, queue_offsets, appended))
+            self._waiting.append(_AppendedBatch(batch, queue_offsets, appended))
             self._waiting_count += len(batch)
 
-    @property
-    def is_due(self) -> bool:
-        return self._waiting_count >= self._count_max
+    def submit_one(self, record: Record) -> None:
+        """The same for a record, which knows its place."""
+        record.data = _NO_DATA
+        with self._waiting_guard:
+            self._waiting.append(record)
+            self._waiting_count += 1
 
     @property
     def must_keep_up(self) -> bool:
         """Whether a put has to dispatch: a batch is full, or nobody else does it."""
-        return self.is_due or not self._has_service
+        return self._waiting_count >= self._count_max or not self._has_service
 
     def keep_up(self) -> None:
         """What a put does before it returns: what it may leave to the service, it leaves."""
-        if self.must_keep_up:
-            self.try_drain()
-            self.notifier.keep_pace()
+        if self._has_service and self._waiting_count < self._count_max:
+            return  # as `must_keep_up` says, but at once: each put comes here
+        self.try_drain()
+        self.notifier.keep_pace()
 
     @property
     def behind_count(self) -> int:
@@ -256,7 +291,7 @@ class Dispatch:
     def undispatched_from(self) -> int | None:
         """Where the oldest append that waits begins in the log; None if none does."""
         with self._waiting_guard:
-            return self._waiting[0][2].log_offsets[0] if self._waiting else None
+            return self._waiting[0].log_offset if self._waiting else None
 
     def drain(self, *, notify: bool = True) -> None:
         """Dispatch all that waits and may be seen. What another thread has begun is waited for.
@@ -331,11 +366,20 @@ class Dispatch:
         taken = 0
         with self._waiting_guard:  # puts go on, and a deque that grows cannot be walked
             waiting = list(islice(self._waiting, self._count_max))
-        for batch, queue_offsets, appended in waiting:
-            if appended.end_offset > limit or len(run) >= self._count_max:
+        records: list[Record] = []
+        for put in waiting:
+            if put.end_offset > limit or len(run) + len(records) >= self._count_max:
                 break
-            run.add_put(batch, queue_offsets, appended)
+            if isinstance(put, Record):
+                records.append(put)
+            else:
+                if records:
+                    run.add_records(records)
+                    records = []
+                run.add_put(*put)
             taken += 1
+        if records:
+            run.add_records(records)
         self._taken = taken
         return run if taken else None
 

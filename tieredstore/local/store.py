@@ -43,7 +43,7 @@ from tieredstore.local.consume_queues import (
     queue_directory,
 )
 from tieredstore.local.dispatch import Dispatch
-from tieredstore.local.encoder import RecordBatch, RecordEncoder
+from tieredstore.local.encoder import PutRefusedError, Record, RecordBatch, RecordEncoder
 from tieredstore.local.files import StoreFiles, check_sizes
 from tieredstore.local.index_service import IndexService, query_message
 from tieredstore.local.lost_parts import LOST_FILE
@@ -96,6 +96,7 @@ log = log_of(__name__)
 T = TypeVar("T")
 
 HOUR_MS: Final = 3_600_000
+_PUTS_WAIT: Final = PutStatus.SERVICE_NOT_AVAILABLE, "too many puts wait for the disk"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -713,6 +714,7 @@ class LocalMessageStore(StoreReads):
     def __init__(self, config: LocalConfig, runtime: Runtime) -> None:
         super().__init__(config)
         self._runtime = runtime
+        self._sync_flush = config.sync_flush
         self._encoder = RecordEncoder(config)
         self._lock: FileLock | None = None
         self._next_offsets: dict[tuple[str, int], int] = {}  # by topic and number
@@ -879,7 +881,15 @@ class LocalMessageStore(StoreReads):
         Raises StoreClosedError unless the store is started, and BackendRefusedError where the
         system refuses to write.
         """
-        return self.put_messages((message,))[0]
+        parts = self._running()
+        put = self._append_one(parts, message)
+        if isinstance(put, PutResult):
+            return put
+        status = PutStatus.PUT_OK
+        if self._sync_flush:
+            status = self._when_on_disk(parts, self._wanted_offset(put))
+        parts.dispatch.keep_up()
+        return put.result(status)
 
     def put_messages(self, messages: Sequence[Message]) -> PutResults:
         """Store messages in this order; each is stored or refused by itself.
@@ -892,11 +902,7 @@ class LocalMessageStore(StoreReads):
         """
         parts = self._running()
         appended = self._append(parts, messages)
-        status = PutStatus.PUT_OK
-        if appended.wanted_offset and not parts.flusher.wait_until_flushed(
-            appended.wanted_offset, self._config.sync_flush_timeout_ms
-        ):
-            status = PutStatus.FLUSH_DISK_TIMEOUT
+        status = self._when_on_disk(parts, appended.wanted_offset)
         if appended.run is not None:
             parts.dispatch.keep_up()
         return appended.results(status)
@@ -907,7 +913,18 @@ class LocalMessageStore(StoreReads):
         Raises StoreClosedError unless the store is started; every other error of
         `put_message` is in the future.
         """
-        return self._promise((message,), lambda results: results[0])
+        parts = self._running()
+        future: Future[PutResult] = Future()
+
+        def in_log(record: Record) -> None:
+            self._promise(parts, future, self._wanted_offset(record), record.result)
+
+        def put() -> None:
+            refused = self._append_one(parts, message, in_log)
+            if isinstance(refused, PutResult):
+                future.set_result(refused)
+
+        return self._promised(parts, future, put, lambda: _refusal(*_PUTS_WAIT))
 
     def put_messages_future(self, messages: Sequence[Message]) -> Future[Sequence[PutResult]]:
         """Take messages now; the future is done when all are stored or refused.
@@ -915,69 +932,128 @@ class LocalMessageStore(StoreReads):
         Raises StoreClosedError unless the store is started; every other error of
         `put_messages` is in the future.
         """
-        return self._promise(messages, lambda results: results)
+        parts = self._running()
+        future: Future[Sequence[PutResult]] = Future()
 
-    def _promise(self, messages: Sequence[Message], answer: Callable[[PutResults], T]) -> Future[T]:
+        def in_log(appended: Appended) -> None:
+            self._promise(parts, future, appended.wanted_offset, appended.results)
+
+        return self._promised(
+            *(parts, future),
+            lambda: self._append(parts, messages, in_log),
+            lambda: _all_refused(messages, *_PUTS_WAIT).results(),
+        )
+
+    def _promised(
+        self,
+        parts: LocalStore,
+        future: Future[T],
+        put: Callable[[], object],
+        refused: Callable[[], T],
+    ) -> Future[T]:
         """In the log now; one thread waits for the disk for all that are promised.
 
         A sync that hangs holds all of them, as it holds the put that leads it.
         """
-        parts = self._running()
-        future: Future[T] = Future()
         future.set_running_or_notify_cancel()  # what is in the log cannot be taken back
         if parts.promised.is_full:
-            reason = "too many puts wait for the disk"
-            refused = self._all_refused(messages, PutStatus.SERVICE_NOT_AVAILABLE, reason)
-            future.set_result(answer(refused.results()))
+            future.set_result(refused())
             return future
-
-        def promise(appended: Appended) -> None:
-            if appended.wanted_offset or parts.dispatch.must_keep_up:
-                parts.promised.add(appended, answer, future)
-            else:
-                future.set_result(answer(appended.results()))
-
         try:
-            self._append(parts, messages, promise)
+            put()
         except Exception as error:  # noqa: BLE001 - the future raises it
             future.set_exception(error)
-        parts.promised.wake()
+        if not future.done():
+            parts.promised.wake()
         return future
+
+    def _promise(
+        self,
+        parts: LocalStore,
+        future: Future[T],
+        wanted_offset: int,
+        answer: Callable[[PutStatus], T],
+    ) -> None:
+        """What is in the log is answered when it is on disk, or at once if that need not be."""
+        if wanted_offset or parts.dispatch.must_keep_up:
+            parts.promised.add(wanted_offset, answer, future)
+        else:
+            future.set_result(answer(PutStatus.PUT_OK))
+
+    def _wanted_offset(self, record: Record) -> int:
+        """Its put has succeeded when everything below this log offset is on disk."""
+        waits = self._sync_flush and record.waits_for_disk
+        return record.log_offset + record.size if waits else 0
+
+    def _when_on_disk(self, parts: LocalStore, wanted_offset: int) -> PutStatus:
+        timeout_ms = self._config.sync_flush_timeout_ms
+        if not wanted_offset or parts.flusher.wait_until_flushed(wanted_offset, timeout_ms):
+            return PutStatus.PUT_OK
+        return PutStatus.FLUSH_DISK_TIMEOUT
+
+    def _append_one(
+        self, parts: LocalStore, message: Message, then: Callable[[Record], None] | None = None
+    ) -> Record | PutResult:
+        """`_append` for one message: the record in the log, or why there is none."""
+        if reason := self._why_not_now(parts):
+            return _refusal(PutStatus.SERVICE_NOT_AVAILABLE, reason)
+        try:
+            record = self._encoder.encode(message)
+        except PutRefusedError as refusal:
+            return _refusal(refusal.status, refusal.reason)
+        queue = record.topic, record.queue_id
+        with self._put_guard:
+            if self._parts is not parts:
+                raise StoreClosedError("the store is closed")
+            record.queue_offset = self._next_offsets.get(queue, 0)
+            try:
+                parts.log.append_one(record)
+            except Exception:
+                with _refused_append(parts):
+                    raise
+            self._next_offsets[queue] = record.queue_offset + record.in_queue  # True adds one
+            parts.dispatch.submit_one(record)
+            if then is not None:
+                then(record)
+        return record
 
     def _append(
         self,
         parts: LocalStore,
         messages: Sequence[Message],
-        then: Callable[[Appended], None] = lambda _: None,
+        then: Callable[[Appended], None] | None = None,
     ) -> Appended:
         """Into the log; `then` is called before a shutdown can see it there."""
         messages = unchanging(messages)
-        if parts.retention.disk_is_full or parts.dispatch.failure:
-            reason = self._why_not_now(parts)
-            if reason:
-                none = self._all_refused(messages, PutStatus.SERVICE_NOT_AVAILABLE, reason)
+        if reason := self._why_not_now(parts):
+            none = _all_refused(messages, PutStatus.SERVICE_NOT_AVAILABLE, reason)
+            if then is not None:
                 then(none)
-                return none
+            return none
         batch, refused = self._encoder.encode_all(messages)
         if batch is None:
             none = Appended(messages, refused, (), None, waits_for_disk=False)
-            then(none)
+            if then is not None:
+                then(none)
             return none
-        waits_for_disk = self._config.sync_flush and batch.waits_for_disk
+        waits_for_disk = self._sync_flush and batch.waits_for_disk
         with self._put_guard:
             if self._parts is not parts:
                 raise StoreClosedError("the store is closed")
             queue_offsets, taken = self._offsets(batch)
-            with refused_by_system(parts.log.queue.directory, "append"):
+            with _refused_append(parts):
                 run = parts.log.append(batch, queue_offsets)
             self._next_offsets.update(taken)
             parts.dispatch.submit(batch, queue_offsets, run)
             appended = Appended(messages, refused, queue_offsets, run, waits_for_disk)
-            then(appended)
+            if then is not None:
+                then(appended)
         return appended
 
     def _why_not_now(self, parts: LocalStore) -> str:
         """What keeps the store from taking any put; empty if nothing does."""
+        if not (parts.retention.disk_is_full or parts.dispatch.failure):
+            return ""
         config = self._config
         if parts.retention.disk_is_full and not config.delete_before_offload:
             return (
@@ -1005,11 +1081,6 @@ class LocalMessageStore(StoreReads):
             queue_offsets.append(offset)
             taken[key] = offset + count
         return queue_offsets, taken
-
-    def _all_refused(self, messages: Sequence[Message], status: PutStatus, reason: str) -> Appended:
-        refusal = PutResult(status=status, reason=reason)
-        refused = dict.fromkeys(range(len(messages)), refusal)
-        return Appended(unchanging(messages), refused, (), None, waits_for_disk=False)
 
     # -- others -------------------------------------------------------------------------------
 
@@ -1090,6 +1161,20 @@ class LocalMessageStore(StoreReads):
         if not self._started:
             raise StoreClosedError("the store is not started")
         return parts
+
+
+def _refused_append(parts: LocalStore) -> refused_by_system:
+    return refused_by_system(parts.log.queue.directory, "append")
+
+
+def _refusal(status: PutStatus, reason: str) -> PutResult:
+    return PutResult(status=status, reason=reason)
+
+
+def _all_refused(messages: Sequence[Message], status: PutStatus, reason: str) -> Appended:
+    messages = unchanging(messages)
+    refused = dict.fromkeys(range(len(messages)), _refusal(status, reason))
+    return Appended(messages, refused, (), None, waits_for_disk=False)
 
 
 def _locked(files: StoreFiles, operation: str) -> FileLock:
