@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 from tests.access.tiered_kit import a_config, numbers
 from tests.docs.pages import blocks, page
 from tieredstore.access.store import TieredMessageStore
-from tieredstore.aio import AsyncTieredStore
+from tieredstore.aio import PUTS_A_TURN, AsyncTieredStore
 from tieredstore.codec.broker_tables import TopicConfig
 from tieredstore.driver.provider import ProviderWrapper, SegmentWrapper
 from tieredstore.driver.runtime import Runtime
@@ -487,5 +487,92 @@ def test_the_long_polling_of_the_page_does_what_it_says(tier: Tier) -> None:
             assert (numbers(nothing), nothing.next_offset) == ([], 1)
             below = await names["pull"](face, TOPIC, 0, -1, WAIT)
             assert (numbers(below), below.next_offset) == ([], 0)
+
+    asyncio.run(scene())
+
+
+class Local:
+    """A tier around a local store whose puts wait for nothing."""
+
+    def __init__(self, folder: Path) -> None:
+        self.runtime = Runtime.threads(dispatch_threads=1, fetch_threads=1)
+        config = LocalConfig(store_path=str(folder / "local"), commit_log_file_bytes=1 << 24)
+        self.store = TieredMessageStore(
+            LocalMessageStore(config, self.runtime),
+            a_config(folder),
+            runtime=self.runtime,
+            provider=MemoryProvider(self.runtime),
+        )
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Iterator[Local]:
+    local = Local(tmp_path)
+    yield local
+    local.store.shutdown(drain=False)
+    local.runtime.close()
+
+
+def test_a_put_that_need_not_wait_takes_no_other_thread_and_no_turn_of_the_loop(
+    local: Local, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene() -> None:
+        async with AsyncTieredStore(local.store) as face:
+            await face.put_message(a_message(0))  # makes the first file
+            monkeypatch.setattr(local.store, "put_message_future", None)  # it is not called
+            turns: list[int] = []
+            asyncio.get_running_loop().call_soon(turns.append, 0)
+            for number in range(1, 20):
+                assert (await face.put_message(a_message(number))).queue_offset == number
+            assert turns == []
+            refused = await face.put_message(a_message(0, topic="no/topic"))
+            assert not refused.stored
+
+    asyncio.run(scene())
+
+
+def test_the_loop_has_a_turn_among_many_puts(local: Local) -> None:
+    async def scene() -> None:
+        async with AsyncTieredStore(local.store) as face:
+            put = asyncio.create_task(face.put_message(a_message(0)))
+            turns = 0
+
+            async def count() -> None:
+                nonlocal turns
+                while True:
+                    await asyncio.sleep(0)
+                    turns += 1
+
+            await put
+            counting = asyncio.create_task(count())
+            for number in range(1, 5 * PUTS_A_TURN):
+                await face.put_message(a_message(number))
+            counting.cancel()
+            assert turns >= 4
+
+    asyncio.run(scene())
+
+
+def test_a_put_at_once_passes_none_that_was_called_before(
+    local: Local, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_go = threading.Event()
+    hand_over = local.store.put_message_future
+
+    def slowly(message: Message) -> Future[PutResult]:
+        assert may_go.wait(WAIT)
+        return hand_over(message)
+
+    async def scene() -> None:
+        async with AsyncTieredStore(local.store) as face:
+            await face.put_message(a_message(0))
+            monkeypatch.setattr(local.store, "put_message_future", slowly)
+            large = asyncio.create_task(face.put_message(a_message(1, body_bytes=1 << 17)))
+            small = asyncio.create_task(face.put_message(a_message(2)))
+            await asyncio.sleep(0)
+            assert not small.done()
+            may_go.set()
+            assert (await large).queue_offset == 1
+            assert (await small).queue_offset == 2
 
     asyncio.run(scene())

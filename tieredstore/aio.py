@@ -40,6 +40,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 CALL_THREADS: Final = 16
+PUTS_A_TURN: Final = 64  # about a millisecond of a loop
 
 _YES: Final = done_future(lambda: True)
 
@@ -50,9 +51,10 @@ class AsyncTieredStore:
     * The event loop is never blocked: a call that may wait runs in one of CALL_THREADS threads of
       this face. They are not the store's: calls in a pool must not wait for each other. Nor are
       they asyncio's, which others may hold; only load, start, shutdown and destroy run there. A
-      read that is hot is answered at once, in the loop's own thread.
-    * Puts have one thread for themselves, however many wait for the disk, and are stored in the
-      order of the calls. Around a store that has no futures of its own each waits for the one
+      read that is hot is answered at once, in the loop's own thread. So is a put that the store
+      can make at once (`MessageStore.put_at_once`); the loop has a turn after each PUTS_A_TURN.
+    * Other puts have one thread for themselves, however many wait for the disk. All are stored in
+      the order of the calls. Around a store that has no futures of its own each waits for the one
       before it, and no read waits for them.
     * A cancelled call leaves the store as it is; what it had begun goes on and its outcome is
       dropped. An `async with` that is cancelled while it opens closes what it opened.
@@ -65,6 +67,7 @@ class AsyncTieredStore:
         self._threads = _Threads()
         self._handover = _Handover(self._threads)
         self._waiting = _Waiting(store)
+        self._puts = 0  # that were made in loops
 
     @property
     def topic_filter(self) -> TopicFilter:
@@ -132,6 +135,13 @@ class AsyncTieredStore:
 
     async def put_message(self, message: Message) -> PutResult:
         """Store one message, and say where, or by the status why not."""
+        if self._handover.is_idle:  # else a put that came before would be passed
+            result = self.store.put_at_once(message)
+            if result is not None:
+                self._puts += 1
+                if self._puts % PUTS_A_TURN == 0:
+                    await asyncio.sleep(0)
+                return result
         return await self._handover.put(partial(self.store.put_message_future, message))
 
     async def put_messages(self, messages: Sequence[Message]) -> Sequence[PutResult]:
@@ -323,6 +333,11 @@ class _Handover:
         self._coming: deque[tuple[Callable[[], Future[Any]], _Answer[Any]]] = deque()
         self._turn = threading.Lock()
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether all that came so far has been taken by the store."""
+        return not self._coming
+
     async def put(self, call: Callable[[], Future[T]]) -> T:
         if not self._process.is_this:  # a thread of the parent may have had the turn at the fork
             self._begin()
@@ -341,13 +356,14 @@ class _Handover:
         has_turn = True
         while has_turn:
             while self._coming:
-                call, answer = self._coming.popleft()
+                call, answer = self._coming[0]
                 try:
-                    call().add_done_callback(answer.give)
+                    future = call()
                 except Exception as error:  # noqa: BLE001 - the one that waits raises it
-                    failed: Future[Any] = Future()
-                    failed.set_exception(error)
-                    answer.give(failed)
+                    future = Future()
+                    future.set_exception(error)
+                self._coming.popleft()  # before the answer: whoever gets it may go on at once
+                future.add_done_callback(answer.give)
             self._turn.release()
             # What came at the very end was left to this thread in vain.
             has_turn = bool(self._coming) and self._turn.acquire(blocking=False)

@@ -71,6 +71,7 @@ def test_a_plugin_overrides_one_method_and_the_tier_below_it_has_the_rest(tmp_pa
     quiet = Message(topic=TOPIC, queue_id=0, body=b"quiet")
     store.put_message(quiet)
     store.put_messages([quiet, quiet])
+    assert store.put_at_once(quiet) is None  # it would pass by what the plugin overrides
     assert store.put_message_future(quiet).result(0).stored
     assert store.put_messages_future([quiet]).result(0)[0].stored
     assert store.flush()  # which asks the plugin, and that the local store, to confirm
@@ -85,3 +86,31 @@ def test_a_store_without_a_flush_is_not_asked_for_one() -> None:
 
     base: Any = Without()
     assert AbstractPluginMessageStore(base, StoreConfig()).flush() is None
+
+
+class Silent(AbstractPluginMessageStore):
+    """A plugin that overrides no put."""
+
+
+class Forwarding:
+    """Somebody's wrapper, which forwards what it does not have."""
+
+    def __init__(self, store: MessageStore) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+def test_a_put_at_once_goes_through_plugins_and_never_past_a_wrapper(tmp_path: Path) -> None:
+    runtime = Runtime.threads(dispatch_threads=1, fetch_threads=1)
+    local = opened(tmp_path / "local", runtime, dispatch_interval_ms=10**6)
+    local.put_message(Message(topic=TOPIC, queue_id=0, body=b"makes the file"))
+    message = Message(topic=TOPIC, queue_id=0, body=b"at once")
+    put = Silent(local, StoreConfig()).put_at_once(message)
+    assert put is not None
+    assert put.queue_offset == 1
+    wrapped: Any = Forwarding(local)
+    assert Silent(wrapped, StoreConfig()).put_at_once(message) is None
+    local.shutdown()
+    runtime.close()

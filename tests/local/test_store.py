@@ -654,6 +654,7 @@ PUT: list[Callable[[LocalMessageStore, Message], PutResult]] = [
     lambda store, message: store.put_message(message),
     lambda store, message: store.put_messages([message])[0],
     lambda store, message: store.put_message_future(message).result(),
+    lambda store, message: store.put_at_once(message) or store.put_message(message),
 ]
 
 
@@ -684,6 +685,75 @@ def test_a_message_is_put_alone_as_in_a_batch_and_by_a_future(tmp_path: Path, cr
                 if (root / path).exists()
             }
         )
-    assert results[0] == results[1] == results[2]
+    assert results[0] == results[1] == results[2] == results[3]
     assert [put.stored for put in results[0]].count(False) == 1
-    assert files[0] == files[1] == files[2]
+    assert files[0] == files[1] == files[2] == files[3]
+
+
+def test_a_message_is_put_at_once_where_nothing_has_to_be_waited_for(root: Path) -> None:
+    with Runtime.threads(dispatch_threads=1, fetch_threads=1) as runtime:
+        store = opened(root, runtime, dispatch_interval_ms=10**6)
+        assert store.put_at_once(a_message(0)) is None  # the first file has to be made
+        store.put_message(a_message(0))
+        put = store.put_at_once(a_message(1))
+        assert put is not None
+        assert (put.status, put.queue_offset) == (PutStatus.PUT_OK, 1)
+        refused = store.put_at_once(a_message(2, topic="no/topic"))
+        assert refused is not None
+        assert not refused.stored
+        assert store.max_offset(TOPIC, 0) == 2
+        store.shutdown()
+        with pytest.raises(StoreClosedError):
+            store.put_at_once(a_message(3))
+
+
+def not_at_once(store: LocalMessageStore, message: Message) -> None:
+    """None, and nothing was done: the next put has the place that it would have had."""
+    before = store.max_log_offset()
+    assert store.put_at_once(message) is None
+    assert store.max_log_offset() == before
+    assert store.put_message(a_message(9)).queue_offset == 1
+
+
+def test_what_a_put_would_wait_for_is_left_to_another_thread(root: Path) -> None:
+    with Runtime.threads(dispatch_threads=1, fetch_threads=1) as runtime:
+        usual = {"dispatch_interval_ms": 10**6}
+        for name, message, settings in (
+            ("sync", a_message(1), {**usual, "flush_disk_type": "SYNC_FLUSH"}),
+            ("large", a_message(1, body_bytes=(64 << 10) + 1), usual),
+            ("roll", a_message(1, body_bytes=3_000), {**usual, "commit_log_file_bytes": 4_096}),
+            ("dispatch", a_message(1), {**usual, "dispatch_count_max": 1}),
+            ("none else dispatches", a_message(1), {"dispatch_interval_ms": 0}),
+        ):
+            store = opened(root / name, runtime, **{"commit_log_file_bytes": 1 << 20, **settings})
+            store.put_message(a_message(0, body_bytes=1_000))
+            if name == "dispatch":
+                store.put_at_once(a_message(1))  # which fills a batch
+                assert store.put_at_once(a_message(2)) is None
+            else:
+                not_at_once(store, message)
+            store.shutdown()
+
+
+def test_a_put_at_once_waits_for_no_other_put_and_no_full_disk(root: Path) -> None:
+    runtime = Runtime.threads(dispatch_threads=1, fetch_threads=1)
+    store = opened(root, runtime, dispatch_interval_ms=10**6)
+    store.put_message(a_message(0))
+    with store._put_guard:
+        assert store.put_at_once(a_message(1)) is None
+    parts = parts_of(store)
+    parts.retention.disk_is_full = True
+    assert store.put_at_once(a_message(1)) is None
+    parts.retention.disk_is_full = False
+    assert store.put_message(a_message(1)).queue_offset == 1
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MappedFile, "append", refuse_append)
+        with pytest.raises(BackendRefusedError, match="append"):
+            store.put_at_once(a_message(2))
+    put = store.put_at_once(a_message(2))
+    assert put is not None
+    assert put.queue_offset == 2
+
+
+def refuse_append(*_: object) -> None:
+    raise OSError(errno.EIO, "Input/output error")

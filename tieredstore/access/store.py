@@ -33,6 +33,7 @@ from tieredstore.driver.message_store import (
     MessageStore,
     ReadRequest,
     RetentionGuard,
+    puts_at_once,
 )
 from tieredstore.driver.metadata import MetadataStore
 from tieredstore.driver.metrics import Metrics, MetricsOfLives, NoMetrics
@@ -110,6 +111,7 @@ class TieredMessageStore:
         self.config = config
         self.metrics = metrics or NoMetrics()
         self._next = next_store
+        self._next_at_once = puts_at_once(next_store)
         self._open_tier = partial(
             open_tier, config, runtime=runtime, provider=provider, metadata=metadata, index=index
         )
@@ -253,6 +255,16 @@ class TieredMessageStore:
         if self._loaded().refusals and (refused := self._refusal(message)) is not None:
             return refused
         return self._next.put_message(message)
+
+    def put_at_once(self, message: Message) -> PutResult | None:
+        """Store one message without waiting; None, with nothing done, where that cannot be.
+
+        Raises what `put_message` raises.
+        """
+        if self._loaded().refusals and (refused := self._refusal(message)) is not None:
+            return refused
+        put = self._next_at_once
+        return None if put is None else put(message)
 
     def put_messages(self, messages: Sequence[Message]) -> Sequence[PutResult]:
         """Store messages in this order; each is stored or refused by itself.

@@ -105,6 +105,9 @@ class MessageStore(Protocol):
       before old ones. A queue that has come further raises OffsetOutOfRangeError. Calling it again
       changes nothing.
       It may have `lost_ends` too: where queues ended once that it found shorter when it was opened.
+    * One whose puts need not wait may have `put_at_once(message)`: the result of `put_message`, or
+      None, with nothing done, where that would wait for a disk, a backend or a busy lock. Whoever
+      must not be blocked, an event loop say, asks for it first.
     * One that looks for damage may have `damages`: what it found since it was opened, each with
       `path`, `position`, `reason` and `mended`. Health shows them.
     * A class that inherits from this one gets what has a body here: `put_message` is enough, and
@@ -291,6 +294,12 @@ def run_from(store: RunReads, request: ReadRequest) -> MessageRun:
     )
 
 
+def puts_at_once(store: MessageStore) -> Callable[[Message], PutResult | None] | None:
+    """The `put_at_once` of a store, where its class has one: what an object forwards to another by
+    `__getattr__` would pass its own `put_message` by."""
+    return getattr(store, "put_at_once") if hasattr(type(store), "put_at_once") else None  # noqa: B009
+
+
 class AbstractPluginMessageStore:
     """A message store around another, which gets every call as it came.
 
@@ -349,6 +358,13 @@ class AbstractPluginMessageStore:
         if self._overrides("put_message"):
             return [self.put_message(message) for message in messages]
         return self.next_store.put_messages(messages)
+
+    def put_at_once(self, message: Message) -> PutResult | None:
+        """Store one message without waiting; None, with nothing done, where that cannot be."""
+        put = puts_at_once(self.next_store)
+        if put is None or self._overrides("put_message", "put_message_future"):
+            return None
+        return put(message)
 
     def put_message_future(self, message: Message) -> Future[PutResult]:
         """Take one message now; the future is done when it is stored or refused."""

@@ -260,10 +260,9 @@ class CommitLog:
         Where it does not fit the last file, it is a batch of one.
         """
         with self._append_guard:
-            files = self.queue.files
-            file = files[-1] if files else None
-            if file is not None and file.wrote + record.size + BLANK_BYTES <= file.size:
+            if self.has_room(record.size):
                 store_timestamp = self._time_of_append()
+                file = self.queue.files[-1]
                 end = file.start_offset + file.wrote
                 try:
                     file.append(record.placed(end, store_timestamp), HEAD_BYTES)
@@ -274,6 +273,11 @@ class CommitLog:
                 return
         run = self.append(RecordBatch.joined([record]), [record.queue_offset])
         record.placed(run.log_offsets[0], run.store_timestamp)
+
+    def has_room(self, size: int) -> bool:
+        """Whether a record of this size fits the last file: then no other is made for it."""
+        files = self.queue.files
+        return bool(files) and files[-1].wrote + size + BLANK_BYTES <= files[-1].size
 
     def _time_of_append(self) -> int:
         """The store time of what is appended now; refused after a failure."""

@@ -60,6 +60,7 @@ from tieredstore.local.recovery import (
 )
 from tieredstore.local.redispatch import Redispatch
 from tieredstore.local.unit_truth import UnitTruth
+from tieredstore.model.config import KIB
 from tieredstore.model.errors import (
     BackendRefusedError,
     InvalidArgumentError,
@@ -96,6 +97,7 @@ log = log_of(__name__)
 T = TypeVar("T")
 
 HOUR_MS: Final = 3_600_000
+AT_ONCE_BYTES_MAX: Final = 64 * KIB  # of a body: its checksum and copy take 30 microseconds
 _PUTS_WAIT: Final = PutStatus.SERVICE_NOT_AVAILABLE, "too many puts wait for the disk"
 
 
@@ -891,6 +893,34 @@ class LocalMessageStore(StoreReads):
         parts.dispatch.keep_up()
         return put.result(status)
 
+    def put_at_once(self, message: Message) -> PutResult | None:
+        """Store one message in microseconds; None, with nothing done, where something would have
+        to be waited for or made first: a sync, another put, a file, the queues, a large body.
+
+        What is left is a write into the page cache, for which the system may hold any process that
+        writes faster than its disk.
+
+        Raises what `put_message` raises.
+        """
+        parts = self._running()
+        if parts.retention.disk_is_full or parts.dispatch.failure or parts.dispatch.must_keep_up:
+            return None
+        body: object = getattr(message, "body", None)
+        if not isinstance(body, bytes) or len(body) > AT_ONCE_BYTES_MAX:
+            return None
+        record = self._encoded(message)
+        if isinstance(record, PutResult):
+            return record
+        if self._waits_for_disk(record) or not self._put_guard.acquire(blocking=False):
+            return None
+        try:
+            if self._parts is not parts or not parts.log.has_room(record.size):
+                return None
+            self._put_in_log(parts, record)
+        finally:
+            self._put_guard.release()
+        return record.result(PutStatus.PUT_OK)
+
     def put_messages(self, messages: Sequence[Message]) -> PutResults:
         """Store messages in this order; each is stored or refused by itself.
 
@@ -982,8 +1012,10 @@ class LocalMessageStore(StoreReads):
 
     def _wanted_offset(self, record: Record) -> int:
         """Its put has succeeded when everything below this log offset is on disk."""
-        waits = self._sync_flush and record.waits_for_disk
-        return record.log_offset + record.size if waits else 0
+        return record.end_offset if self._waits_for_disk(record) else 0
+
+    def _waits_for_disk(self, record: Record) -> bool:
+        return self._sync_flush and record.waits_for_disk
 
     def _when_on_disk(self, parts: LocalStore, wanted_offset: int) -> PutStatus:
         timeout_ms = self._config.sync_flush_timeout_ms
@@ -997,25 +1029,34 @@ class LocalMessageStore(StoreReads):
         """`_append` for one message: the record in the log, or why there is none."""
         if reason := self._why_not_now(parts):
             return _refusal(PutStatus.SERVICE_NOT_AVAILABLE, reason)
-        try:
-            record = self._encoder.encode(message)
-        except PutRefusedError as refusal:
-            return _refusal(refusal.status, refusal.reason)
-        queue = record.topic, record.queue_id
+        record = self._encoded(message)
+        if isinstance(record, PutResult):
+            return record
         with self._put_guard:
             if self._parts is not parts:
                 raise StoreClosedError("the store is closed")
-            record.queue_offset = self._next_offsets.get(queue, 0)
-            try:
-                parts.log.append_one(record)
-            except Exception:
-                with _refused_append(parts):
-                    raise
-            self._next_offsets[queue] = record.queue_offset + record.in_queue  # True adds one
-            parts.dispatch.submit_one(record)
+            self._put_in_log(parts, record)
             if then is not None:
                 then(record)
         return record
+
+    def _encoded(self, message: Message) -> Record | PutResult:
+        try:
+            return self._encoder.encode(message)
+        except PutRefusedError as refusal:
+            return _refusal(refusal.status, refusal.reason)
+
+    def _put_in_log(self, parts: LocalStore, record: Record) -> None:
+        """The caller has the lock of the puts, and these parts are still the store's."""
+        queue = record.topic, record.queue_id
+        record.queue_offset = self._next_offsets.get(queue, 0)
+        try:
+            parts.log.append_one(record)
+        except Exception:
+            with _refused_append(parts):
+                raise
+        self._next_offsets[queue] = record.queue_offset + record.in_queue  # True adds one
+        parts.dispatch.submit_one(record)
 
     def _append(
         self,
