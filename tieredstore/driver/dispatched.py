@@ -65,6 +65,10 @@ class DispatchColumns(Sequence[DispatchRequest]):
 
     def arrived(self) -> Iterator[Arrived]:
         """What came to which queue."""
+        count, topics, ids = len(self._topics), self._topics, self._queue_ids
+        if count and topics.count(topics[0]) == ids.count(ids[0]) == count:  # as a producer's batch
+            yield Arrived(topics[0], ids[0], self._queue_offsets[-1] + 1, count, sum(self._sizes))
+            return
         start = 0
         for (topic, queue_id), group in groupby(zip(self._topics, self._queue_ids, strict=True)):
             end = start + len(list(group))
