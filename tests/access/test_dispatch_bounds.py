@@ -6,7 +6,7 @@ And a queue that messages come to all the time is uploaded in full batches, not 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -205,6 +205,60 @@ def test_what_is_not_confirmed_yet_is_hardly_read(tmp_path: Path) -> None:
     assert tier.span() == (0, 1_000)
     tier.check()
     tier.close()
+
+
+class SteppedByHand:
+    """A service whose steps a test makes; it counts how often it is woken."""
+
+    def __init__(self) -> None:
+        self.wakes = 0
+
+    def wake(self) -> None:
+        self.wakes += 1
+
+    def stop(self, timeout: float | None = None) -> bool:
+        return True
+
+
+def test_puts_that_are_not_confirmed_wake_nobody_until_the_confirmed_offset_moves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each batch of puts woke the upload, which read a message and drained the store's dispatch."""
+    runtime = Runtime.threads(dispatch_threads=1, fetch_threads=1)
+    service = SteppedByHand()
+    steps: list[Callable[[], object]] = []
+
+    def by_hand(name: str, step: Callable[[], object], *, interval_ms: int) -> SteppedByHand:
+        steps.append(step)
+        return service
+
+    monkeypatch.setattr(runtime, "service", by_hand)
+    store = ListMessageStore.opened(runtime)
+    store.fill(1)
+    tier = Tier(tmp_path, store, runtime=runtime, group_commit_count=10)
+    assert tier.flush(timeout=WAIT)
+    store.confirmed = store.confirmed_offset()
+    tier.dispatcher.start()
+    step = steps[-1]
+    step()  # looks at all queues
+    for _ in range(5):
+        store.fill(10)
+        step()
+    looks, wakes = store.calls.count("read_range"), service.wakes
+    for _ in range(20):
+        store.fill(10)
+        step()
+    assert service.wakes == wakes
+    assert store.calls.count("read_range") == looks
+    store.confirmed = None
+    step()
+    assert store.calls.count("read_range") > looks
+    assert tier.flush(timeout=WAIT)
+    assert tier.span() == (0, 251)
+    tier.check()
+    tier.dispatcher.shutdown()
+    tier.close()
+    runtime.close()
 
 
 def test_queues_with_little_share_a_buffer_that_one_whole_batch_would_fill(tmp_path: Path) -> None:

@@ -420,7 +420,7 @@ class LocalNeeds:
         return None
 
 
-LOOK_AGAIN_MS: Final = 500  # at queues whose next messages were not confirmed
+LOOK_AGAIN_MS: Final = 500  # at whether messages that were not confirmed are so now
 
 
 class Dispatcher:
@@ -432,6 +432,8 @@ class Dispatcher:
     * Once another writer has the tier nothing is sent: each queue that has something fails.
     * Bytes in memory never exceed `dispatch_buffer_bytes`, but for one larger batch alone; uploads
       under way never exceed a quarter of `pending_count_max`. No queue has a thread of its own.
+    * Where the next message of a queue is not confirmed, more messages are no reason to look again:
+      only another confirmed offset is.
     * A queue that fails is logged, remembered with its reason and tried again at the next look at
       all queues. It never stops the others.
     * Nothing happens before `start`, but what `dispatch_once` does in its caller's thread.
@@ -499,8 +501,9 @@ class Dispatcher:
         )
         self._needs = LocalNeeds(store, files, self.topic_filter, self._walk.work_of)
         self._service: Service | None = None
-        self._next_full_look = self._next_look_again = 0.0
-        self._unconfirmed: list[QueueKey] = []
+        self._next_full_look = 0.0
+        self._unconfirmed: dict[QueueKey, None] = {}  # at the last look, due all the same
+        self._confirmed_offset = -1  # at that look
         self._recovering = threading.Lock()  # only ever tried
         self._is_running = False  # between start and shutdown
 
@@ -676,21 +679,25 @@ class Dispatcher:
             self.dispatch_once()
             return
         now = self._runtime.clock.monotonic()
+        try:
+            confirmed = self._store.confirmed_offset()
+        except StoreClosedError:
+            return
         keys = self._pending.take_due()
         is_full = now >= self._next_full_look
         if is_full:
             self._next_full_look = now + self._interval_ms / 1000
             self._retry_recovery()
             keys = list(dict.fromkeys([*keys, *self._all_queues()]))
-        elif now >= self._next_look_again:
-            keys += self._unconfirmed
-        if now >= self._next_look_again:
-            self._unconfirmed = []
-            self._next_look_again = now + LOOK_AGAIN_MS / 1000
+        if is_full or confirmed != self._confirmed_offset:
+            self._unconfirmed = {}
+        self._confirmed_offset = confirmed
+        keys = [key for key in keys if key not in self._unconfirmed]
         this_pass = Pass(only_sound=not is_full, others=self._pending.waiting)
         self._walk.walk(keys, this_pass)
-        self._unconfirmed += this_pass.unconfirmed
-        for key in this_pass.put_off:
+        self._unconfirmed.update(dict.fromkeys(this_pass.unconfirmed))
+        # What is due already wakes nobody: the next step takes it, after its interval if need be.
+        for key in (*this_pass.put_off, *self._unconfirmed):
             self._pending.mark_due(key)
 
     def _all_queues(self) -> list[QueueKey]:
