@@ -38,6 +38,7 @@ from tieredstore.driver.message_store import (
     MessageFilter,
     MessageStore,
     RetentionGuard,
+    puts_at_once,
 )
 from tieredstore.driver.runtime import Runtime
 from tieredstore.model.errors import (
@@ -375,6 +376,16 @@ class MessageStoreContract:
         for number in (0, 39, 40, 44):
             [selected] = store.get_message(TOPIC, 0, number, count_max=1).messages
             assert decode_message(selected.record).body == a_body(number)
+
+    def test_a_put_at_once_is_a_put_or_nothing(self, store: MessageStore) -> None:
+        """Of a store that has it."""
+        at_once = puts_at_once(store)
+        if at_once is None:
+            return
+        for number in range(40):
+            put = at_once(a_message(number)) or store.put_message(a_message(number))
+            assert (put.status, put.queue_offset) == (PutStatus.PUT_OK, number)
+        assert store.max_offset(TOPIC, 0) == 40
 
     def test_everything_put_is_below_the_confirmed_offset(self, store: MessageStore) -> None:
         put = store.put_message(a_message(0))
