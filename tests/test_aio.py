@@ -531,24 +531,23 @@ def test_a_put_that_need_not_wait_takes_no_other_thread_and_no_turn_of_the_loop(
     asyncio.run(scene())
 
 
-def test_the_loop_has_a_turn_among_many_puts(local: Local) -> None:
+def test_the_loop_has_a_turn_among_many_puts(local: Local, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene() -> None:
         async with AsyncTieredStore(local.store) as face:
-            put = asyncio.create_task(face.put_message(a_message(0)))
+            put = await face.put_message(a_message(0))
+            monkeypatch.setattr(local.store, "put_at_once", lambda _: put)  # none is handed over
+            loop = asyncio.get_running_loop()
             turns = 0
 
-            async def count() -> None:
+            def count() -> None:
                 nonlocal turns
-                while True:
-                    await asyncio.sleep(0)
-                    turns += 1
+                turns += 1
+                loop.call_soon(count)
 
-            await put
-            counting = asyncio.create_task(count())
-            for number in range(1, 5 * PUTS_A_TURN):
+            loop.call_soon(count)
+            for number in range(4 * PUTS_A_TURN):
                 await face.put_message(a_message(number))
-            counting.cancel()
-            assert turns >= 4
+            assert turns == 4
 
     asyncio.run(scene())
 
@@ -569,7 +568,9 @@ def test_a_put_at_once_passes_none_that_was_called_before(
             monkeypatch.setattr(local.store, "put_message_future", slowly)
             large = asyncio.create_task(face.put_message(a_message(1, body_bytes=1 << 17)))
             small = asyncio.create_task(face.put_message(a_message(2)))
-            await asyncio.sleep(0)
+            both_have_begun = asyncio.get_running_loop().create_future()
+            asyncio.get_running_loop().call_soon(both_have_begun.set_result, None)
+            await both_have_begun
             assert not small.done()
             may_go.set()
             assert (await large).queue_offset == 1
