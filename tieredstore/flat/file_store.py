@@ -91,7 +91,8 @@ class FlatFileStore:
         self._read_only = read_only
         self._publish = publish
         self._untold_since: float | None = None
-        # Queue paths that are marked in what is published; None: an earlier life published it.
+        # Queue paths that are marked in what is published; None: an earlier life published, and may
+        # have marked any.
         self._doomed_elsewhere: set[str] | None = None
         self._files: dict[QueueKey, FlatMessageFile] = {}
         self._unrecovered: dict[QueueKey, _Unrecovered] = {}
@@ -108,6 +109,8 @@ class FlatFileStore:
         Raises MetadataError, and BackendUnavailableError where not one queue could be reached.
         """
         self._check_open()
+        if not self._metadata.notes(LINEAGE):
+            self._doomed_elsewhere = set()
         if not self._read_only:
             self._runtime.dispatch.submit(self._delete_pending)
         rows = self._rows()
@@ -299,9 +302,7 @@ class FlatFileStore:
     def _is_doomed_elsewhere(self, path: str) -> bool:
         """Whether what is published may mark segments of these names: who goes on from it behind a
         lost disk would delete new ones for the old."""
-        if self._doomed_elsewhere is None:
-            return bool(self._metadata.notes(LINEAGE))
-        return path in self._doomed_elsewhere
+        return self._doomed_elsewhere is None or path in self._doomed_elsewhere
 
     def _is_told(self) -> bool:
         """Whether bytes that are marked may go: readers elsewhere know of it, or have been waited
