@@ -157,8 +157,8 @@ class IndexWriter:
         """They are gone. One that comes back is as if nothing of it had been put since the open."""
         with self._guard:
             for table in (self._taken, self._moved, self._put_at, self._gaps):
-                for queue in table.keys() & set(queues):
-                    del table[queue]
+                for queue in queues:
+                    table.pop(queue, None)
 
     def put(self, queue: QueueId, first_offset: int, end_offset: int, keys: RunKeys) -> None:
         """Take the keys of one queue's next messages. After an error nothing of them was taken."""

@@ -277,7 +277,7 @@ class CommitLog:
     def has_room(self, size: int) -> bool:
         """Whether a record of this size fits the last file: then no other is made for it."""
         files = self.queue.files
-        return bool(files) and files[-1].wrote + size + BLANK_BYTES <= files[-1].size
+        return bool(files) and size <= _room_in(files[-1])
 
     def _time_of_append(self) -> int:
         """The store time of what is appended now; refused after a failure."""
@@ -338,7 +338,7 @@ class CommitLog:
 
     def _spans(self, file: MappedFile, sizes: Sequence[int]) -> list[range]:
         """Which records go to this file, and which to each that follows."""
-        room = file.size - file.wrote - BLANK_BYTES
+        room = _room_in(file)
         ends = list(accumulate(sizes))
         spans = []
         first = before = 0
@@ -437,6 +437,11 @@ class CommitLog:
         name = local_file_name(max(0, self.file_start_of(log_offset)))
         path = file.path if file else os.path.join(self.queue.directory, name)
         return SegmentCorruptError(path, reason, position=log_offset % self.queue.file_bytes)
+
+
+def _room_in(file: MappedFile) -> int:
+    """What the records of a file may take yet: a blank record closes it."""
+    return file.size - file.wrote - BLANK_BYTES
 
 
 def read_records(

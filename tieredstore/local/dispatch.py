@@ -274,10 +274,9 @@ class Dispatch:
 
     def keep_up(self) -> None:
         """What a put does before it returns: what it may leave to the service, it leaves."""
-        if self._has_service and self._waiting_count < self._count_max:
-            return  # as `must_keep_up` says, but at once: each put comes here
-        self.try_drain()
-        self.notifier.keep_pace()
+        if self.must_keep_up:
+            self.try_drain()
+            self.notifier.keep_pace()
 
     @property
     def behind_count(self) -> int:

@@ -263,10 +263,7 @@ class RecordBatch:
             ]
         flags = self.sys_flags[chosen]
         one_flag = flags.count(flags[0]) == len(flags)
-        time_positions = [
-            _TIME_AFTER_IPV6 if flag & BORN_HOST_IPV6 else STORE_TIMESTAMP_POSITION
-            for flag in (flags[:1] if one_flag else flags)
-        ]
+        time_positions = [_time_position(flag) for flag in (flags[:1] if one_flag else flags)]
         at = np.array(log_offsets, np.int64)
         words = every_word(self.data, ">i8")
         starts = at + move
@@ -285,8 +282,11 @@ def _place(
 ) -> None:
     """What only the log knows of the record that begins at `start` of the data."""
     _OFFSETS.pack_into(data, start + QUEUE_OFFSET_POSITION, queue_offset, log_offset)
-    time_position = _TIME_AFTER_IPV6 if sys_flag & BORN_HOST_IPV6 else STORE_TIMESTAMP_POSITION
-    _TIME.pack_into(data, start + time_position, store_timestamp)
+    _TIME.pack_into(data, start + _time_position(sys_flag), store_timestamp)
+
+
+def _time_position(sys_flag: int) -> int:
+    return _TIME_AFTER_IPV6 if sys_flag & BORN_HOST_IPV6 else STORE_TIMESTAMP_POSITION
 
 
 def every_word(data: bytearray, layout: str) -> NDArray[Any]:

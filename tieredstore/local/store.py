@@ -1024,7 +1024,10 @@ class LocalMessageStore(StoreReads):
         return PutStatus.FLUSH_DISK_TIMEOUT
 
     def _append_one(
-        self, parts: LocalStore, message: Message, then: Callable[[Record], None] | None = None
+        self,
+        parts: LocalStore,
+        message: Message,
+        then: Callable[[Record], None] = lambda _: None,
     ) -> Record | PutResult:
         """`_append` for one message: the record in the log, or why there is none."""
         if reason := self._why_not_now(parts):
@@ -1036,8 +1039,7 @@ class LocalMessageStore(StoreReads):
             if self._parts is not parts:
                 raise StoreClosedError("the store is closed")
             self._put_in_log(parts, record)
-            if then is not None:
-                then(record)
+            then(record)
         return record
 
     def _encoded(self, message: Message) -> Record | PutResult:
@@ -1062,20 +1064,18 @@ class LocalMessageStore(StoreReads):
         self,
         parts: LocalStore,
         messages: Sequence[Message],
-        then: Callable[[Appended], None] | None = None,
+        then: Callable[[Appended], None] = lambda _: None,
     ) -> Appended:
         """Into the log; `then` is called before a shutdown can see it there."""
         messages = unchanging(messages)
         if reason := self._why_not_now(parts):
             none = _all_refused(messages, PutStatus.SERVICE_NOT_AVAILABLE, reason)
-            if then is not None:
-                then(none)
+            then(none)
             return none
         batch, refused = self._encoder.encode_all(messages)
         if batch is None:
             none = Appended(messages, refused, (), None, waits_for_disk=False)
-            if then is not None:
-                then(none)
+            then(none)
             return none
         waits_for_disk = self._sync_flush and batch.waits_for_disk
         with self._put_guard:
@@ -1087,8 +1087,7 @@ class LocalMessageStore(StoreReads):
             self._next_offsets.update(taken)
             parts.dispatch.submit(batch, queue_offsets, run)
             appended = Appended(messages, refused, queue_offsets, run, waits_for_disk)
-            if then is not None:
-                then(appended)
+            then(appended)
         return appended
 
     def _why_not_now(self, parts: LocalStore) -> str:
