@@ -69,6 +69,11 @@ class Target:
     is_text_parser: bool = False
     refusals: tuple[type[Exception], ...] = (SegmentCorruptError,)
 
+    @property
+    def expected(self) -> tuple[type[Exception], ...]:
+        """All that it may raise of damaged bytes."""
+        return (*self.refusals, ValueError) if self.is_text_parser else self.refusals
+
 
 def _some_position(data: Buffer, random: Random) -> int:
     if random.randrange(3):

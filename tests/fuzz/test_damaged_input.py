@@ -40,11 +40,8 @@ def feed(target: Target, count: int) -> int:
                 else:
                     check_peak(target, data, number)
                 read += 1
-            except target.refusals:
+            except target.expected:
                 pass
-            except ValueError:
-                if not target.is_text_parser:
-                    raise
     return read
 
 

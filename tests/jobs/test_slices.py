@@ -234,10 +234,7 @@ def test_what_was_planned_in_the_middle_of_a_deletion_is_gone_and_not_damaged(
         with monkeypatch.context() as patched:
             patched.setattr(PosixGenerations, "listed", late)
             slices = planned(elsewhere(config))
-        found: list[Damage] = []
-        for each in slices:
-            for fields in SliceReader(elsewhere(config), each, on_damage=found.append).fields():
-                assert fields.is_sound
+        found = damages_in(elsewhere(config), slices)
         assert all(each.is_missing for each in found)
         steps.append(len(found))
 
@@ -246,15 +243,20 @@ def test_what_was_planned_in_the_middle_of_a_deletion_is_gone_and_not_damaged(
     assert any(steps)
 
 
-def damage_of_a_record(root: Path, config: StoreConfig, slices: list[Slice]) -> list[Damage]:
-    """What readers of these slices find when the first record has lost its head."""
-    first = min(root.rglob("t/0/COMMIT_LOG/*"))
-    first.write_bytes(bytes(8) + first.read_bytes()[8:])
+def damages_in(config: StoreConfig, slices: list[Slice]) -> list[Damage]:
+    """What readers of these slices find damaged; the rest is sound."""
     found: list[Damage] = []
     for each in slices:
         for fields in SliceReader(config, each, on_damage=found.append).fields():
             assert fields.is_sound
     return found
+
+
+def damage_of_a_record(root: Path, config: StoreConfig, slices: list[Slice]) -> list[Damage]:
+    """What readers of these slices find when the first record has lost its head."""
+    first = min(root.rglob("t/0/COMMIT_LOG/*"))
+    first.write_bytes(bytes(8) + first.read_bytes()[8:])
+    return damages_in(config, slices)
 
 
 @pytest.mark.parametrize("catalogue", ["file", "published", "rebuild"])
