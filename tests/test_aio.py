@@ -577,3 +577,25 @@ def test_a_put_at_once_passes_none_that_was_called_before(
             assert (await small).queue_offset == 2
 
     asyncio.run(scene())
+
+
+def test_whatever_ends_a_put_the_next_one_is_taken(
+    local: Local, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Halted(BaseException):
+        """As SystemExit: no Exception."""
+
+    def halts(_: Message) -> Future[PutResult]:
+        raise Halted
+
+    async def scene() -> None:
+        async with AsyncTieredStore(local.store) as face:
+            monkeypatch.setattr(local.store, "put_at_once", lambda _: None)  # all are handed over
+            with monkeypatch.context() as patch:
+                patch.setattr(local.store, "put_message_future", halts)
+                with pytest.raises(Halted):
+                    await face.put_message(a_message(0))
+            put = face.put_message(a_message(0))
+            assert (await asyncio.wait_for(put, WAIT)).queue_offset == 0
+
+    asyncio.run(scene())

@@ -366,7 +366,7 @@ class _Handover:
                 call, answer = self._coming[0]
                 try:
                     future = call()
-                except Exception as error:  # noqa: BLE001 - the one that waits raises it
+                except BaseException as error:  # noqa: BLE001 - the one that waits raises it
                     future = Future()
                     future.set_exception(error)
                 self._coming.popleft()  # before the answer: whoever gets it may go on at once
