@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -131,7 +132,7 @@ def test_a_server_is_waited_for_and_ends_with_the_walk(tmp_path: Path) -> None:
     (tmp_path / "server.py").write_text(SERVER, encoding="utf-8")
     home = Home(tmp_path)
     try:
-        home.walk(section(shell("python3 server.py --port 9000 &")))
+        home.walk(section(shell(f"{sys.executable} server.py --port 9000 &")))
         port = int(home.run(next(commands("echo 9000"))))
         socket.create_connection(("127.0.0.1", port)).close()
     finally:
