@@ -18,9 +18,10 @@ from tieredstore.access.queue_upload import STOPPED_QUEUE
 from tieredstore.access.rebuild import rebuild
 from tieredstore.access.wiring import published_catalogue
 from tieredstore.codec.queue_unit import encode_unit
-from tieredstore.driver.metadata import MetadataStore
-from tieredstore.driver.provider import SegmentProvider
+from tieredstore.driver.metadata import LINEAGE, MetadataStore, was_published
+from tieredstore.driver.provider import ListedSegment, ProviderWrapper, SegmentProvider
 from tieredstore.driver.runtime import Runtime
+from tieredstore.driver.segment import FileSegment
 from tieredstore.flat import append_file
 from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.metadata.memory_store import MemoryMetadataStore
@@ -313,6 +314,101 @@ def test_one_that_is_gone_or_damaged_is_damage(there: Elsewhere) -> None:
     generations.delete([1, 2])
     ((kind, _),) = found(there)
     assert kind == "damage published-missing"
+
+
+def test_one_that_is_being_published_for_the_first_time_is_not_gone(there: Elsewhere) -> None:
+    """The note of it comes first, and it may come between the look at it and at the note."""
+    parts, config = there.broker.tier, there.broker.config
+    looks: list[MetadataStore | None] = []
+
+    def published() -> MetadataStore | None:
+        looks.append(published_catalogue(config, parts.provider))
+        if len(looks) == 1:
+            there.publish()
+        return looks[-1]
+
+    report = audit(
+        parts.metadata, parts.provider, config, there.broker.runtime, published=published
+    )
+    assert looks[0] is None
+    assert report.is_clean
+    assert len(looks) == 2
+    note = parts.metadata.note(LINEAGE, "broker-a")
+    assert isinstance(note, dict)
+    assert was_published(note)
+    assert not was_published({**note, "crc32c": None})
+    assert was_published({**note, "crc32c": None, "generation": 2})
+    assert not was_published(None)
+
+
+class Meanwhile(ProviderWrapper):
+    """A backend that others change while it is looked at: after a listing, or before an open."""
+
+    def __init__(self, tier: GoldenTier) -> None:
+        super().__init__(tier.provider, tier.runtime)
+        self.listed: Callable[[ListedSegment], ListedSegment] | None = None
+        self.opening: Callable[[], None] | None = None
+
+    def list(self, prefix: str = "") -> Iterator[ListedSegment]:
+        change, self.listed = self.listed, None
+        found = self.inner.list(prefix)
+        return found if change is None else map(change, found)
+
+    def open(self, path: str, type: SegmentType, base: int) -> FileSegment:
+        act, self.opening = self.opening, None
+        if act is not None:
+            act()
+        return super().open(path, type, base)
+
+    def audit(self, tier: GoldenTier) -> AuditReport:
+        return audit(tier.metadata, self, tier.config, tier.runtime)
+
+
+@pytest.mark.parametrize("rolls", [False, True])
+def test_units_are_held_against_the_log_as_it_is_then(tier: GoldenTier, rolls: bool) -> None:
+    """A listing has the log first, and then a queue that a writer has appended to meanwhile."""
+    log, queue = tier.row(Q, LOG, 41521), tier.row(Q, QUEUE, 1600)
+    record = tier.file(Q, LOG, 0).read_bytes()[:200]
+    base = log.end_offset if rolls else log.base_offset
+    with tier.file(Q, LOG, base).open("ab") as file:
+        file.write(record)
+    with tier.file(Q, QUEUE, queue.base_offset).open("ab") as file:
+        file.write(encode_unit(log_offset=log.end_offset, message_bytes=200, tags_code=0))
+
+    def as_before(found: ListedSegment) -> ListedSegment:
+        is_log = (found.path, found.type, found.base) == (log.path, LOG, log.base_offset)
+        return replace(found, size=log.size) if is_log else found
+
+    backend = Meanwhile(tier)
+    backend.listed = as_before
+    assert not backend.audit(tier).damage
+    tier.file(Q, LOG, base).write_bytes(tier.file(Q, LOG, base).read_bytes()[:-1])
+    assert [each.kind for each in backend.audit(tier).damage] == ["units-beyond-log"]
+
+
+def test_what_has_grown_since_the_listing_is_no_damage(tier: GoldenTier) -> None:
+    sizes = {LOG: 41521, QUEUE: 1600}
+
+    def shorter(found: ListedSegment) -> ListedSegment:
+        is_last = found.path == f"{BROKER}/{Q}" and found.base == sizes.get(found.type)
+        return replace(found, size=found.size - 20) if is_last else found
+
+    backend = Meanwhile(tier)
+    backend.listed = shorter
+    assert backend.audit(tier).is_clean
+
+
+def test_what_expires_while_it_is_looked_at_is_no_damage(tier: GoldenTier) -> None:
+    """Rows go first, and then the bytes."""
+
+    def expire() -> None:
+        for row in tier.metadata.segments(f"{BROKER}/{Q}"):
+            tier.metadata.delete_segment(*row.key)
+            tier.file(Q, row.type, row.base_offset).unlink()
+
+    backend = Meanwhile(tier)
+    backend.opening = expire
+    assert not backend.audit(tier).damage
 
 
 def longer(rows: list[SegmentRecord]) -> list[SegmentRecord]:

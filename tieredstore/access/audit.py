@@ -25,8 +25,8 @@ from tieredstore.codec.message import is_blank
 from tieredstore.codec.names import INDEX_TOPIC
 from tieredstore.codec.queue_unit import UNIT_BYTES, QueueUnit, decode_unit
 from tieredstore.codec.record import MESSAGE_MAGICS, peek_magic
-from tieredstore.driver.metadata import LINEAGE, MetadataStore
-from tieredstore.driver.provider import Leftover, SegmentProvider
+from tieredstore.driver.metadata import LINEAGE, MetadataStore, was_published
+from tieredstore.driver.provider import Leftover, ListedSegment, SegmentProvider
 from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import FileSegment
 from tieredstore.flat import append_file
@@ -140,6 +140,7 @@ def audit(
     reads = [runtime.fetch.submit(unit_findings, facts, provider, path) for path in whole]
     for read in reads:
         findings += read.result()
+    findings = still_there(findings, metadata, facts)
     findings += orphan_findings(facts)
     findings += log_findings(provider, broker)
     findings += noted_findings(facts, metadata, broker)
@@ -161,8 +162,9 @@ def audit(
 class TierFacts:
     """The segments of one broker.
 
-    The catalogue is read before the backend and after it: what was committed before must be there,
-    and what came in between is nobody's orphan.
+    The catalogue is read before the backend and after it. What it says then is what counts, all of
+    one moment, and how much of it is there: what has grown since the listing is asked for once
+    more. What either of the two names is nobody's orphan.
     """
 
     files: _Files
@@ -173,24 +175,25 @@ class TierFacts:
     @classmethod
     def gather(cls, metadata: MetadataStore, provider: SegmentProvider, broker: str) -> TierFacts:
         metadata.refresh()
-        before = {_key(row): row for row in _rows(metadata, broker)}
+        before = {_key(row) for row in _rows(metadata, broker)}
         provider.refresh()
         sizes = {
             (found.path, found.type, found.base): found.size for found in provider.list(broker)
         }
         metadata.refresh()
-        after = {_key(row): row for row in _rows(metadata, broker)}
+        rows = _rows(metadata, broker)
         notes = tuple(
             key for key in metadata.notes(append_file.DELETION_NOTE) if key.startswith(f"{broker}/")
         )
-        rows = [row for key, row in before.items() if key in after]
-        for row in rows:
-            key = _key(row)
-            if sizes.get(key, 0) < row.size:  # a listing may be older than its writer
-                sizes[key] = _size(provider, row)
-        # What somebody has committed meanwhile is not behind.
-        rows = [_grown(row, after[_key(row)], sizes.get(_key(row), 0)) for row in rows]
-        named = {*before, *after}
+        short = [row for row in rows if sizes.get(_key(row), 0) < row.size]
+        provider.catch_up(short)
+        for row in short:
+            sizes[_key(row)] = _size(provider, row)
+        if any(sizes[_key(row)] < row.size for row in short):  # it may have gone since
+            metadata.refresh()
+            there = {_key(row) for row in _rows(metadata, broker)}
+            rows = [row for row in rows if _key(row) in there]
+        named = before.union(map(_key, rows), map(_key, short))
         return cls(
             files=_by_file(rows),
             sizes=sizes,
@@ -227,10 +230,6 @@ def _size(provider: SegmentProvider, row: SegmentRecord) -> int:
             return segment.size()
         except SegmentNotFoundError:
             return 0
-
-
-def _grown(row: SegmentRecord, later: SegmentRecord, size: int) -> SegmentRecord:
-    return replace(row, size=max(row.size, min(later.size, size)))
 
 
 def segment_findings(facts: TierFacts) -> Iterator[Finding]:
@@ -288,6 +287,28 @@ def _apart(row: SegmentRecord, end: int, begin: int) -> Iterator[Finding]:
             return  # a part of a unit
         detail = f"the tier never had messages {first} to {behind - 1}"
         yield _about_segment(row, AuditKind.GAP, detail)
+
+
+def still_there(
+    findings: list[Finding], metadata: MetadataStore, facts: TierFacts
+) -> list[Finding]:
+    """Without damage of segments that have expired or were deleted since: their rows went first."""
+    if not any(found.is_damage for found in findings):
+        return findings
+    metadata.refresh()
+    now = {_key(row): row.create_timestamp for row in metadata.segments()}
+    gone = {
+        _key(row)
+        for rows in facts.files.values()
+        for row in rows
+        if now.get(_key(row)) != row.create_timestamp
+    }
+    places = [(found.place.path, found.place.type, found.place.base) for found in findings]
+    return [
+        found
+        for found, place in zip(findings, places, strict=True)
+        if not (found.is_damage and place in gone)
+    ]
 
 
 def orphan_findings(facts: TierFacts) -> Iterator[Finding]:
@@ -381,6 +402,8 @@ class _Queue:
     def __init__(self, facts: TierFacts, provider: SegmentProvider, path: str) -> None:
         self._facts = facts
         self._provider = provider
+        self._path = path
+        self._there: list[ListedSegment] = []  # of the log, where it was listed once more
         self._logs: Sequence[SegmentRecord] = facts.files.get((path, LOG), [])
         self._queues: Sequence[SegmentRecord] = facts.files.get((path, QUEUE), [])
 
@@ -420,10 +443,11 @@ class _Queue:
 
     @property
     def _log_end(self) -> int:
-        if not self._logs:
-            return 0
-        last = self._logs[-1]
-        return last.base_offset + max(last.size, self._facts.size(last))
+        ends = [each.base + each.size for each in self._there]
+        if self._logs:
+            last = self._logs[-1]
+            ends.append(last.base_offset + max(last.size, self._facts.size(last)))
+        return max(ends, default=0)
 
     def _named(self, segment: FileSegment, count: int, final: QueueUnit) -> int:
         """How many units of a segment the log bears out; `final` is the last of them."""
@@ -432,18 +456,22 @@ class _Queue:
             unit = final if number == count - 1 else _unit(segment, number)
             return 0 if unit.is_prefill else unit.log_offset + unit.message_bytes
 
-        return borne_out(count, end, self._log_end)
+        held = borne_out(count, end, self._log_end)
+        if held < count:
+            # A writer may have appended to the log, and then to the queue, during the listing.
+            self._there = [each for each in self._provider.list(self._path) if each.type is LOG]
+            held = borne_out(count, end, self._log_end)
+        return held
 
     def _no_message(self, row: SegmentRecord, number: int, unit: QueueUnit) -> Iterator[Finding]:
         """The last unit's record, as far as it can be told from its first bytes."""
-        bases = [row.base_offset for row in self._logs]
+        bases = sorted({*(log.base_offset for log in self._logs), *(at.base for at in self._there)})
         at = bisect_left(bases, unit.log_offset + 1) - 1
         if at < 0:
             return  # it has expired
-        held = self._logs[at]
-        with self._provider.open(held.path, held.type, held.base_offset) as segment:
+        with self._provider.open(self._path, LOG, bases[at]) as segment:
             try:
-                data = segment.read(unit.log_offset - held.base_offset, _MAGIC_BYTES)
+                data = segment.read(unit.log_offset - bases[at], _MAGIC_BYTES)
                 is_message = peek_magic(data) in MESSAGE_MAGICS
             except (SegmentError, OffsetOutOfRangeError):
                 is_message, data = False, b""
@@ -475,7 +503,9 @@ def _read_copy(
         if copy is not None:
             with copy:
                 yield from published_findings(metadata, copy, broker)
-        elif metadata.note(LINEAGE, broker) is not None:  # it was published once
+            return
+        # Looked for once more: the first one may have come since.
+        if was_published(metadata.note(LINEAGE, broker)) and published() is None:
             detail = "it was published, and is gone: readers elsewhere have no catalogue"
             yield _about(AuditKind.PUBLISHED_MISSING, broker, detail)
 

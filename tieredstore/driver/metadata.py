@@ -27,6 +27,15 @@ PUBLISHED: Final = "published"
 """The source of a copy that a writer made beside the tier, some time ago."""
 
 
+def was_published(lineage: Json) -> bool:
+    """Whether a note of LINEAGE is of a generation that surely was there: it is written before the
+    first one is, which may never come to be."""
+    match lineage:
+        case {"generation": int(generation), "crc32c": int() | None as crc}:
+            return crc is not None or generation > 1
+    return False
+
+
 class StaleCatalogueError(MetadataError):
     """The published catalogue is not this one's to replace: another writer's, or a newer one."""
 
