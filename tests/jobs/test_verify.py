@@ -21,6 +21,7 @@ from tieredstore.codec.message import decode_message
 from tieredstore.codec.queue_unit import UNIT_BYTES
 from tieredstore.codec.tiered_index import compacted_file_bytes
 from tieredstore.driver.runtime import Runtime
+from tieredstore.index.writer import LocalFolder
 from tieredstore.jobs.job import JobExit
 from tieredstore.jobs.verify import VerifyJob
 from tieredstore.jobs.verify_slice import _with_empty_key, codes_agree
@@ -71,6 +72,28 @@ def test_a_tier_of_ours_with_uploaded_and_local_index_files_has_no_finding(tmp_p
     assert report.counts["messages"] == 280
     assert report.counts["keys"] == report.counts["entries"] > 500
     assert 0 < report.counts["entries_local"] < report.counts["entries"]
+
+
+def test_keys_of_which_none_was_uploaded_yet_are_no_damage(tmp_path: Path) -> None:
+    """Also where the queue does not begin at 0: its note of the keys begins with it."""
+    tier = WrittenTier(config=posix_config(tmp_path))
+    tier.ends[QueueKey("Orders", 0)] = 4
+    tier.add("Orders", 0, 2)
+    elsewhere = replace(tier.config, store_path=str(tmp_path / "elsewhere"), catalogue="published")
+    with tier.open() as parts:
+        assert parts.publishing.step()
+    report = verified(elsewhere)
+    assert kinds(report) == {"no-index"}, report.findings
+
+
+def test_an_index_file_that_is_being_made_is_no_damage(tmp_path: Path) -> None:
+    tier = WrittenTier(config=posix_config(tmp_path))
+    tier.add("Orders", 0, 20)
+    (local,) = LocalFolder(tier.config).path.glob("[0-9]*[0-9]")
+    size = local.stat().st_size
+    for head in (b"", local.read_bytes()[:7]):
+        local.with_name(str(int(local.name) + 1)).write_bytes(head + bytes(size - len(head)))
+        assert verified(tier.config).findings == ()
 
 
 def test_a_segment_that_rocketmq_closed_with_an_end_marker_is_sound() -> None:

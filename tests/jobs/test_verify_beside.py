@@ -15,6 +15,7 @@ from tieredstore.driver.runtime import InlinePool
 from tieredstore.jobs import verify_keys
 from tieredstore.jobs.job import JobReport, LocalEngine, RowStream, no_progress
 from tieredstore.jobs.verify import VerifyJob
+from tieredstore.jobs.verify_findings import Sums
 from tieredstore.model.config import StoreConfig
 
 HOUR_MS = 3_600_000
@@ -126,6 +127,32 @@ def test_keys_are_not_compared_where_all_index_files_went_meanwhile(tier: Writte
 
     report = verified_beside(tier.config, planned=dropped)
     assert kinds(report) == {"keys-not-compared"}, report.findings
+
+
+@pytest.mark.parametrize("what", ["index", "messages", "local"])
+def test_what_goes_while_the_keys_are_compared_is_no_damage(
+    tier: WrittenTier, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    compare = verify_keys.KeyComparison.compare
+    left = iter([what])
+
+    def as_it_goes(comparison: verify_keys.KeyComparison, sums: Sums) -> dict[str, int]:
+        if any(left):
+            # Each of them has a suspect now, and so is read once more.
+            sums = sums.copy()
+            sums["print"] += 1
+            if what == "messages":
+                expire(tier, seconds=140)
+            elif what == "local":
+                seal(tier)
+            else:
+                with tier.open() as parts:
+                    parts.index.expire(START_MS + 160_000)  # type: ignore[attr-defined]
+        return compare(comparison, sums)
+
+    monkeypatch.setattr(verify_keys.KeyComparison, "compare", as_it_goes)
+    report = verified_beside(tier.config, planned=nothing)
+    assert kinds(report) <= {"keys-expired"}, report.findings
 
 
 def test_damage_of_an_index_file_is_still_damage(tier: WrittenTier) -> None:

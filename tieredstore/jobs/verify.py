@@ -34,6 +34,7 @@ from tieredstore.access.wiring import open_tier, published_catalogue
 from tieredstore.codec.names import index_queue_path
 from tieredstore.codec.queue_unit import UNIT_BYTES
 from tieredstore.index.watermarks import QueueId, Watermarks
+from tieredstore.index.writer import LocalFolder
 from tieredstore.jobs.job import FINDINGS_MAX, JobReport, Plan, RowStream, bounded
 from tieredstore.jobs.slices import (
     SPLIT_BYTES,
@@ -47,6 +48,7 @@ from tieredstore.jobs.verify_findings import (
     NO_SUMS,
     SHIFT_MIN,
     Findings,
+    Sums,
     SumTable,
     VerifyKind,
     VerifyRow,
@@ -75,7 +77,7 @@ log = log_of(__name__)
 
 VerifyItem: TypeAlias = SliceItem | IndexItem
 OnFindings: TypeAlias = Callable[[Findings], None]
-LOOKS_MAX: Final = 2  # once more at what seems damaged: it may change between two of them
+LOOKS_MAX: Final = 8  # at what seems damaged, each because the catalogue has changed since
 DAMAGED_ITEMS_MAX: Final = 100  # that were looked at again and were damaged; others are believed
 
 
@@ -98,6 +100,9 @@ class VerifyJob:
 
     def plan(self) -> Plan[VerifyItem]:
         picture = TierPicture.take(self.config, topics=self.topics)
+        if not picture.has_segments:
+            reason = f"it names no segment of the broker {self.config.broker_name!r}"
+            raise MetadataError(self.config.catalogue_path, reason)
         work: list[tuple[VerifyItem, int]] = list(picture.slice_items(self.split_bytes))
         if self._compares_keys:
             work += picture.index_items()
@@ -163,7 +168,7 @@ class VerifyJob:
             counts.update(row.counts)
         if self._compares_keys and rows.done_count == rows.item_count:
             of_keys = Findings()
-            counts.update(self._compare_keys(plan, sums, of_keys, log_starts))
+            counts.update(self._compare_keys(plan, sums.table(), of_keys, log_starts))
             take(of_keys)
         structure = self._audited()
         kinds_there = (found.kind for found in structure)
@@ -189,12 +194,14 @@ class VerifyJob:
         """What is still damaged of it, in the tier as its catalogue is now; all of it where that
         cannot be asked."""
         try:
-            for _ in range(LOOKS_MAX):
+            for look in range(LOOKS_MAX):
                 worker_provider(self.config).refresh()
                 item = TierPicture.take(self.config).as_now(row.item)
                 if item is None:
                     nothing = Findings()
                     return replace(row, findings=nothing, sums=NO_SUMS, log_start=None, item=None)
+                if look and item == row.item:
+                    break  # it was there before it was read and is there now
                 (row,) = self.work(item)
                 if row.item is None:
                     break
@@ -205,17 +212,48 @@ class VerifyJob:
     def _compare_keys(
         self,
         plan: Plan[VerifyItem],
-        sums: SumTable,
+        wanted: Sums,
         findings: Findings,
         log_starts: Mapping[QueueId, int],
     ) -> dict[str, int]:
-        """Hold the keys of all that was planned against the index as it is now."""
-        shift = plan.items[0].shift if plan.items else SHIFT_MIN
+        """Hold the keys of all that was planned against the index as it is now; once more where
+        some of what was compared has gone meanwhile."""
         queues = indexed_queues(plan.items, log_starts)
+        left = LOOKS_MAX
+        while True:
+            left -= 1
+            of_look = Findings()
+            counts, local, now = self._compare_once(plan, wanted, of_look, queues)
+            if left and of_look.has_damage and self._has_lost_some(local, now, queues):
+                continue
+            findings.take(of_look)
+            return counts
+
+    def _has_lost_some(
+        self, local: frozenset[int], then: TierPicture, queues: Mapping[QueueId, IndexedQueue]
+    ) -> bool:
+        """Whether any of these local files, or of what the tier had, has gone since."""
+        if local - set(LocalFolder(self.config).begins()):
+            return True
+        now = TierPicture.take(self.config)
+        if {row.key for row in then.index} - {row.key for row in now.index}:
+            return True
+        return now.gone_from(queues) != then.gone_from(queues)
+
+    def _compare_once(
+        self,
+        plan: Plan[VerifyItem],
+        wanted: Sums,
+        findings: Findings,
+        queues: Mapping[QueueId, IndexedQueue],
+    ) -> tuple[dict[str, int], frozenset[int], TierPicture]:
+        """The counts, and with what was compared: local files by their begins, and the tier."""
+        shift = plan.items[0].shift if plan.items else SHIFT_MIN
         planned = {item.row.key: item for item in plan.items if isinstance(item, IndexItem)}
         compared = partial(KeyComparison, self.config, shift=shift, findings=findings)
         then = compared(queues, list(planned.values()))
-
+        sums = SumTable()
+        sums.add(wanted)
         entries = 0
 
         def take(items: NDArray[Any], times: NDArray[np.int64], *_: object) -> None:
@@ -234,7 +272,7 @@ class VerifyJob:
             # Files may have come and gone, too; or `reindex` has made all of them anew.
             text = "no index file is left of those that were there when it was planned"
             findings.add(VerifyKind.KEYS_UNCOMPARED, ("the key index", None), text)
-            return {}
+            return {}, frozenset(local), now
         parts = partial(index_parts, slot_count=now.slot_count, shift=shift)
         for row in new:
             if (row.begin_timestamp or 0) not in local:
@@ -246,7 +284,8 @@ class VerifyJob:
             has_expired=bool(plan.facts["index_has_expired"] or now.index_has_expired or gone),
         )
         counts = comparison.compare(sums.table())
-        return {**counts, "entries": entries, "entries_local": sum(local.values())}
+        counts |= {"entries": entries, "entries_local": sum(local.values())}
+        return counts, frozenset(local), now
 
     def _audited(self) -> Sequence[Finding]:
         parts = open_tier(self.config, read_only=True)
@@ -285,6 +324,7 @@ class TierPicture:
     index_has_expired: bool
     sure_below: Mapping[QueueId, int]
     shift: int
+    has_segments: bool  # of any topic
 
     @classmethod
     def take(cls, config: StoreConfig, *, topics: tuple[str, ...] = ()) -> TierPicture:
@@ -308,9 +348,6 @@ class TierPicture:
                     known = rows.get(segment.record.key)
                     if known is None or known.size < segment.record.size:
                         rows[segment.record.key] = segment.record
-            if not rows:
-                reason = f"it names no segment of the broker {config.broker_name!r}"
-                raise MetadataError(config.catalogue_path, reason)
             found = queue_rows(rows.values())
             wanted = TopicPatterns(topics)
             wanted.refuse_unknown(queue.key.topic for queue in found)
@@ -324,6 +361,7 @@ class TierPicture:
                 index_has_expired=(index[0].base_offset if index else marks.end()) > 0,
                 sure_below=dict(_sure_below(config, found, topic_ids, marks)),
                 shift=stretch_shift(sum(queue.log_bytes for queue in found)),
+                has_segments=bool(rows),
             )
         finally:
             parts.close()

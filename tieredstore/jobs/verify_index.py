@@ -398,6 +398,9 @@ def _starts(segment: FileSegment, footer: Footer) -> NDArray[np.int32]:
 
 def _of_file(data: mmap, path: Path, config: StoreConfig, findings: Findings, take: OnItems) -> int:
     slots = config.index_slot_count
+    until = item_position(1, slot_count=slots) + ITEM_BYTES
+    if not np.any(np.frombuffer(data, np.uint8)[HEADER_BYTES:until]):
+        return 0  # no item was put yet: its header may be under way
     head = data[:HEADER_BYTES]
     header = decode_header(
         head,

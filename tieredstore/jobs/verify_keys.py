@@ -162,7 +162,7 @@ class KeyComparison:
         unseen = wrong[behind]
         if len(unseen) and not self._last_held:
             count = int(unseen["wanted"].sum())
-            sure = any(queue.sure_below for queue in self._queues.values())
+            sure = any(row["first"] < self._queues[_queue_of(row)].sure_below for row in unseen)
             kind = VerifyKind.KEY_MISSING if sure else VerifyKind.NO_INDEX
             text = f"there is no index file: {count} keys are found by nobody"
             self._findings.add(kind, ("the key index", None), text, count=count)
