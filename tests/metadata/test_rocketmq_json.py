@@ -12,6 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tieredstore.codec import fastjson
+from tieredstore.driver.metadata import DeleteTopic, Put
 from tieredstore.metadata import JsonMetadataStore, tables
 from tieredstore.metadata.tables import Tables
 from tieredstore.model.errors import MetadataError
@@ -342,3 +343,16 @@ def test_every_row_of_rocketmq_5_5_is_read_and_the_store_goes_on_with_it(tmp_pat
             )
             assert (units.type, units.status, units.size) == (SegmentType.CONSUME_QUEUE, 1, 40)
             store.compact()
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_the_number_of_a_topic_that_is_deleted_is_not_given_again(count: int) -> None:
+    """Nor by tables that are made of what these say, as a log's state is."""
+    content = Tables()
+    for number in range(count):
+        content.apply([Put(content.new_topic(f"T{number}", None, 1))])
+    content.apply(DeleteTopic(f"T{number}") for number in range(count))
+    again = Tables()
+    again.apply(content.contents())
+    assert again.topics == {}
+    assert again.new_topic("T", None, 1).topic_id == count
