@@ -85,8 +85,9 @@ def test_a_topic_that_came_later_is_seen_when_it_is_published(there: Elsewhere) 
 def test_what_has_expired_since_is_no_damage(there: Elsewhere) -> None:
     there.broker.fill(10)
     there.publish()
+    there.broker.tier.publishing._is_stale = True  # nothing more is
     with there.reader() as before:
-        there.expire(10)  # and nothing is published
+        there.expire(10)
         first = there.broker.tier.files.files()[0].min_offset
         assert 0 < first < 10
         for reader in (before, there.reader()):
@@ -98,6 +99,34 @@ def test_what_has_expired_since_is_no_damage(there: Elsewhere) -> None:
                 assert reader.min_offset(TOPIC, 0) == first
                 assert numbers(reader.get_message(TOPIC, 0, first))[: len(found)] == found
                 assert reader.earliest_time(TOPIC, 0) is not None
+
+
+def test_bytes_that_expire_go_when_readers_elsewhere_were_told(there: Elsewhere) -> None:
+    there.broker.fill(10)
+    there.publish()
+    parts = there.broker.tier
+    sizes: list[int] = []
+
+    def segments() -> int:
+        return len(list(parts.provider.list("broker-a")))
+
+    def publish() -> bool:
+        sizes.append(segments())
+        return is_answered and parts.publishing.step()
+
+    parts.files._announcement._publish = publish
+    is_answered = False
+    with there.reader() as reader:
+        there.expire(10)
+        first = parts.files.files()[0].min_offset
+        assert first > 0
+        assert segments() == sizes[-1]
+        assert offsets(reader)[:1] == [0]  # as it knows them, and the bytes are there
+        is_answered = True
+        parts.files.delete_pending(is_stopped=lambda: False)
+        assert segments() < sizes[-1]
+        reader.refresh()
+        assert offsets(reader)[:1] == [first]
 
 
 def test_a_catalogue_that_comes_while_it_is_compared_is_compared_too(
@@ -119,6 +148,7 @@ def test_a_catalogue_that_comes_while_it_is_compared_is_compared_too(
             on_its_way.rename(late)
         return reconcile(*arguments)
 
+    there.broker.tier.publishing._is_stale = True
     with there.reader() as reader:
         there.expire(11)
         first = there.broker.tier.files.files()[0].min_offset

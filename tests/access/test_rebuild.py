@@ -510,12 +510,12 @@ def test_a_topic_made_anew_is_not_taken_for_the_one_that_was_published_as_doomed
 
     with monkeypatch.context() as patched:
         patched.setattr(PublishChore, "step", only_once)
-        broker.tier.files._publish = broker.tier.publishing.step
+        broker.tier.files._announcement._publish = broker.tier.publishing.step
         broker.store.delete_topics(["Gone"])
         broker.put(2, topic="Gone")
         assert not broker.store.flush()
         assert list(broker.provider.list("broker-a/Gone")) == []
-    broker.tier.files._publish = broker.tier.publishing.step
+    broker.tier.files._announcement._publish = broker.tier.publishing.step
     assert broker.store.flush()
     broker.tier.publishing._is_stale = True  # the disk is lost before the next one
     broker.store.shutdown()

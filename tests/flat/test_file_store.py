@@ -17,8 +17,8 @@ from tieredstore.driver.metadata import LINEAGE, Change, DeleteTopic, Put
 from tieredstore.driver.provider import ProviderWrapper, SegmentProvider, SegmentWrapper
 from tieredstore.driver.runtime import InlinePool, ManualClock, Runtime
 from tieredstore.driver.segment import FileSegment
-from tieredstore.flat.append_file import DELETION_NOTE
-from tieredstore.flat.file_store import UNTOLD_SECONDS_MAX, FlatFileStore
+from tieredstore.flat.append_file import DELETION_NOTE, UNTOLD_SECONDS_MAX
+from tieredstore.flat.file_store import FlatFileStore
 from tieredstore.metadata import JsonMetadataStore
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import (

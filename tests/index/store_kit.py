@@ -86,6 +86,7 @@ class Shop:
             provider=backend,
             metadata=catalogue,
             runtime=how.pop("runtime", self.runtime),
+            publish=how.pop("publish", None),
         )
         self.index.load()
         return self.index

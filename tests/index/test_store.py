@@ -266,6 +266,34 @@ def test_uploaded_files_expire_when_all_of_their_messages_are_too_old(tmp_path: 
     assert listed == {row.base_offset for row in shop.segments()}
 
 
+def test_the_bytes_of_expired_files_go_when_readers_elsewhere_were_told(tmp_path: Path) -> None:
+    shop = Shop(tmp_path, items=20)
+    shop.index.shutdown()
+    told: list[tuple[int, int]] = []
+
+    def listed() -> int:
+        return len(list(shop.provider.list()))
+
+    def publish() -> bool:
+        told.append((len(shop.segments()), listed()))
+        return is_answered
+
+    is_answered = False
+    index = shop.open(publish=publish)
+    for _ in range(2):
+        shop.put(["k"] * 19, unique=False)
+        index.seal()
+        shop.clock.advance(60_000)
+    assert told == []  # nothing is to be deleted
+    assert index.expire((shop.segments()[0].end_timestamp or 0) + 1) == 1
+    assert told == [(1, 2)]
+    assert listed() == 2
+    assert len(shop.found("k")) == 19
+    is_answered = True
+    index.step()
+    assert listed() == 1
+
+
 def test_when_the_first_file_expires_the_next_one_begins_before_the_others(tmp_path: Path) -> None:
     """RocketMQ takes files for expired that begin before the first one."""
     shop = Shop(tmp_path)

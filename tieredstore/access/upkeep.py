@@ -360,13 +360,20 @@ def kept_from(config: StoreConfig, topic: TopicRecord | None, now_ms: int) -> in
     return now_ms - hours * HOUR_MS
 
 
-def expire(file: FlatMessageFile, before_ms: int, *, source: ByteSource = DIRECT) -> Expired:
+def expire(
+    file: FlatMessageFile,
+    before_ms: int,
+    *,
+    source: ByteSource = DIRECT,
+    keep_bytes: bool = False,
+) -> Expired:
     """Drop the oldest segments, those all of whose messages were stored before a time.
 
     * The log's segments decide. The units of what they hold go first, then they do, so no message
       that can be found is ever without its record.
     * The catalogue forgets a segment before its bytes go, and notes what has to be deleted: what a
-      crash or an error leaves behind is deleted later. Nothing is tried twice here.
+      crash or an error leaves behind is deleted later, and so is all with `keep_bytes`. Nothing is
+      tried twice here.
     * The last segment goes only as a whole, when nothing waits, and an empty one takes its place:
       the queue keeps its offsets for ever.
 
@@ -379,7 +386,10 @@ def expire(file: FlatMessageFile, before_ms: int, *, source: ByteSource = DIRECT
     for part, segments in ((file.log, going.log), (file.queue, going.queue)):
         if segments and segments[-1] is part.segments[-1]:
             part.roll()
-    undeleted = [*_drop(file.queue, going.queue), *_drop(file.log, going.log)]
+    undeleted = [
+        *_drop(file.queue, going.queue, keep_bytes=keep_bytes),
+        *_drop(file.log, going.log, keep_bytes=keep_bytes),
+    ]
     return replace(going.foretold, min_offset=file.min_offset, undeleted=tuple(undeleted))
 
 
@@ -442,6 +452,8 @@ class Retention:
         finally:
             pool.close()
         self.errors = errors
+        if self._files.tells_first:
+            self._files.delete_pending(is_stopped=lambda: self._is_stopped)
 
     def stop(self) -> None:
         """Look after no further queue."""
@@ -456,7 +468,7 @@ class Retention:
             if not alone:
                 log.info("%s: is being uploaded, expired in the next round", file.path)
             elif self._files.get(file.key) is file:
-                expire(file, before_ms)
+                expire(file, before_ms, keep_bytes=self._files.tells_first)
                 self._forget(file.key)
 
 
@@ -574,5 +586,5 @@ def _first_behind(file: FlatMessageFile, border: int, source: ByteSource) -> int
     return None if (places < border - CODA_BYTES).any() else found
 
 
-def _drop(file: FlatAppendFile, segments: Sequence[FlatSegment]) -> list[str]:
-    return file.drop(segments) if segments else []
+def _drop(file: FlatAppendFile, segments: Sequence[FlatSegment], *, keep_bytes: bool) -> list[str]:
+    return file.drop(segments, keep_bytes=keep_bytes) if segments else []

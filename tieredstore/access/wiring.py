@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,6 +128,7 @@ class Tier:
         metadata: MetadataStore,
         copy: CatalogueCopy | None,
         index: Index,
+        publishing: PublishChore,
         metrics: Metrics,
         read_only: bool,
         is_elsewhere: bool,
@@ -141,16 +142,14 @@ class Tier:
         self.copy = copy
         self.index = index
         self.metrics = metrics
-        self.publishing = PublishChore(
-            None if read_only else publisher_of(config, provider, metadata)
-        )
+        self.publishing = publishing
         self.files = FlatFileStore(
             config,
             provider=provider,
             metadata=metadata,
             runtime=runtime,
             read_only=read_only,
-            publish=self.publishing.step,
+            publish=publishing.step if publishing.is_enabled else None,
         )
         self.fetcher = Fetcher(
             self.files,
@@ -259,10 +258,14 @@ def open_tier(
         if is_brokers_host is None:
             is_brokers_host = is_on_brokers_host(config, metadata)
         is_elsewhere = read_only and not is_brokers_host
+        publishing = PublishChore(None if read_only else publisher_of(config, provider, metadata))
         if index is None:
             folder = local_index_of(config) if read_only and not is_elsewhere else None
             index = index_of(
-                config, runtime, provider, metadata, read_only=read_only, local_folder=folder
+                *(config, runtime, provider, metadata),
+                read_only=read_only,
+                local_folder=folder,
+                publish=publishing.step if publishing.is_enabled else None,
             )
         tier = Tier(
             config,
@@ -271,6 +274,7 @@ def open_tier(
             metadata=metadata,
             copy=copy,
             index=index,
+            publishing=publishing,
             metrics=metrics or NoMetrics(),
             read_only=read_only,
             is_elsewhere=is_elsewhere,
@@ -488,12 +492,16 @@ def index_of(
     *,
     read_only: bool,
     local_folder: Path | None = None,
+    publish: Callable[[], bool] | None = None,
 ) -> Index:
-    """The key index of the settings; not opened. `local_folder` is for readers only."""
+    """The key index of the settings; not opened. `local_folder` is for readers only, `publish` for
+    the writer."""
     if not config.index_enabled:
         return NoIndex()
     if not read_only:
-        return IndexStore(config, provider=provider, metadata=metadata, runtime=runtime)
+        return IndexStore(
+            config, provider=provider, metadata=metadata, runtime=runtime, publish=publish
+        )
     return UploadedIndex(
         config, provider=provider, metadata=metadata, runtime=runtime, local_folder=local_folder
     )

@@ -315,11 +315,13 @@ class FlatAppendFile:
         dropped: Sequence[FlatSegment],
         *also: Change,
         following: SegmentRecord | None = None,
+        keep_bytes: bool = False,
     ) -> list[str]:
-        """Forget segments, then delete their bytes; the paths whose bytes could not be deleted.
+        """Forget segments, then delete their bytes; the paths whose bytes are still there.
 
         Those stay marked in the catalogue: `PendingDeletions` tries them again, after a crash too.
-        `following` is the row of a segment to write behind from now on.
+        `following` is the row of a segment to write behind from now on. With `keep_bytes` no byte
+        goes here: readers elsewhere have to be told first.
         """
         if not dropped and not also:
             return []
@@ -331,7 +333,9 @@ class FlatAppendFile:
         self._replace((*kept, *(FlatSegment(self._handle(record), record) for record in new)))
         if new:
             self._write_behind(self._segments[-1])
-        gone = _delete_bytes(dropped)
+        gone = [] if keep_bytes else _delete_bytes(dropped)
+        for segment in dropped:
+            segment.segment.close()
         self._metadata.stage(unmark(gone))  # a mark that comes back finds nothing to delete
         return [segment.segment.path for segment in dropped if segment.record not in gone]
 
@@ -376,6 +380,41 @@ class FlatAppendFile:
                 full.segment.seal()
         except TieredStoreError as error:  # it is full all the same: nothing depends on the seal
             log.warning("%s could not be sealed: %s", full.segment.path, error)
+
+
+UNTOLD_SECONDS_MAX: Final = 600  # so long bytes wait for readers elsewhere to be told of it
+
+
+class Announcement:
+    """Tells readers elsewhere what the catalogue says, by `publish`, before bytes go that it has
+    forgotten: to whoever takes a segment for one that is there they would be lost.
+
+    Not for ever: where the disk is full, these bytes may be the room that is lacking. Without
+    `publish` everybody reads the catalogue itself.
+    """
+
+    def __init__(self, publish: Callable[[], bool] | None, clock: Clock) -> None:
+        self._publish = publish
+        self._clock = clock
+        self._untold_since: float | None = None
+
+    @property
+    def is_needed(self) -> bool:
+        return self._publish is not None
+
+    def make(self) -> bool:
+        """Whether they know now."""
+        if self._publish is None or self._publish():
+            self._untold_since = None
+            return True
+        return False
+
+    def is_overdue(self) -> bool:
+        """Whether they have been waited for long enough, after one that failed."""
+        now = self._clock.monotonic()
+        if self._untold_since is None:
+            self._untold_since = now
+        return now - self._untold_since >= UNTOLD_SECONDS_MAX
 
 
 class PendingDeletions:
@@ -517,7 +556,6 @@ def _delete_bytes(segments: Iterable[FlatSegment]) -> list[SegmentRecord]:
         except TieredStoreError as error:
             log.warning("%s is no longer used but not deleted: %s", dropped.segment.path, error)
             is_reached = not isinstance(error, BackendUnavailableError)
-        dropped.segment.close()
     return gone
 
 

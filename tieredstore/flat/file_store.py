@@ -20,7 +20,12 @@ from tieredstore.driver.metadata import (
 from tieredstore.driver.one_process import OneProcess
 from tieredstore.driver.provider import SegmentProvider
 from tieredstore.driver.runtime import Runtime
-from tieredstore.flat.append_file import WAIT_SECONDS, PendingDeletions, mark_for_deletion
+from tieredstore.flat.append_file import (
+    WAIT_SECONDS,
+    Announcement,
+    PendingDeletions,
+    mark_for_deletion,
+)
 from tieredstore.flat.message_file import FlatMessageFile
 from tieredstore.flat.recovery import forget_unconfirmed, recover
 from tieredstore.model.config import StoreConfig
@@ -44,15 +49,9 @@ AGAIN_SECONDS: Final = 10  # to the next look at what seems damaged; twice as lo
 AGAIN_SECONDS_MAX: Final = 3600
 STRETCH_QUEUES: Final = 16  # of one turn of a thread, where there are thousands
 NEAR_SECONDS: Final = 0.001  # a queue; what takes longer lies behind a network or on a slow disk
-UNTOLD_SECONDS_MAX: Final = 600  # so long bytes wait for readers elsewhere to be told of it
 BELIEVED_TRIES: Final = 6  # looks, in five minutes and more: until then local retention waits
 
 Alone: TypeAlias = Callable[[QueueKey], AbstractContextManager[bool]]
-
-
-def _nobody_elsewhere() -> bool:
-    """For a tier that is read by its catalogue alone."""
-    return True
 
 
 def _undisturbed(_key: QueueKey) -> AbstractContextManager[bool]:
@@ -69,8 +68,8 @@ class FlatFileStore:
       damaged is read twice at once, for the fault may be in the read, and ever more rarely later.
     * Read only, nothing is changed anywhere, and `refresh` shows what a writer has done since.
     * `publish` tells readers elsewhere what the catalogue says, and whether that came to pass. The
-      bytes of a queue that is destroyed go behind it: what is left of them between two deletions
-      looks like damage to whoever takes the queue for one that is there.
+      bytes of a queue that is destroyed, or of segments that have expired, go behind it: what is
+      left of them between two deletions looks like damage to whoever believes that all is there.
     * Any thread may call `files` and `get`. The rest is for the one that writes the queues.
     """
 
@@ -82,15 +81,14 @@ class FlatFileStore:
         metadata: MetadataStore,
         runtime: Runtime,
         read_only: bool = False,
-        publish: Callable[[], bool] = _nobody_elsewhere,
+        publish: Callable[[], bool] | None = None,
     ) -> None:
         self._config = config
         self._provider = provider
         self._metadata = metadata
         self._runtime = runtime
         self._read_only = read_only
-        self._publish = publish
-        self._untold_since: float | None = None
+        self._announcement = Announcement(publish, runtime.clock)
         # Queue paths that are marked in what is published; None: an earlier life published, and may
         # have marked any.
         self._doomed_elsewhere: set[str] | None = None
@@ -252,6 +250,11 @@ class FlatFileStore:
                 count += 1
         return count
 
+    @property
+    def tells_first(self) -> bool:
+        """Whether bytes go only when readers elsewhere were told: `delete_pending` does both."""
+        return self._announcement.is_needed
+
     def delete_pending(self, *, is_stopped: Callable[[], bool]) -> int:
         """Try again to delete what is marked for it; how many segments are still there."""
         left = self._pending_deletions.count()
@@ -306,16 +309,12 @@ class FlatFileStore:
 
     def _is_told(self) -> bool:
         """Whether bytes that are marked may go: readers elsewhere know of it, or have been waited
-        for. Not for ever: where the disk is full, these bytes may be the room that is lacking."""
+        for."""
         before = self._pending_deletions.paths()
-        if self._publish():
-            self._untold_since = None
+        if self._announcement.make():
             self._doomed_elsewhere = before | self._pending_deletions.paths()
             return True
-        now = self._runtime.clock.monotonic()
-        if self._untold_since is None:
-            self._untold_since = now
-        return now - self._untold_since >= UNTOLD_SECONDS_MAX
+        return self._announcement.is_overdue()
 
     def _doubt(self, keys: Collection[QueueKey], error: TieredStoreError) -> None:
         """Nobody knows whether these queues are gone, or will be when what was sent lands. Until

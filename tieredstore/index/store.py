@@ -81,11 +81,14 @@ class IndexStore:
         provider: SegmentProvider,
         metadata: MetadataStore,
         runtime: Runtime,
+        publish: Callable[[], bool] | None = None,
     ) -> None:
+        """`publish` tells readers elsewhere what the catalogue says; see `Announcement`."""
         self._config = config
         self._provider = provider
         self._metadata = metadata
         self._runtime = runtime
+        self._announcement = append_file.Announcement(publish, runtime.clock)
         self._folder = LocalFolder(config)
         self._name = f"the key index in {self._folder.path}"
         self._watermarks = Watermarks(metadata, config.broker_name)
@@ -272,10 +275,19 @@ class IndexStore:
         """Drop the oldest uploaded files whose messages were all stored before; how many."""
         self._check_open()
         with self._uploading:
-            return self._uploaded.drop_before(before_ms)
+            count = self._uploaded.drop_before(before_ms, keep_bytes=self._announcement.is_needed)
+            if count and self._announcement.is_needed:
+                self._delete_marked()
+            return count
 
     def _delete_dropped(self, now: int) -> None:
-        append_file.delete_pending(self._provider, self._metadata, self._uploaded.path)
+        self._delete_marked()
+
+    def _delete_marked(self) -> None:
+        pending = append_file.PendingDeletions(self._provider, self._metadata)
+        path = self._uploaded.path
+        if pending.count(path) and (self._announcement.make() or self._announcement.is_overdue()):
+            pending.delete_path(path, seconds=append_file.WAIT_SECONDS)
 
     def _keep_up(self, now: int) -> None:
         self._writer.roll_if_older(now - self._config.index_rolling_hours * HOUR_MS)
@@ -369,7 +381,7 @@ class IndexStore:
     def _settle(self) -> None:
         """Where the backend does not answer, this is done before the next upload."""
         try:
-            append_file.delete_pending(self._provider, self._metadata, self._uploaded.path)
+            self._delete_marked()
             if self._uploaded.has_leftovers:
                 self._uploaded.settle()
         except TieredStoreError as error:

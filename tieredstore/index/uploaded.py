@@ -378,15 +378,17 @@ class UploadedTable:
         if lowered is not None:
             first.record = lowered
 
-    def drop_before(self, before_ms: int) -> int:
-        """Drop the oldest files, those all of whose messages were stored before a time."""
+    def drop_before(self, before_ms: int, *, keep_bytes: bool = False) -> int:
+        """Drop the oldest files, those all of whose messages were stored before a time; how many.
+        With `keep_bytes` they are only marked for deletion."""
         old: list[UploadedSegment] = []
         for segment in self.segments:
             if not self._is_older(segment, before_ms):
                 break
             old.append(segment)
         if old:
-            self._drop([segment.flat for segment in old], Watermarks.dropped(max(0, before_ms)))
+            dropped = Watermarks.dropped(max(0, before_ms))
+            self._drop([segment.flat for segment in old], dropped, keep_bytes=keep_bytes)
         return len(old)
 
     def drop_all(self) -> None:
@@ -409,7 +411,7 @@ class UploadedTable:
             segment_bytes_max=INT32_MAX,
         )
 
-    def _drop(self, flats: Iterable[FlatSegment], *also: Change) -> None:
+    def _drop(self, flats: Iterable[FlatSegment], *also: Change, keep_bytes: bool = False) -> None:
         dropped = list(flats)
         kept = [flat for flat in self._file.segments if flat not in dropped]
         lowered = first_row_below([flat.record for flat in kept])
@@ -418,7 +420,8 @@ class UploadedTable:
             also = (*also, Put(lowered))
         self.segments = tuple(held for held in self.segments if held.flat not in dropped)
         try:
-            self._file.drop(dropped, Watermarks.end_at(self._file.commit_offset), *also)
+            end = Watermarks.end_at(self._file.commit_offset)
+            self._file.drop(dropped, end, *also, keep_bytes=keep_bytes)
         finally:
             self.renew()
         if self._cache is not None:
