@@ -7,7 +7,7 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -40,6 +40,7 @@ from tieredstore.driver.runtime import InlinePool, Runtime
 from tieredstore.jobs import migrate_plan
 from tieredstore.jobs.job import JobExit, JobReport, JobState, LocalEngine
 from tieredstore.jobs.migrate import MigrateJob, migrate
+from tieredstore.jobs.migrate_copy import CopyItem, CopyRow
 from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import (
@@ -160,6 +161,48 @@ def test_a_topic_that_was_made_anew_takes_the_place_of_its_copy(
             assert moved(source, target).state is not JobState.DONE
     assert moved(source, target, cut_over=True).facts["cut_over"] == "done"
     assert files(target) == files(source)
+
+
+@pytest.mark.parametrize("topics", [(), ("t",)])
+def test_a_topic_that_was_made_anew_and_has_no_message_yet_has_none_of_its_copy(
+    tmp_path: Path, topics: tuple[str, ...]
+) -> None:
+    source, target = posix_config(tmp_path / "old"), posix_config(tmp_path / "new")
+    tier = WrittenTier(config=source)
+    for topic in ("t", "u"):
+        tier.add(topic, 0, 20)
+    moved(source, target)
+    tier.delete("t")
+    with tier.open() as parts:
+        parts.files.create("t", 0).start_at(0)
+    assert moved(source, target, cut_over=True, topics=topics).facts["cut_over"] == "done"
+    with TieredReader(target) as reader:
+        assert list(reader.messages("t", 0)) == []
+    assert kinds(verified(target)) == ({"orphaned"} if topics else {"no-index"})
+
+
+def test_a_topic_that_is_made_anew_while_it_is_copied_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = posix_config(tmp_path / "old"), posix_config(tmp_path / "new")
+    tier = WrittenTier(config=source)
+    for topic in ("t", "u"):
+        tier.add(topic, 0, 20)
+    work = MigrateJob.work
+
+    def as_it_goes(job: MigrateJob, item: CopyItem) -> Iterable[CopyRow]:
+        for topic in goes:
+            tier.delete(topic)
+            monkeypatch.setattr(written_tier, "START_MS", written_tier.START_MS + 5_000)
+            with tier.open() as parts:
+                parts.files.create(topic, 0).start_at(0)
+        return work(job, item)
+
+    goes = iter(["t"])
+    monkeypatch.setattr(MigrateJob, "work", as_it_goes)
+    report = moved(source, target)
+    assert not report.findings
+    assert report.counts["expired"] > 0
 
 
 def a_small_tier(place: Path) -> StoreConfig:

@@ -46,6 +46,7 @@ from tieredstore.jobs.migrate_copy import (
     CopyItem,
     CopyRow,
     CopyState,
+    Key,
     MigrationJournal,
     Proof,
     copy_segment,
@@ -275,10 +276,11 @@ class _Finish:
             return
         tier = read_source(self._job.source, topics=self._job.topics)
         there = {target_key(row, self._job.target): row for row in tier.rows()}
+        planned = {target_key(item.row, self._job.target): item.row for item in self._plan.items}
         for gone in self._gone:
-            row = there.get(gone.key)
-            if row is None:
-                self._counts["expired"] += 1
+            row, before = there.get(gone.key), planned.get(gone.key)
+            if row is None or before is None or row.create_timestamp != before.create_timestamp:
+                self._counts["expired"] += 1  # or its topic was deleted, and made anew
             else:
                 self._found("missing", row, "the source's catalogue names it, and it is not there")
 
@@ -291,8 +293,7 @@ class _Finish:
             self._found("lost-copy", row, "it was copied, and the target has it not: run it again")
         if self._findings:
             return False
-        if not job.topics:  # else the journal may be of others too
-            self._remove_expired(now)
+        self._remove_expired(now)
         _publish(now, job.source, job.target, job.claimed_target(), adopt=job.adopt)
         journal.remove()
         return True
@@ -302,9 +303,15 @@ class _Finish:
         self._findings.append(Finding.of_damage(kind, where, detail))
 
     def _remove_expired(self, tier: SourceTier) -> None:
-        """What was copied and is not part of the source any more."""
-        kept = {target_key(row, self._job.target) for row in tier.rows()}
-        for path, kind, base in self._plan.known.keys() - kept:
+        """What was copied and is not part of the source any more: a segment that is empty there
+        has the name of one that was not."""
+        keys = {True: set[Key](), False: set[Key]()}
+        for row in tier.rows():
+            keys[row.size > 0].add(target_key(row, self._job.target))
+        known = self._plan.known.keys()
+        # With topics the journal may be of others too.
+        gone = known & keys[False] if self._job.topics else known - keys[True]
+        for path, kind, base in gone:
             with self._job.target_provider().open(path, kind, base) as segment:
                 segment.delete()
 
