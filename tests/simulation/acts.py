@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow.parquet as pq
 
 from tests.simulation.model import Put
 from tieredstore.access.audit import audit
 from tieredstore.access.reader import TieredReader
-from tieredstore.jobs.job import JobReport, LocalEngine, run_job
+from tieredstore.codec.selected import SelectedRecord
+from tieredstore.jobs.export import ExportJob
+from tieredstore.jobs.job import Job, JobReport, JobState, LocalEngine, run_job
 from tieredstore.jobs.migrate import migrate
 from tieredstore.jobs.scan import OnCorrupt, Scan, plan_scan
 from tieredstore.jobs.slices import EVERYTHING
 from tieredstore.jobs.verify import VerifyJob
 from tieredstore.model.config import StoreConfig
-from tieredstore.model.errors import BackendRefusedError, StoreClosedError
+from tieredstore.model.errors import BackendRefusedError, MetadataError, StoreClosedError
 from tieredstore.model.findings import Severity
 from tieredstore.model.messages import Message
 from tieredstore.model.values import Boundary, PutStatus, QueueKey, StorageLevel
@@ -85,14 +91,18 @@ def consume(client: Client, life: Life) -> None:
     draw = client.dice.random()
     if draw < 0.15:
         life.runtime.clock.sleep(client.dice.choice([0.01, 1, 5, 60]))
-    elif draw < 0.7:
+    elif draw < 0.6:
         read_page(client, life)
-    elif draw < 0.85:
+    elif draw < 0.7:
+        read_run(client, life)
+    elif draw < 0.83:
         ask_key(client, life)
-    elif draw < 0.95:
+    elif draw < 0.9:
         ask_time(client, life)
-    else:
+    elif draw < 0.95:
         ask_ends(client, life)
+    else:
+        ask_one(client, life)
 
 
 def read_page(client: Client, life: Life) -> None:
@@ -126,6 +136,55 @@ def read_page(client: Client, life: Life) -> None:
         assert offsets.get(client.name, *queue) == page.next_offset
 
 
+def read_run(client: Client, life: Life) -> None:
+    """Messages as columns, which begin where they were asked for."""
+    world, dice, model = client.world, client.dice, client.world.model
+    queue = dice.choice(QUEUES)
+    offset = dice.randrange(model.end(queue) + 1)
+    before, deletions = model.required(queue), model.deletions.get(queue.topic, 0)
+    forced, count = life.store.level is StorageLevel.FORCE, life.forced_count
+    run = life.store.read_range(*queue, offset, count_max=dice.choice([1, 3, 40]), bytes_max=4_000)
+    life.saw()
+    text = f"{queue.topic}/{queue.queue_id} from {offset}: {run.first_offset} to {run.end_offset}"
+    world.scheduler.note(text)
+    assert not len(run) or run.first_offset == offset, f"{text}: it begins elsewhere"
+    for row in range(len(run)):
+        at, record = run.first_offset + row, bytes(run.record(row))
+        model.saw(
+            SelectedRecord(
+                queue_offset=at, log_offset=int(run.log_offsets[row]), record=record, tags_code=0
+            ),
+            queue,
+            deletions=deletions,
+        )
+    there = model.required(queue) & before
+    if forced or life.forced_count > count:
+        return  # the tier alone was asked
+    if offset in there and model.deletions.get(queue.topic, 0) == deletions:
+        assert len(run), f"{text}: {offset} is there"
+
+
+def ask_one(client: Client, life: Life) -> None:
+    """Whether a message is there, and when it was stored."""
+    dice, model = client.dice, client.world.model
+    queue = dice.choice(QUEUES)
+    before, deletions = model.required(queue), model.deletions.get(queue.topic, 0)
+    if not before or client.world.is_out_of_room:
+        return  # with a full disk a queue lacks messages that are in the log already
+    offset = dice.choice(sorted(before))
+    forced, count = life.store.level is StorageLevel.FORCE, life.forced_count
+    is_there = life.store.contains(*queue, offset)
+    time = life.store.store_time(*queue, offset)
+    life.saw()
+    if offset not in model.required(queue) or model.deletions.get(queue.topic, 0) != deletions:
+        return
+    assert is_there, f"{queue} has no {offset}"
+    if time is None and (forced or life.forced_count > count):
+        return  # the tier alone was asked
+    wanted = model.queues[queue][offset].store_ms
+    assert time == wanted or not wanted, f"{queue}: {offset} was stored at {wanted}, not {time}"
+
+
 def ask_key(client: Client, life: Life) -> None:
     world, dice, model = client.world, client.dice, client.world.model
     if not model.puts:
@@ -150,15 +209,16 @@ def ask_time(client: Client, life: Life) -> None:
         return
     asked = dice.choice(times) + dice.choice([-1, 0, 1])
     before, deletions = model.required(queue), model.deletions.get(queue.topic, 0)
+    boundary = dice.choice([Boundary.LOWER, Boundary.LOWER, Boundary.UPPER])
     forced, count = life.store.level is StorageLevel.FORCE, life.forced_count
     end = life.store.max_offset(*queue) or 0
-    found = life.store.offset_by_time(*queue, asked, Boundary.LOWER)
+    found = life.store.offset_by_time(*queue, asked, boundary)
     life.saw()
     if forced or life.forced_count > count:  # the tier alone was asked: what waits lies behind it
         end = 0
-        if found is None:
+        if found is None or boundary is Boundary.UPPER:
             return
-    model.check_time(queue, asked, Boundary.LOWER, found, before, deletions, end=end)
+    model.check_time(queue, asked, boundary, found, before, deletions, end=end)
 
 
 def ask_ends(client: Client, life: Life) -> None:
@@ -389,11 +449,80 @@ def verify_elsewhere(outsider: Outsider) -> None:
 
 
 def verify_tier(outsider: Outsider, config: StoreConfig) -> None:
-    runtime = outsider.runtime
-    engine = LocalEngine(pool=runtime.dispatch, threads=2)
-    report = run_job(VerifyJob(config=config), engine, clock=runtime.clock)
+    report = run_outside(outsider, VerifyJob(config=config))
     damage = [each for each in report.findings if each.severity is Severity.DAMAGE]
     assert not damage, f"verify: {damage}"
+
+
+def run_outside(outsider: Outsider, job: Job[Any, Any]) -> JobReport:
+    runtime = outsider.runtime
+    engine = LocalEngine(pool=runtime.dispatch, threads=2)
+    return run_job(job, engine, clock=runtime.clock)
+
+
+@contextmanager
+def nothing_there() -> Iterator[None]:
+    """All of a tier may expire just now, and a catalogue that is found again is empty at first."""
+    try:
+        yield
+    except MetadataError as error:
+        if not re.search("it names no (segment|queue)", str(error)):
+            raise
+
+
+def verify_beside(outsider: Outsider) -> None:
+    """A broker may be at work meanwhile: what expires, moves or is deleted is no damage."""
+    world, dice = outsider.world, outsider.dice
+    outsider.runtime.clock.sleep(dice.choice([1, 100, 3_000]))
+    if not world.has_segments(world.machine):
+        return
+    if world.is_posix and dice.random() < 0.5:
+        outsider.config = world.tier_config(world.machine)  # on the broker's host
+    with nothing_there():
+        verify_tier(outsider, outsider.config)
+
+
+def export_beside(outsider: Outsider) -> None:
+    """A folder of Parquet files grows by what is new, while all goes on."""
+    world = outsider.world
+    outsider.runtime.clock.sleep(outsider.dice.choice([1, 100, 3_000]))
+    if world.has_segments(world.machine):
+        run_export(outsider)
+
+
+def run_export(outsider: Outsider) -> JobReport:
+    job = ExportJob(
+        config=outsider.config,
+        target=str(outsider.machine.folder / "parquet"),
+        columns=("queue_id", "queue_offset", "body"),
+        split_bytes=outsider.dice.choice([300, 1_000, 100_000]),
+    )
+    report = run_outside(outsider, job)
+    outsider.world.scheduler.note(f"export: {report.state.value} {dict(report.counts)}")
+    return report
+
+
+def export_rest(outsider: Outsider) -> None:
+    """Nothing goes wrong any more: each message of the tier is in one file, once."""
+    model = outsider.world.model
+    report = run_export(outsider)
+    assert report.state is JobState.DONE, f"export: {report}"
+    files = sorted((outsider.machine.folder / "parquet").rglob("*.parquet"))
+    found: dict[QueueKey, dict[int, str]] = {}
+    for path in files:
+        topic = next(part for part in path.parts if part.startswith("topic=")).partition("=")[2]
+        for row in pq.read_table(path, partitioning=None).to_pylist():
+            queue = QueueKey(topic, row["queue_id"])
+            known = found.setdefault(queue, {})
+            # What is made anew begins at 0 again, and a run takes it for what it has.
+            assert queue == BRIEF or row["queue_offset"] not in known, f"{queue}: {row} again"
+            known[row["queue_offset"]] = row["body"].decode().split("|")[0]
+    for queue in KEPT:
+        exported = found.get(queue, {})
+        lacks = model.required(queue) - exported.keys()
+        assert not lacks, f"the export lacks {sorted(lacks)} of {queue}"
+        for at in model.required(queue):
+            assert exported[at] == model.queues[queue][at].name, f"{queue}: {at}"
 
 
 def copy_elsewhere(outsider: Outsider) -> None:
@@ -404,6 +533,12 @@ def copy_elsewhere(outsider: Outsider) -> None:
         return
     if world.is_posix:
         outsider.config = world.tier_config(world.machine)  # where the catalogue is
+    with nothing_there():
+        grow_copy(outsider)
+
+
+def grow_copy(outsider: Outsider) -> None:
+    world = outsider.world
     report = migrated(outsider, cut_over=False)
     damage = [each for each in report.findings if each.severity is Severity.DAMAGE]
     assert not damage, f"migrate: {damage}"
@@ -516,6 +651,8 @@ def find_out(world: World, life: Life) -> None:
 OUTSIDE: Final[dict[str, Callable[[Outsider], None]]] = {
     "reader": read_elsewhere,
     "scanner": scan_elsewhere,
+    "verifier": verify_beside,
+    "exporter": export_beside,
     "mover": copy_elsewhere,
     "successor": take_over,
     "weather": change_the_weather,

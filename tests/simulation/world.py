@@ -34,6 +34,7 @@ from tests.simulation.acts import (
     OUTSIDE,
     QUEUES,
     cut_over,
+    export_rest,
     find_out,
     verify_elsewhere,
 )
@@ -85,6 +86,8 @@ EXTRAS: Final = (
     "reader",
     "reader",
     "scanner",
+    "verifier",
+    "exporter",
     "mover",
     "successor",
     RECOVER,
@@ -351,13 +354,18 @@ class World:
         self._live(machine, [Client(self, "auditor", 0, 1)])
         if self.former is not None and not self.former.process.is_dead:
             self._let_find_out(self.former)
-        if not self.has_segments(machine):
-            return  # verify takes a tier without a segment for the wrong one
+        if self.has_segments(machine):  # without, verify takes a tier for the wrong one
+            self._look_elsewhere(outsiders, machine)
+
+    def _look_elsewhere(self, outsiders: list[Outsider], machine: Machine) -> None:
+        """At a tier that nobody changes any more."""
         worker._PARTS.providers.clear()
         self._do_elsewhere(verify_elsewhere, Outsider(self, "verify", 0, 1), machine)
-        for each in outsiders:
-            if each.kind == "mover":
-                self._do_elsewhere(cut_over, each, machine)
+        last = {"exporter": export_rest, "mover": cut_over}
+        for kind, act in last.items():
+            for each in outsiders:
+                if each.kind == kind:
+                    self._do_elsewhere(act, each, machine)
 
     def _do_elsewhere(
         self, act: Callable[[Outsider], None], outsider: Outsider, machine: Machine
