@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow.parquet as pq
 
-from tests.simulation.model import Put
+from tests.simulation.model import Put, Question
 from tieredstore.access.audit import audit
 from tieredstore.access.reader import TieredReader
 from tieredstore.codec.selected import SelectedRecord
@@ -158,8 +158,8 @@ def read_run(client: Client, life: Life) -> None:
             deletions=deletions,
         )
     there = model.required(queue) & before
-    if forced or life.forced_count > count:
-        return  # the tier alone was asked
+    if forced or life.forced_count > count or world.is_out_of_room:
+        return  # the tier alone was asked, or the queue lacks messages that are in the log already
     if offset in there and model.deletions.get(queue.topic, 0) == deletions:
         assert len(run), f"{text}: {offset} is there"
 
@@ -190,15 +190,15 @@ def ask_key(client: Client, life: Life) -> None:
     if not model.puts:
         return
     put = dice.choice(list(model.puts.values()))
-    key, topic = dice.choice(put.keys), put.queue.topic
-    before, deletions = model.having(topic, key), model.deletions.get(topic, 0)
+    topic, question = put.queue.topic, Question.about(put, dice)
+    before, deletions = model.having(topic, question.key), model.deletions.get(topic, 0)
     forced, count = life.store.level is StorageLevel.FORCE, life.forced_count
-    answer = life.store.query_message(topic, key, count_max=64)
+    answer = life.store.query_message(topic, question.key, **question.limits)
     life.saw()
-    world.scheduler.note(f"key {key}: {len(answer.messages)} complete={answer.complete}")
+    world.scheduler.note(f"{question}: {len(answer.messages)} complete={answer.complete}")
     if world.is_out_of_room and (forced or life.forced_count > count):
         before = []  # the tier alone is asked, and knows nothing of what has no queue unit yet
-    model.check_answer(topic, key, answer, before, deletions)
+    model.check_answer(topic, question, answer, before, deletions)
 
 
 def ask_time(client: Client, life: Life) -> None:
@@ -297,11 +297,11 @@ def audit_all(client: Client, life: Life) -> None:
             assert committed >= model.end(queue), f"{queue}: {committed} of {model.end(queue)}"
     puts = list(model.puts.values())
     for put in client.dice.sample(puts, min(KEYS_ASKED, len(puts))):
-        before = model.having(put.queue.topic, put.keys[0])
-        answer = store.query_message(put.queue.topic, put.keys[0])
-        assert answer.complete, f"{put.keys[0]}: not complete though all is sound"
-        deletions = model.deletions.get(put.queue.topic, 0)
-        model.check_answer(put.queue.topic, put.keys[0], answer, before, deletions)
+        topic, question = put.queue.topic, Question(put.keys[0])
+        before = model.having(topic, question.key)
+        answer = store.query_message(topic, question.key, **question.limits)
+        assert answer.complete, f"{question}: not complete though all is sound"
+        model.check_answer(topic, question, answer, before, model.deletions.get(topic, 0))
     tier = store._loaded().tier
     report = audit(tier.metadata, tier.provider, tier_config_of(life), life.runtime)
     damage = [each for each in report.left if each.severity is Severity.DAMAGE]
@@ -355,8 +355,10 @@ def read_elsewhere(outsider: Outsider) -> None:
             now = durable_ends(world)
             reader.refresh()
             ends = now
-        elif draw < 0.7:
+        elif draw < 0.6:
             read_page_elsewhere(outsider, reader, ends)
+        elif draw < 0.7:
+            ask_time_elsewhere(outsider, reader, ends)
         else:
             ask_key_elsewhere(outsider, reader, ends)
     reader.close()
@@ -393,17 +395,33 @@ def ask_key_elsewhere(
     if not model.puts:
         return
     put = dice.choice(list(model.puts.values()))
-    key, topic = dice.choice(put.keys), put.queue.topic
+    topic, question = put.queue.topic, Question.about(put, dice)
     deletions = {ends[queue][0] for queue in QUEUES if queue.topic == topic}
     before = [
         each
-        for each in model.having(topic, key)
+        for each in model.having(topic, question.key)
         if each.offset is not None and each.offset < ends[each.queue][1]
     ]
-    answer = reader.query_message(topic, key, count_max=64)
+    answer = reader.query_message(topic, question.key, **question.limits)
     world.saw_time()
-    world.scheduler.note(f"key {key}: {len(answer.messages)} complete={answer.complete}")
-    model.check_answer(topic, key, answer, before, max(deletions))
+    world.scheduler.note(f"{question}: {len(answer.messages)} complete={answer.complete}")
+    model.check_answer(topic, question, answer, before, max(deletions))
+
+
+def ask_time_elsewhere(
+    outsider: Outsider, reader: TieredReader, ends: dict[QueueKey, tuple[int, int]]
+) -> None:
+    world, dice, model = outsider.world, outsider.dice, outsider.world.model
+    queue = dice.choice(QUEUES)
+    deletions, end = ends[queue]
+    times = [put.store_ms for put in model.queues.get(queue, {}).values()]
+    if not times or not end:
+        return
+    asked = dice.choice(times) + dice.choice([-1, 0, 1])
+    before = {at for at in model.required(queue) if at < end}
+    found = reader.offset_by_time(*queue, asked)
+    world.saw_time()
+    model.check_time(queue, asked, Boundary.LOWER, found, before, deletions, end=end)
 
 
 def scan_elsewhere(outsider: Outsider) -> None:
@@ -555,11 +573,11 @@ def cut_over(outsider: Outsider) -> None:
             walk(world, reader.get_message, queue, model.end(queue))
         puts = list(model.puts.values())
         for put in outsider.dice.sample(puts, min(KEYS_ASKED, len(puts))):
-            topic, key = put.queue.topic, put.keys[1]
-            answer = reader.query_message(topic, key, count_max=64)
-            assert answer.complete, f"{key}: not complete in the copy"
-            known = model.having(topic, key), model.deletions.get(topic, 0)
-            model.check_answer(topic, key, answer, *known)
+            topic, question = put.queue.topic, Question(put.keys[1])
+            answer = reader.query_message(topic, question.key, **question.limits)
+            assert answer.complete, f"{question}: not complete in the copy"
+            known = model.having(topic, question.key), model.deletions.get(topic, 0)
+            model.check_answer(topic, question, answer, *known)
     verify_tier(outsider, target_of(outsider))
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
+from random import Random
 from typing import Final
 
 from tieredstore.codec.message import decode_message
 from tieredstore.model.messages import GetResult, PutResult, QueryResult, SelectedMessage
-from tieredstore.model.values import Boundary, QueueKey
+from tieredstore.model.values import INT64_MAX, Boundary, QueueKey
 from tieredstore.testing.message_store_contract import check_page
 
 SENT: Final = "sent"  # nobody knows yet whether it was stored
@@ -36,6 +37,30 @@ class Put:
     log_offset: int | None = None
     store_ms: int = 0
     is_on_disk: bool = False  # its put has waited for that
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked of the keys of a topic."""
+
+    key: str
+    count_max: int = 64
+    begin: int = 0
+    end: int = INT64_MAX
+
+    @classmethod
+    def about(cls, put: Put, dice: Random) -> Question:
+        """One of its keys, at most times within some time."""
+        key, count_max = dice.choice(put.keys), dice.choice([1, 2, 64, 64])
+        if dice.random() < 0.5:
+            return cls(key, count_max)
+        width = dice.choice([0, 1, 1_500, 60_000])
+        begin = put.store_ms - dice.choice([0, width])
+        return cls(key, count_max, max(0, begin), begin + width)
+
+    @property
+    def limits(self) -> dict[str, int]:
+        return {"count_max": self.count_max, "begin": self.begin, "end": self.end}
 
 
 @dataclass
@@ -164,9 +189,15 @@ class Model:
         )
 
     def check_answer(
-        self, topic: str, key: str, answer: QueryResult, before: Iterable[Put], deletions: int
+        self,
+        topic: str,
+        question: Question,
+        answer: QueryResult,
+        before: Iterable[Put],
+        deletions: int,
     ) -> None:
         """`before`: what had the key before the question, and must be found if it is complete."""
+        key, begin, end = question.key, question.begin, question.end
         found = []
         for one in answer.messages:
             message = decode_message(one.record)
@@ -174,19 +205,25 @@ class Model:
             assert message.topic == topic
             put = self.saw(one, queue, deletions=deletions)
             assert key in put.keys, f"{put} has not got {key}"
+            assert begin <= message.store_timestamp <= end, f"{put} is not of {question}"
             assert put not in found, f"{put} is there twice"
             found.append(put)
+        times = [decode_message(one.record).store_timestamp for one in answer.messages]
+        assert times == sorted(times, reverse=True), f"{question}: not the newest first: {times}"
+        assert len(found) <= question.count_max, f"{question}: {len(found)} messages"
         if not answer.complete or self.deletions.get(topic, 0) != deletions or deletions % 2:
             return
+        since = times[-1] + 1 if len(found) == question.count_max else begin  # older ones may lack
         lacks = [
             put
             for put in before
             if put not in found
+            and max(begin, since) <= put.store_ms <= end
             and put.offset is not None
             and put.offset in self.required(put.queue)
             and self.queues[put.queue][put.offset] is put
         ]
-        assert not lacks, f"complete, but lacks of {key}: {lacks}"
+        assert not lacks, f"complete, but lacks of {question}: {lacks}"
 
     def having(self, topic: str, key: str) -> list[Put]:
         return [
