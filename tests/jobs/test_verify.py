@@ -13,17 +13,20 @@ from tests.cli.cli_kit import picture
 from tests.codec.encoders import encode_stored
 from tests.codec.golden_files import BROKER, GOLDEN
 from tests.jobs.job_kit import Harmed, flipped, golden_config, kinds, verified
-from tests.jobs.written_tier import WrittenTier, posix_config
+from tests.jobs.written_tier import START_MS, WrittenTier, posix_config
 from tieredstore.access.audit import audit
+from tieredstore.access.upkeep import expire
 from tieredstore.codec.columns import Properties
 from tieredstore.codec.java import string_hash
 from tieredstore.codec.message import decode_message
 from tieredstore.codec.queue_unit import UNIT_BYTES
 from tieredstore.codec.tiered_index import compacted_file_bytes
 from tieredstore.driver.runtime import Runtime
+from tieredstore.flat.times import first_unit_from
 from tieredstore.index.writer import LocalFolder
 from tieredstore.jobs.job import JobExit
 from tieredstore.jobs.verify import VerifyJob
+from tieredstore.jobs.verify_findings import SHIFT_MIN
 from tieredstore.jobs.verify_slice import _with_empty_key, codes_agree
 from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.model.config import StoreConfig
@@ -84,6 +87,28 @@ def test_keys_of_which_none_was_uploaded_yet_are_no_damage(tmp_path: Path) -> No
         assert parts.publishing.step()
     report = verified(elsewhere)
     assert kinds(report) == {"no-index"}, report.findings
+
+
+def test_keys_that_wait_behind_those_of_expired_messages_are_no_damage(tmp_path: Path) -> None:
+    """In one stretch of the log: the index has something of it, and none of what is left."""
+    settings = {"commit_log_segment_bytes": 3_500}
+    probe = WrittenTier(config=posix_config(tmp_path / "probe", **settings))
+    probe.add("Orders", 0, 40)
+    with probe.open() as parts:
+        (file,) = parts.files.files()
+        border = file.log.segments[1].base
+        count = first_unit_from(file, border)
+    assert border % (1 << SHIFT_MIN)
+    tier = WrittenTier(config=posix_config(tmp_path, **settings))
+    tier.add("Orders", 0, count, seal=True)
+    tier.add("Orders", 0, 2)
+    with tier.open() as parts:
+        (file,) = parts.files.files()
+        assert expire(file, START_MS + 1_000 * count).segment_count
+        assert parts.publishing.step()
+    elsewhere = replace(tier.config, store_path=str(tmp_path / "elsewhere"), catalogue="published")
+    report = verified(elsewhere)
+    assert kinds(report) == {"keys-not-uploaded"}, report.findings
 
 
 def test_an_index_file_that_is_being_made_is_no_damage(tmp_path: Path) -> None:

@@ -343,7 +343,11 @@ class KeyComparison:
             mine = _are_of(missing, number)
             theirs = found[_are_of(found, number)]
             stretches = theirs["log_offset"] >> self._shift
-            newest = theirs["log_offset"][stretches == self._last_held.get(number, -1)]
+            last = self._last_held.get(number, -1)
+            newest = theirs["log_offset"][stretches == last].tolist()
+            start = self._queues[number].log_start
+            if not newest and last == start >> self._shift:
+                newest = [start - 1]  # what the index has there is of messages that have expired
             if self._has_expired:
                 oldest = self._oldest.get(number, INT64_MAX)
                 before = mine & (missing["log_offset"] <= oldest)
@@ -351,8 +355,8 @@ class KeyComparison:
                 if before.any():
                     first = int(missing["queue_offset"][before].min())
                     self._add_expired(number, int(np.count_nonzero(before)), first)
-            if len(newest):
-                behind = mine & ~explained & (missing["log_offset"] >= newest.max())
+            if newest:
+                behind = mine & ~explained & (missing["log_offset"] >= max(newest))
                 explained |= behind
                 if behind.any():
                     first = int(missing["queue_offset"][behind].min())
