@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -13,10 +14,18 @@ from tests.jobs.written_tier import START_MS, WrittenTier, posix_config
 from tieredstore.access.upkeep import expire_tier
 from tieredstore.driver.runtime import InlinePool
 from tieredstore.jobs import verify_keys
-from tieredstore.jobs.job import JobReport, LocalEngine, RowStream, no_progress
-from tieredstore.jobs.verify import VerifyJob
+from tieredstore.jobs.job import (
+    JobExit,
+    JobReport,
+    JobState,
+    LocalEngine,
+    RowStream,
+    no_progress,
+)
+from tieredstore.jobs.verify import TierPicture, VerifyJob
 from tieredstore.jobs.verify_findings import Sums
 from tieredstore.model.config import StoreConfig
+from tieredstore.model.errors import BackendUnavailableError
 
 HOUR_MS = 3_600_000
 
@@ -75,6 +84,23 @@ def test_messages_that_expire_meanwhile_are_no_finding(
     acts = (nothing, too_old) if late else (too_old, nothing)
     report = verified_beside(tier.config, planned=acts[0], worked=acts[1])
     assert not kinds(report), report.findings
+
+
+def test_what_cannot_be_looked_at_again_is_not_called_damaged(
+    tier: WrittenTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object, **__: object) -> NoReturn:
+        raise BackendUnavailableError("tier", "list", "it is away")
+
+    def too_old() -> None:
+        expire(tier, seconds=140)
+        monkeypatch.setattr(TierPicture, "take", away)
+
+    report = verified_beside(tier.config, planned=too_old)
+    assert report.state is JobState.INCOMPLETE
+    assert report.exit_code is JobExit.REFUSED
+    assert {failure.error for failure in report.failures} == {"BackendUnavailableError"}
+    assert not report.findings
 
 
 def test_damage_of_what_is_still_there_is_found_beside_what_expires(tier: WrittenTier) -> None:

@@ -35,7 +35,15 @@ from tieredstore.codec.names import index_queue_path
 from tieredstore.codec.queue_unit import UNIT_BYTES
 from tieredstore.index.watermarks import QueueId, Watermarks
 from tieredstore.index.writer import LocalFolder
-from tieredstore.jobs.job import FINDINGS_MAX, JobReport, Plan, RowStream, bounded
+from tieredstore.jobs.job import (
+    FINDINGS_MAX,
+    ItemFailure,
+    JobReport,
+    JobState,
+    Plan,
+    RowStream,
+    bounded,
+)
 from tieredstore.jobs.slices import (
     SPLIT_BYTES,
     QueueRows,
@@ -68,7 +76,7 @@ from tieredstore.jobs.verify_slice import SliceItem, verify_slice
 from tieredstore.jobs.worker import worker_provider
 from tieredstore.model.amounts import counted, shown_size
 from tieredstore.model.config import StoreConfig
-from tieredstore.model.errors import MetadataError, TieredStoreError
+from tieredstore.model.errors import BackendUnavailableError, MetadataError, TieredStoreError
 from tieredstore.model.findings import Finding, FindingKind
 from tieredstore.model.printable import log_of
 from tieredstore.model.values import Json, SegmentRecord, SegmentType
@@ -155,10 +163,17 @@ class VerifyJob:
             told(others)
 
         damaged = 0
+        unsure: list[ItemFailure] = []
         for worked in rows:
             row = worked
             if worked.item is not None and damaged < DAMAGED_ITEMS_MAX:
-                row = self._looked_at_again(worked)
+                try:
+                    row = self._looked_at_again(worked)
+                except BackendUnavailableError as error:
+                    if len(unsure) >= DAMAGED_ITEMS_MAX:
+                        raise
+                    unsure.append(ItemFailure.of(error))
+                    continue
                 damaged += row.item is not None
             if row.queue is not None and row.log_start is not None:
                 known = log_starts.get(row.queue, row.log_start)
@@ -166,7 +181,7 @@ class VerifyJob:
             take(row.findings)
             sums.add(row.sums)
             counts.update(row.counts)
-        if self._compares_keys and rows.done_count == rows.item_count:
+        if self._compares_keys and rows.done_count == rows.item_count and not unsure:
             of_keys = Findings()
             counts.update(self._compare_keys(plan, sums.table(), of_keys, log_starts))
             take(of_keys)
@@ -180,19 +195,19 @@ class VerifyJob:
         read_bytes = counts.pop("bytes", 0)
         return JobReport(
             job=self.name,
-            state=rows.state,
+            state=JobState.INCOMPLETE if unsure and rows.state is JobState.DONE else rows.state,
             counts={"queues": plan.counts["queues"], **counts},
             byte_counts={"read": read_bytes},
             findings=found,
             findings_left_out=findings.left_out + left_out,
-            failures=tuple(rows.failures),
+            failures=(*rows.failures, *unsure),
             facts={"kinds": kinds},
             lines=(_summary(counts, kinds),),
         )
 
     def _looked_at_again(self, row: VerifyRow) -> VerifyRow:
-        """What is still damaged of it, in the tier as its catalogue is now; all of it where that
-        cannot be asked."""
+        """What is still damaged of it, in the tier as its catalogue is now; all of it where that is
+        damaged too. BackendUnavailableError: what seems damaged may have expired."""
         try:
             for look in range(LOOKS_MAX):
                 worker_provider(self.config).refresh()
@@ -205,6 +220,8 @@ class VerifyJob:
                 (row,) = self.work(item)
                 if row.item is None:
                     break
+        except BackendUnavailableError:
+            raise
         except (TieredStoreError, OSError) as error:
             log.warning("what seems damaged is not looked at again: %s", error)
         return row
