@@ -500,12 +500,17 @@ def expire_tier(
         if before_ms is None:
             continue
         try:
-            expired = would_expire(file, before_ms) if dry_run else expire(file, before_ms)
+            if dry_run:
+                expired = would_expire(file, before_ms)
+            else:
+                expired = expire(file, before_ms, keep_bytes=files.tells_first)
         except TieredStoreError as error:
             yield ExpiredQueue(key=file.key, expired=None, failure=str(error))
             continue
         if expired.segment_count:
             yield ExpiredQueue(key=file.key, expired=expired)
+    if files.tells_first and not dry_run:
+        files.delete_pending(is_stopped=lambda: False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
