@@ -481,8 +481,6 @@ class World:
                 runtime.clock.sleep(1)
 
     def _let_find_out(self, life: Life) -> None:
-        life.machine.is_full, life.machine.lies = False, 0  # else its disk is why nothing is sent
-
         def poke() -> None:
             find_out(self, life)
 
