@@ -36,7 +36,7 @@ from tieredstore.metadata.tables import Tables
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import CatalogueLockedError, InvalidConfigError, SegmentCorruptError
 from tieredstore.model.messages import MessageRun
-from tieredstore.model.values import QueueKey, SegmentType
+from tieredstore.model.values import QueueKey, SegmentRecord, SegmentType
 from tieredstore.providers.memory import MemoryProvider
 from tieredstore.providers.posix import PosixProvider
 from tieredstore.testing.faults import Faults
@@ -81,6 +81,36 @@ def test_old_files_are_replaced_and_everything_is_found(config: StoreConfig) -> 
     assert report_of(config).findings == ()
     with open_tier_of(config) as parts:  # the index has nothing to put again
         assert parts.index.indexed_offset("other", parts.metadata.topic("other").topic_id, 7) == 40
+
+
+def cut_short(config: StoreConfig) -> None:
+    """An upload of the broker's, by the name that the next file has too."""
+    path = index_queue_path(config.broker_name)
+    with open_tier_of(config) as parts:
+        (*_, last) = parts.metadata.segments(path, SegmentType.INDEX)
+        row = SegmentRecord(
+            path=path, type=SegmentType.INDEX, base_offset=last.end_offset, create_timestamp=1
+        )
+        parts.metadata.put(row)
+        with parts.provider.open(*row.key) as segment:
+            segment.write(0, b"begun")
+
+
+def test_an_upload_that_was_cut_short_takes_no_new_file_with_it(config: StoreConfig) -> None:
+    cut_short(config)
+    count = run(config).counts["files"]
+    assert len(index_files(config)) == count
+    assert_found(config, LOADED)
+    assert report_of(config).findings == ()
+
+
+def test_a_load_takes_its_name(tmp_path: Path) -> None:
+    config = config_in(tmp_path)
+    WrittenTier(config=config).add("other", 7, 40, seal=True)
+    cut_short(config)
+    load(config)
+    assert_found(config, LOADED)
+    assert report_of(config).findings == ()
 
 
 def test_again_it_makes_the_same(config: StoreConfig) -> None:

@@ -332,6 +332,8 @@ class _Commit:
         if append_file.delete_pending(tier.provider, tier.metadata):
             reason = "what was deleted before is still there"
             raise BackendUnavailableError(self._config.broker_name, "load", reason)
+        if self._index:
+            tier.drop_unfinished_index()
         is_one_step = keeps_catalogue(self._config, tier.provider)
         if is_one_step:
             tier.scratch.put(f"{self._folder}/{self._now:013d}{_COMMITTING}", [b"1"])

@@ -323,6 +323,7 @@ class ReindexFiles:
         with owned_already(self.tier, self.config, threads=THREADS) as tier:
             self._check(tier)
             tier.delete_pending(tier.index_path)
+            tier.drop_unfinished_index()
             old = tier.index_rows
             bases = accumulate((file.size for file in made), initial=next_base(tier))
             rows = [
@@ -386,7 +387,8 @@ def _findings(damaged: int) -> tuple[Finding, ...]:
 
 
 def next_base(tier: OwnedTier) -> int:
-    """Where the next file begins: behind all that the index ever had, so no name is used twice."""
+    """Where the next file begins: behind all that the index ever had, so no name is used twice.
+    An upload that was cut short has this very name; see `drop_unfinished_index`."""
     return max([tier.watermarks.end(), *(row.end_offset for row in tier.index_rows)])
 
 

@@ -259,6 +259,14 @@ class OwnedTier:
         if append_file.delete_pending(self.provider, self.metadata, path):
             raise BackendUnavailableError(path, "create", "what was deleted there is still there")
 
+    def drop_unfinished_index(self) -> None:
+        """Uploads of a broker that were cut short, whose names are needed: what they were made
+        from is still on its disk."""
+        rows = [row for row in self.index_rows if not row.size]
+        if rows:
+            self.metadata.apply(append_file.mark_for_deletion(rows))
+            self.delete_pending(self.index_path)
+
     @property
     def index_path(self) -> str:
         return index_queue_path(self.config.broker_name)
