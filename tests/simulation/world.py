@@ -41,10 +41,13 @@ from tests.simulation.acts import (
 from tests.simulation.machines import Bucket, Disks, Machine, refuse_for_room
 from tests.simulation.model import SENT, Model
 from tests.simulation.scheduler import ActorRuntime, Process, Scheduler
+from tieredstore.access.audit import audit
 from tieredstore.access.rebuild import rebuild_beside_published
 from tieredstore.access.store import TieredMessageStore
 from tieredstore.access.wiring import (
     NoCatalogueError,
+    has_file,
+    keeps_catalogue,
     provider_of,
     published_catalogue,
     publisher_of,
@@ -55,6 +58,8 @@ from tieredstore.driver import durable
 from tieredstore.driver.metrics import NoMetrics
 from tieredstore.driver.runtime import Runtime
 from tieredstore.jobs import worker
+from tieredstore.jobs.job import JobState, LocalEngine
+from tieredstore.jobs.reindex import reindex
 from tieredstore.local import files as local_files
 from tieredstore.local.config import LocalConfig
 from tieredstore.local.store import LocalMessageStore, LocalStore
@@ -76,6 +81,8 @@ from tieredstore.testing.disk import Crash, ForgetfulDisk
 BROKER: Final = "broker-a"
 CLUSTER: Final = "cluster-a"
 RECOVER: Final = "recover"  # the disk is lost once, and another one goes on with the tier
+REPAIR: Final = "repair"  # between two lives what `audit --repair` does, and
+REINDEX: Final = "reindex"  # all index files are made anew
 START_MS: Final = 4_000_000_000_000  # behind all times of real files: these are always old
 HOUR_MS: Final = 3_600_000
 EXTRAS: Final = (
@@ -91,6 +98,8 @@ EXTRAS: Final = (
     "mover",
     "successor",
     RECOVER,
+    REPAIR,
+    REINDEX,
 )
 PARTNERS: Final = ("producer", "consumer", *sorted(set(EXTRAS)))
 LIVES_MAX: Final = 5
@@ -338,6 +347,9 @@ class World:
             self._live(machine, clients)
             if RECOVER in plan.clients and not self.has_lost_disk and self.dice.random() < 0.5:
                 self._lose_disk(machine)
+            for care in (REPAIR, REINDEX):
+                if care in plan.clients and self.dice.random() < 0.5:
+                    self._take_care(machine, care)
             if self.former is not None and self.former.machine is machine:
                 machine = self.machine = Machine("there", self.folder / "there")
                 self.model.fork()
@@ -455,6 +467,46 @@ class World:
             self.scheduler.wait(lambda: actor.is_done)
             self.scheduler.kill(process, machine.free_locks)
             self.scheduler.wait(lambda: True)
+
+    def _take_care(self, machine: Machine, care: str) -> None:
+        """An operator at work while no broker runs."""
+        if self.former is not None or not self.has_segments(machine):
+            return
+        machine.is_full, machine.lies = False, 0
+        call = {REPAIR: self._repair, REINDEX: self._reindex}[care]
+        expected: tuple[type[Exception], ...] = (NoCatalogueError, *self.expected)
+        self.scheduler.note(f"{care} begins")
+
+        def cared() -> None:
+            try:
+                call(self.tier_config(machine))
+            except expected as error:
+                self.scheduler.note(f"{care}: {error!r:.200}")
+
+        actor = self.scheduler.spawn(care, Process(care, machine), cared)
+        self.scheduler.wait(lambda: actor.is_done)
+
+    def _repair(self, config: StoreConfig) -> None:
+        runtime = self._runtime_here()
+        with ExitStack() as opened:
+            provider = opened.enter_context(closing(provider_of(config, runtime, NoMetrics())))
+            if not keeps_catalogue(config, provider) and not has_file(config):
+                return
+            written = written_catalogue(config, runtime, provider)
+            catalogue, _ = opened.enter_context(written)
+            published = partial(published_catalogue, config, provider)
+            report = audit(catalogue, provider, config, runtime, repair=True, published=published)
+        assert not report.damage, f"audit --repair: {report.damage}"
+        failed = [each for each in report.findings if each.failure]
+        assert not failed or self.expected, f"audit --repair: {failed}"
+        self.scheduler.note(f"repaired {sum(each.repaired for each in report.findings)}")
+
+    def _reindex(self, config: StoreConfig) -> None:
+        runtime = self._runtime_here()
+        engine = LocalEngine(pool=runtime.dispatch, threads=2)
+        report = reindex(config, engine, clock=runtime.clock)
+        self.scheduler.note(f"reindex: {report.state.value} {dict(report.counts)}")
+        assert report.state is JobState.DONE or self.expected, f"reindex: {report}"
 
     def _recover(self, machine: Machine) -> None:
         """As the command does: a catalogue from what is published, and from the bytes."""
