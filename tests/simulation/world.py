@@ -103,6 +103,7 @@ EXTRAS: Final = (
 )
 PARTNERS: Final = ("producer", "consumer", *sorted(set(EXTRAS)))
 LIVES_MAX: Final = 5
+CARE_KILL_ODDS: Final = 0.003
 STORY_MAX: Final = int(os.environ.get("STORY_MAX", "400"))
 
 REQUESTS: Final = "requests"
@@ -279,13 +280,14 @@ class World:
         self.life: Life | None = None
         self.furthest = dict.fromkeys(QUEUES, 0)  # where each queue ever ended in the bucket
         self.former: Life | None = None  # another machine has taken over from it
-        self.graves: list[Life] = []
+        self.graves: list[object] = []
         """What a dead process has left: no finalizer of it may run before the end."""
         self.names = 0
         self.sure_below: int | None = None
         """Of the local log, since it was last opened; None: all of it was on disk then."""
         self.is_sound = False  # nothing goes wrong any more
         self.has_lost_disk = False
+        self.carer: Process | None = None  # an operator's, while no broker runs
 
     # Running it
 
@@ -484,8 +486,16 @@ class World:
             except expected as error:
                 self.scheduler.note(f"{care}: {error!r:.200}")
 
-        actor = self.scheduler.spawn(care, Process(care, machine), cared)
-        self.scheduler.wait(lambda: actor.is_done)
+        carer = self.carer = Process(care, machine)
+        actor = self.scheduler.spawn(care, carer, cared)
+        self.scheduler.wait(lambda: actor.is_done or carer.is_dead)
+        self.carer = None
+        if carer.is_dead:
+            self.scheduler.wait(
+                lambda: not any(each.process is carer for each in self.scheduler.actors)
+            )
+            vars(worker)["_PARTS"] = worker._Parts()  # it may have made those that were there
+            self.graves.append(actor)
 
     def _repair(self, config: StoreConfig) -> None:
         runtime = self._runtime_here()
@@ -541,6 +551,12 @@ class World:
     def _at_step(self, what: str) -> None:
         running = self.scheduler.running
         life = self.life
+        carer = self.carer
+        if carer is not None and running is not None and running.process is carer:
+            if self.dice.random() < CARE_KILL_ODDS:
+                self.scheduler.note(f"killed at {what}")
+                self.scheduler.kill(carer, carer.place.free_locks)
+            return
         if self.is_sound or life is None or running is None or running.process is not life.process:
             return
         if life.is_forked:
