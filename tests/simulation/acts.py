@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
@@ -14,6 +14,7 @@ from tests.simulation.model import Put, Question
 from tieredstore.access.audit import audit
 from tieredstore.access.reader import TieredReader
 from tieredstore.codec.selected import SelectedRecord
+from tieredstore.driver.dispatched import arrived
 from tieredstore.jobs.export import ExportJob
 from tieredstore.jobs.job import Job, JobReport, JobState, LocalEngine, run_job
 from tieredstore.jobs.migrate import migrate
@@ -23,7 +24,7 @@ from tieredstore.jobs.verify import VerifyJob
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import BackendRefusedError, MetadataError, StoreClosedError
 from tieredstore.model.findings import Severity
-from tieredstore.model.messages import Message
+from tieredstore.model.messages import DispatchRequest, Message
 from tieredstore.model.values import Boundary, PutStatus, QueueKey, StorageLevel
 from tieredstore.testing.message_store_contract import NamedTagFilter, TagFilter
 
@@ -91,8 +92,10 @@ def consume(client: Client, life: Life) -> None:
     draw = client.dice.random()
     if draw < 0.15:
         life.runtime.clock.sleep(client.dice.choice([0.01, 1, 5, 60]))
-    elif draw < 0.6:
+    elif draw < 0.57:
         read_page(client, life)
+    elif draw < 0.6:
+        wait_for_more(client, life)
     elif draw < 0.7:
         read_run(client, life)
     elif draw < 0.83:
@@ -162,6 +165,32 @@ def read_run(client: Client, life: Life) -> None:
         return  # the tier alone was asked, or the queue lacks messages that are in the log already
     if offset in there and model.deletions.get(queue.topic, 0) == deletions:
         assert len(run), f"{text}: {offset} is there"
+
+
+def wait_for_more(client: Client, life: Life) -> None:
+    """Whoever registers first and looks then is told of each message that comes later."""
+    dice, store = client.dice, life.store
+    queue = dice.choice(QUEUES)
+    ends: list[int] = []
+
+    def come(requests: Sequence[DispatchRequest]) -> None:
+        ends.extend(
+            one.end_offset
+            for one in arrived(requests)
+            if QueueKey(one.topic, one.queue_id) == queue
+        )
+
+    arrival = store.on_arrival(come)
+    before, deletions = store.max_offset(*queue) or 0, client.world.model.deletions.get(queue.topic)
+    life.runtime.clock.sleep(dice.choice([0.01, 1, 30]))
+    end = store.max_offset(*queue) or 0
+    life.runtime.clock.sleep(1)  # a message may be read just before its callback
+    life.saw()
+    arrival.cancel()
+    if client.world.is_out_of_room:
+        return  # a dispatch that failed with a full disk goes on when there is room
+    is_same = client.world.model.deletions.get(queue.topic) == deletions
+    assert end <= max([before, *ends]) or not is_same, f"{queue}: {before} to {end}, told of {ends}"
 
 
 def ask_one(client: Client, life: Life) -> None:
