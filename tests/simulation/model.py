@@ -245,7 +245,8 @@ class Model:
     ) -> None:
         """LOWER: nothing that is at or behind the time lies below what was found. What was found is
         no earlier, unless the queue ends there, at `end` or later: what has no unit yet is not in
-        it. UPPER: the last message of this very time, or nothing later lies below what was found.
+        it. UPPER: the last message of this very time that is in the queue, or nothing later lies
+        below what was found.
         """
         if self.deletions.get(queue.topic, 0) != deletions or deletions % 2:
             return
@@ -259,12 +260,13 @@ class Model:
             if found in there and found < end and wanted:
                 assert self.queues[queue][found].store_ms >= asked_ms, (found, wanted)
             return
+        puts = [put for put in puts if put.offset is not None and put.offset < end]
         then = [put.offset for put in puts if put.store_ms == asked_ms]
         behind = [put.offset for put in puts if put.store_ms > asked_ms]
         if then and then[-1] is not None:
             assert found is not None, f"{queue}: nothing at {asked_ms}, but {then}"
             assert found >= then[-1], f"{queue}: {found} for {asked_ms}, not {then[-1]}"
-            if found in there:
+            if found in there and found < end:
                 assert self.queues[queue][found].store_ms == asked_ms, (found, then)
         elif behind and behind[0] is not None and found is not None:
             assert found <= behind[0], f"{queue}: {found} for {asked_ms}, not {behind[0]}"
