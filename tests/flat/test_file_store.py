@@ -17,7 +17,7 @@ from tieredstore.driver.metadata import LINEAGE, Change, DeleteTopic, Put
 from tieredstore.driver.provider import ProviderWrapper, SegmentProvider, SegmentWrapper
 from tieredstore.driver.runtime import InlinePool, ManualClock, Runtime
 from tieredstore.driver.segment import FileSegment
-from tieredstore.flat.append_file import DELETION_NOTE, UNTOLD_SECONDS_MAX
+from tieredstore.flat.append_file import DELETION_NOTE, UNTOLD_SECONDS_MAX, mark_for_deletion
 from tieredstore.flat.file_store import FlatFileStore
 from tieredstore.metadata import JsonMetadataStore
 from tieredstore.model.config import StoreConfig
@@ -278,6 +278,32 @@ def test_readers_elsewhere_are_told_before_the_bytes_of_a_queue_go() -> None:
     assert list(tier.inner.list()) == []
     assert store.delete_pending(is_stopped=lambda: False) == 0
     assert len(told) == 1
+
+
+def test_what_is_marked_after_they_were_told_waits_for_the_next_time() -> None:
+    tier = Tier()
+    append(tier.file(), numbered(0, 3))
+    told: list[int] = []
+
+    def publish() -> bool:
+        told.append(len(list(tier.inner.list())))
+        if len(told) == 1:  # another queue goes behind what is published
+            tier.catalogue().apply(mark_for_deletion(rows))
+        return True
+
+    tier.publish = publish
+    store = tier.open()
+    other = store.create("Other", 0)
+    other.start_at(0)
+    append(other, numbered(0, 3))
+    rows = tier.catalogue().segments(other.path)
+    told.clear()
+    store.destroy(KEY)
+    assert told == [4]
+    assert {found.path for found in tier.inner.list()} == {other.path}
+    assert store.delete_pending(is_stopped=lambda: False) == 0
+    assert told == [4, 2]
+    assert list(tier.inner.list()) == []
 
 
 def test_bytes_that_nobody_could_be_told_of_stay_for_a_while_and_not_for_ever() -> None:

@@ -874,7 +874,7 @@ class _Open:
         if self.tending.is_needed:
             chores.append(("tier-log", self.tending.step, config.dispatch_interval_ms))
         if self.tier.publishing.is_enabled:
-            chores.append(("tier-catalogue", self.tier.publishing.step, config.publish_interval_ms))
+            chores.append(("tier-catalogue", self.tier.publish, config.publish_interval_ms))
         if self.tier.copy is not None and config.publish_interval_ms:
             chores.append(("tier-catalogue-copy", self.tier.copy.step, config.publish_interval_ms))
         if self.tables is not None:

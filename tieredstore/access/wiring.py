@@ -176,6 +176,11 @@ class Tier:
         self.index.load()
         self.fetcher.start()
 
+    def publish(self) -> None:
+        """Tell readers elsewhere what has changed, and delete what was only waiting for that."""
+        self.publishing.step()
+        self.files.delete_in_background()
+
     @property
     def catalogue_upkeep(self) -> CatalogueUpkeep:
         """How the files on this machine are doing, be they the catalogue or a copy of it."""

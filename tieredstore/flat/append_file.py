@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Final, TypedDict, Unpack
+from typing import Final, TypeAlias, TypedDict, Unpack
 
 from tieredstore.driver.metadata import (
     Change,
@@ -382,12 +382,14 @@ class FlatAppendFile:
             log.warning("%s could not be sealed: %s", full.segment.path, error)
 
 
-UNTOLD_SECONDS_MAX: Final = 600  # so long bytes wait for readers elsewhere to be told of it
+UNTOLD_SECONDS_MAX: Final = 600  # how long bytes wait until readers elsewhere have been told
+
+SegmentKey: TypeAlias = tuple[str, SegmentType, int]
 
 
 class Announcement:
     """Tells readers elsewhere what the catalogue says, by `publish`, before bytes go that it has
-    forgotten: to whoever takes a segment for one that is there they would be lost.
+    forgotten: a reader that still has the old catalogue would take them for lost.
 
     Not for ever: where the disk is full, these bytes may be the room that is lacking. Without
     `publish` everybody reads the catalogue itself.
@@ -410,11 +412,15 @@ class Announcement:
         return False
 
     def is_overdue(self) -> bool:
-        """Whether they have been waited for long enough, after one that failed."""
+        """Whether they have been waited for long enough, after one that failed. What comes behind
+        that is waited for anew."""
         now = self._clock.monotonic()
         if self._untold_since is None:
             self._untold_since = now
-        return now - self._untold_since >= UNTOLD_SECONDS_MAX
+        if now - self._untold_since < UNTOLD_SECONDS_MAX:
+            return False
+        self._untold_since = None
+        return True
 
 
 class PendingDeletions:
@@ -439,47 +445,67 @@ class PendingDeletions:
         """The queues of which something is marked."""
         return {path for path, _, _ in self._marked()}
 
+    def marked(self) -> frozenset[SegmentKey]:
+        """The segments that are marked now."""
+        return frozenset(self._marked())
+
     def count(self, path: str | None = None) -> int:
         """How many segments are marked, of one queue or all. The backend is not asked."""
         return sum(1 for marked, _, _ in self._marked() if path in (None, marked))
 
-    def delete(self, *, is_stopped: Callable[[], bool] = lambda: False) -> int:
-        """Delete what is marked; how many segments are still there.
+    def delete(
+        self,
+        *,
+        only: Collection[SegmentKey] | None = None,
+        is_stopped: Callable[[], bool] = lambda: False,
+    ) -> int:
+        """Delete what is marked, or `only` these of it; how many segments are still there.
 
         Each is tried once, the rest not at all where the backend cannot be reached. A path that
         another thread works on is left to that thread.
         """
-        paths = dict.fromkeys(path for path, _, _ in self._marked())
-        for path in paths:
+        by_path: dict[str, list[SegmentKey]] = {}
+        for key in self._marked():
+            if only is None or key in only:
+                by_path.setdefault(key[0], []).append(key)
+        for path, keys in by_path.items():
             if is_stopped():
                 break
             with self._alone_at(path, seconds=0) as alone:
-                if alone and not self._delete_at(path, is_stopped):
+                if alone and not self._delete_at(keys, is_stopped):
                     break
         return self.count()
 
-    def delete_path(self, path: str, *, seconds: float) -> int:
+    def delete_path(
+        self, path: str, *, seconds: float, only: Collection[SegmentKey] | None = None
+    ) -> int:
         """The same for one queue, alone: another thread there is waited for that long. A segment
         that it may be deleting counts as still there."""
         with self._alone_at(path, seconds=seconds) as alone:
             if alone:
-                self._delete_at(path, lambda: False)
+                keys = [key for key in self._marked() if key[0] == path]
+                if only is not None:
+                    keys = [key for key in keys if key in only]
+                self._delete_at(keys, lambda: False)
             left = self.count(path)
             return left if alone else max(1, left)
 
-    def _delete_at(self, path: str, is_stopped: Callable[[], bool]) -> bool:
-        """Whether the backend could be reached."""
+    def _delete_at(self, keys: Sequence[SegmentKey], is_stopped: Callable[[], bool]) -> bool:
+        """Of one path; whether the backend could be reached."""
         done: list[Change] = []
         is_reached = True
-        # Asked just now: a segment marked a while ago may have gone, and one like it have come.
-        for marked_path, kind, base in list(self._marked()):
-            if marked_path != path or is_stopped():
+        for path, kind, base in keys:
+            note = deletion_key(path, kind, base)
+            # Asked just now: a segment marked a while ago may have gone, and one like it have come.
+            if self._metadata.note(DELETION_NOTE, note) is None:
                 continue
+            if is_stopped():
+                break
             try:
                 if self._metadata.segment(path, kind, base) is None:
                     with self._provider.open(path, kind, base) as segment:
                         segment.delete()
-                done.append(DeleteNote(DELETION_NOTE, deletion_key(path, kind, base)))
+                done.append(DeleteNote(DELETION_NOTE, note))
             except TieredStoreError as error:
                 log.warning("%s is no longer used but not deleted: %s", path, error)
                 if isinstance(error, (BackendUnavailableError, StoreClosedError)):
@@ -489,7 +515,7 @@ class PendingDeletions:
             self._metadata.stage(done)
         return is_reached
 
-    def _marked(self) -> Iterator[tuple[str, SegmentType, int]]:
+    def _marked(self) -> Iterator[SegmentKey]:
         for key in self._metadata.notes(DELETION_NOTE):
             try:
                 path, type_name, base = key.rsplit("/", 2)

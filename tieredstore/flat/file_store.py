@@ -24,6 +24,7 @@ from tieredstore.flat.append_file import (
     WAIT_SECONDS,
     Announcement,
     PendingDeletions,
+    SegmentKey,
     mark_for_deletion,
 )
 from tieredstore.flat.message_file import FlatMessageFile
@@ -110,7 +111,7 @@ class FlatFileStore:
         if not self._metadata.notes(LINEAGE):
             self._doomed_elsewhere = set()
         if not self._read_only:
-            self._runtime.dispatch.submit(self._delete_pending)
+            self._runtime.dispatch.submit(self.delete_in_background)
         rows = self._rows()
         self._warn_of_other_brokers(rows)
         self._open([self._made(record) for record in rows])
@@ -216,11 +217,12 @@ class FlatFileStore:
         file = self._made(record)
         # Bytes of a destroyed queue of this name would be in the way of the new one's.
         left = self._pending_deletions.count(file.path)
-        if left and self._is_told():
-            left = self._pending_deletions.delete_path(file.path, seconds=WAIT_SECONDS)
+        if left and (told := self._told()) is not None:
+            pending = self._pending_deletions
+            left = pending.delete_path(file.path, seconds=WAIT_SECONDS, only=told)
         if left:
             raise BackendUnavailableError(file.path, "create", "an older queue is still there")
-        if self._is_doomed_elsewhere(file.path) and not self._is_told():
+        if self._is_doomed_elsewhere(file.path) and self._told() is None:
             raise BackendUnavailableError(file.path, "create", "an older queue is published still")
         self._recover(file)
         with self._guard:
@@ -252,15 +254,24 @@ class FlatFileStore:
 
     @property
     def tells_first(self) -> bool:
-        """Whether bytes go only when readers elsewhere were told: `delete_pending` does both."""
+        """Whether readers elsewhere have to be told before bytes go; `delete_pending` does both."""
         return self._announcement.is_needed
 
     def delete_pending(self, *, is_stopped: Callable[[], bool]) -> int:
         """Try again to delete what is marked for it; how many segments are still there."""
         left = self._pending_deletions.count()
-        if not left or not self._is_told():
+        told = self._told() if left else None
+        if told is None:
             return left
-        return self._pending_deletions.delete(is_stopped=is_stopped)
+        return self._pending_deletions.delete(only=told, is_stopped=is_stopped)
+
+    def delete_in_background(self) -> None:
+        """The same while nobody waits for it: at the beginning, and each time that readers
+        elsewhere may have been told."""
+        try:
+            self.delete_pending(is_stopped=lambda: self._closed)
+        except TieredStoreError as error:
+            log.warning("what nobody uses any more is not deleted: %s", error)
 
     def close(self) -> None:
         """Release the handles of all queues; idempotent."""
@@ -273,13 +284,6 @@ class FlatFileStore:
         """The catalogue's queues. The key index lies where a queue of its name would: taken for
         one, it would be dropped with the topics that stay out of the tier."""
         return [row for row in self._metadata.queues() if row.topic != INDEX_TOPIC]
-
-    def _delete_pending(self) -> None:
-        """In a pool, at the beginning: no caller waits for it, and the retention does it again."""
-        try:
-            self.delete_pending(is_stopped=lambda: self._closed)
-        except TieredStoreError as error:
-            log.warning("what nobody uses any more is not deleted: %s", error)
 
     def _destroy(self, keys: list[QueueKey], *also: Change) -> None:
         changes = list(also)
@@ -298,23 +302,25 @@ class FlatFileStore:
         for file in closing:
             file.close()
         self._forget_late(paths)
-        if self._is_told():  # once: each deletion is news again
-            for path in paths:
-                self._pending_deletions.delete_path(path, seconds=0)
+        told = self._told()  # once: each deletion is news again
+        if told is not None:
+            mine = set(paths)
+            self._pending_deletions.delete(only={key for key in told if key[0] in mine})
 
     def _is_doomed_elsewhere(self, path: str) -> bool:
         """Whether what is published may mark segments of these names: who goes on from it behind a
         lost disk would delete new ones for the old."""
         return self._doomed_elsewhere is None or path in self._doomed_elsewhere
 
-    def _is_told(self) -> bool:
-        """Whether bytes that are marked may go: readers elsewhere know of it, or have been waited
-        for."""
-        before = self._pending_deletions.paths()
+    def _told(self) -> frozenset[SegmentKey] | None:
+        """What is marked and may go: readers elsewhere know of it, or have been waited for. None
+        where they have to be waited for still."""
+        marked = self._pending_deletions.marked()
+        before = {path for path, _, _ in marked}
         if self._announcement.make():
             self._doomed_elsewhere = before | self._pending_deletions.paths()
-            return True
-        return self._announcement.is_overdue()
+            return marked
+        return marked if self._announcement.is_overdue() else None
 
     def _doubt(self, keys: Collection[QueueKey], error: TieredStoreError) -> None:
         """Nobody knows whether these queues are gone, or will be when what was sent lands. Until

@@ -104,7 +104,7 @@ class IndexStore:
         self._life_guard = threading.RLock()
         self._service: Service | None = None
         self._is_open = self._is_closing = False
-        self._next_upload = self._next_look = 0
+        self._next_upload = self._next_look = self._next_deletion = 0
         self.failure: TieredStoreError | None = None
         self._process = OneProcess(self._name)
 
@@ -281,13 +281,20 @@ class IndexStore:
             return count
 
     def _delete_dropped(self, now: int) -> None:
-        self._delete_marked()
+        """After a failure wait a while: each time may publish the whole catalogue."""
+        if now < self._next_deletion:
+            return
+        self._next_deletion = now + UPLOAD_AGAIN_MS if self._delete_marked() else 0
 
-    def _delete_marked(self) -> None:
+    def _delete_marked(self) -> int:
+        """How many files are marked for deletion and still there."""
         pending = append_file.PendingDeletions(self._provider, self._metadata)
         path = self._uploaded.path
-        if pending.count(path) and (self._announcement.make() or self._announcement.is_overdue()):
-            pending.delete_path(path, seconds=append_file.WAIT_SECONDS)
+        marked = frozenset(key for key in pending.marked() if key[0] == path)
+        if marked and (self._announcement.make() or self._announcement.is_overdue()):
+            seconds = append_file.WAIT_SECONDS
+            return pending.delete_path(path, seconds=seconds, only=marked)
+        return len(marked)
 
     def _keep_up(self, now: int) -> None:
         self._writer.roll_if_older(now - self._config.index_rolling_hours * HOUR_MS)
