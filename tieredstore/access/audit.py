@@ -162,9 +162,9 @@ def audit(
 class TierFacts:
     """The segments of one broker.
 
-    The catalogue is read before the backend and after it. What it says then is what counts, all of
-    one moment, and how much of it is there: what has grown since the listing is asked for once
-    more. What either of the two names is nobody's orphan.
+    The catalogue is read before the backend is listed and after it. The second reading counts: all
+    rows are of that one moment. The sizes of segments that have grown since the listing are asked
+    for again. What either reading names is no orphan.
     """
 
     files: _Files
@@ -175,7 +175,7 @@ class TierFacts:
     @classmethod
     def gather(cls, metadata: MetadataStore, provider: SegmentProvider, broker: str) -> TierFacts:
         metadata.refresh()
-        before = {_key(row) for row in _rows(metadata, broker)}
+        before = {_key(row): row.create_timestamp for row in _rows(metadata, broker)}
         provider.refresh()
         sizes = {
             (found.path, found.type, found.base): found.size for found in provider.list(broker)
@@ -185,7 +185,12 @@ class TierFacts:
         notes = tuple(
             key for key in metadata.notes(append_file.DELETION_NOTE) if key.startswith(f"{broker}/")
         )
-        short = [row for row in rows if sizes.get(_key(row), 0) < row.size]
+        short = [
+            row
+            for row in rows
+            if sizes.get(_key(row), 0) < row.size
+            or before.get(_key(row), row.create_timestamp) != row.create_timestamp  # made anew
+        ]
         provider.catch_up(short)
         for row in short:
             sizes[_key(row)] = _size(provider, row)
@@ -193,7 +198,7 @@ class TierFacts:
             metadata.refresh()
             there = {_key(row) for row in _rows(metadata, broker)}
             rows = [row for row in rows if _key(row) in there]
-        named = before.union(map(_key, rows), map(_key, short))
+        named = {*before, *map(_key, rows), *map(_key, short)}
         return cls(
             files=_by_file(rows),
             sizes=sizes,
@@ -403,7 +408,7 @@ class _Queue:
         self._facts = facts
         self._provider = provider
         self._path = path
-        self._there: list[ListedSegment] = []  # of the log, where it was listed once more
+        self._there: list[ListedSegment] = []  # segments of the log, from a second listing
         self._logs: Sequence[SegmentRecord] = facts.files.get((path, LOG), [])
         self._queues: Sequence[SegmentRecord] = facts.files.get((path, QUEUE), [])
 
@@ -457,7 +462,7 @@ class _Queue:
             return 0 if unit.is_prefill else unit.log_offset + unit.message_bytes
 
         held = borne_out(count, end, self._log_end)
-        if held < count:
+        if held < count and not self._there:
             # A writer may have appended to the log, and then to the queue, during the listing.
             self._there = [each for each in self._provider.list(self._path) if each.type is LOG]
             held = borne_out(count, end, self._log_end)
@@ -496,20 +501,33 @@ def _read_copy(
     try:
         copy = published()
     except MetadataError as error:
-        detail = f"readers elsewhere cannot start from it: {error}"
-        return lambda: [_about(AuditKind.PUBLISHED_DAMAGED, broker, detail)]
+        found = _copy_damaged(broker, error)
+        return lambda: [found]
 
     def findings() -> Iterator[Finding]:
         if copy is not None:
             with copy:
                 yield from published_findings(metadata, copy, broker)
             return
-        # Looked for once more: the first one may have come since.
-        if was_published(metadata.note(LINEAGE, broker)) and published() is None:
-            detail = "it was published, and is gone: readers elsewhere have no catalogue"
-            yield _about(AuditKind.PUBLISHED_MISSING, broker, detail)
+        if not was_published(metadata.note(LINEAGE, broker)):
+            return
+        try:
+            late = published()  # once more: the first one may have come since
+        except MetadataError as error:
+            yield _copy_damaged(broker, error)
+            return
+        if late is not None:
+            late.close()
+            return
+        detail = "it was published, and is gone: readers elsewhere have no catalogue"
+        yield _about(AuditKind.PUBLISHED_MISSING, broker, detail)
 
     return findings
+
+
+def _copy_damaged(broker: str, error: MetadataError) -> Finding:
+    detail = f"readers elsewhere cannot start from it: {error}"
+    return _about(AuditKind.PUBLISHED_DAMAGED, broker, detail)
 
 
 def published_findings(

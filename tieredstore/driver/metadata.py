@@ -28,8 +28,8 @@ PUBLISHED: Final = "published"
 
 
 def was_published(lineage: Json) -> bool:
-    """Whether a note of LINEAGE is of a generation that surely was there: it is written before the
-    first one is, which may never come to be."""
+    """Whether a note of LINEAGE proves that something was published. It is written before the
+    generation that it names, and the first one may never have been created."""
     match lineage:
         case {"generation": int(generation), "crc32c": int() | None as crc}:
             return crc is not None or generation > 1

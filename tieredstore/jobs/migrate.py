@@ -293,7 +293,7 @@ class _Finish:
             self._found("lost-copy", row, "it was copied, and the target has it not: run it again")
         if self._findings:
             return False
-        self._remove_expired(now)
+        self._remove_expired(now, journal)
         _publish(now, job.source, job.target, job.claimed_target(), adopt=job.adopt)
         journal.remove()
         return True
@@ -302,7 +302,7 @@ class _Finish:
         where = f"{row.path}/{row.type.name}/{row.base_offset}"
         self._findings.append(Finding.of_damage(kind, where, detail))
 
-    def _remove_expired(self, tier: SourceTier) -> None:
+    def _remove_expired(self, tier: SourceTier, journal: MigrationJournal) -> None:
         """What was copied and is not part of the source any more: a segment that is empty there
         has the name of one that was not."""
         keys = {True: set[Key](), False: set[Key]()}
@@ -311,8 +311,9 @@ class _Finish:
         known = self._plan.known.keys()
         # With topics the journal may be of others too.
         gone = known & keys[False] if self._job.topics else known - keys[True]
-        for path, kind, base in gone:
-            with self._job.target_provider().open(path, kind, base) as segment:
+        for key in gone:
+            journal.add(key, Copied(0, 0))
+            with self._job.target_provider().open(*key) as segment:
                 segment.delete()
 
     def _lines(self) -> list[str]:

@@ -85,7 +85,7 @@ log = log_of(__name__)
 
 VerifyItem: TypeAlias = SliceItem | IndexItem
 OnFindings: TypeAlias = Callable[[Findings], None]
-LOOKS_MAX: Final = 8  # at what seems damaged, each because the catalogue has changed since
+LOOKS_MAX: Final = 8  # at what seems damaged; another one only if some of it has gone since
 DAMAGED_ITEMS_MAX: Final = 100  # that were looked at again and were damaged; others are believed
 
 
@@ -167,11 +167,11 @@ class VerifyJob:
         for worked in rows:
             row = worked
             if worked.item is not None and damaged < DAMAGED_ITEMS_MAX:
+                if len(unsure) >= DAMAGED_ITEMS_MAX:
+                    continue  # the backend is away: that was said often enough
                 try:
                     row = self._looked_at_again(worked)
                 except BackendUnavailableError as error:
-                    if len(unsure) >= DAMAGED_ITEMS_MAX:
-                        raise
                     unsure.append(ItemFailure.of(error))
                     continue
                 damaged += row.item is not None
@@ -206,8 +206,9 @@ class VerifyJob:
         )
 
     def _looked_at_again(self, row: VerifyRow) -> VerifyRow:
-        """What is still damaged of it, in the tier as its catalogue is now; all of it where that is
-        damaged too. BackendUnavailableError: what seems damaged may have expired."""
+        """What is still damaged of it, in the tier as its catalogue is now; all of it where the
+        catalogue cannot be read. Raises BackendUnavailableError: then what seems damaged may only
+        have expired."""
         try:
             for look in range(LOOKS_MAX):
                 worker_provider(self.config).refresh()
@@ -215,8 +216,8 @@ class VerifyJob:
                 if item is None:
                     nothing = Findings()
                     return replace(row, findings=nothing, sums=NO_SUMS, log_start=None, item=None)
-                if look and item == row.item:
-                    break  # it was there before it was read and is there now
+                if look and _is_as_before(item, row.item):
+                    break  # nothing of it has gone since it was read
                 (row,) = self.work(item)
                 if row.item is None:
                     break
@@ -449,6 +450,18 @@ class TierPicture:
             items = index_parts(row, slot_count=self.slot_count, shift=self.shift)
             for item in items:
                 yield item, row.size // len(items)
+
+
+def _is_as_before(now: VerifyItem, before: VerifyItem | None) -> bool:
+    """Whether all is there that was read before: not how much there is behind it by now."""
+    if isinstance(now, IndexItem) or not isinstance(before, SliceItem):
+        return now == before
+
+    def facts(item: SliceItem) -> object:
+        rows = [(row.key, row.create_timestamp) for row in item.slice.rows]
+        return item.topic_id, item.slice.first_offset, item.slice.end_offset, rows
+
+    return facts(now) == facts(before)
 
 
 def indexed_queues(

@@ -399,15 +399,21 @@ def _starts(segment: FileSegment, footer: Footer) -> NDArray[np.int32]:
 def _of_file(data: mmap, path: Path, config: StoreConfig, findings: Findings, take: OnItems) -> int:
     slots = config.index_slot_count
     until = item_position(1, slot_count=slots) + ITEM_BYTES
-    if not np.any(np.frombuffer(data, np.uint8)[HEADER_BYTES:until]):
-        return 0  # no item was put yet: its header may be under way
+    is_empty = not np.any(np.frombuffer(data, np.uint8)[HEADER_BYTES:until])
     head = data[:HEADER_BYTES]
-    header = decode_header(
-        head,
-        slot_count=slots,
-        item_capacity=config.index_item_count,
-        path=str(path),
-    )
+    try:
+        header = decode_header(
+            head,
+            slot_count=slots,
+            item_capacity=config.index_item_count,
+            path=str(path),
+        )
+    except SegmentError:
+        if is_empty:
+            return 0  # it is being made
+        raise
+    if is_empty and not header.item_count:
+        return 0
     begin, items_held = header.begin_timestamp, header.item_count
     if begin != int(path.name):
         findings.add(VerifyKind.INDEX_FILE, (str(path), 4), f"it begins at {begin}")

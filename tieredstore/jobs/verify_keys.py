@@ -344,10 +344,10 @@ class KeyComparison:
             theirs = found[_are_of(found, number)]
             stretches = theirs["log_offset"] >> self._shift
             last = self._last_held.get(number, -1)
-            newest = theirs["log_offset"][stretches == last].tolist()
+            newest = theirs["log_offset"][stretches == last]
             start = self._queues[number].log_start
-            if not newest and last == start >> self._shift:
-                newest = [start - 1]  # what the index has there is of messages that have expired
+            if not len(newest) and last == start >> self._shift:
+                newest = np.array([start - 1])  # it has there what has expired, and nothing else
             if self._has_expired:
                 oldest = self._oldest.get(number, INT64_MAX)
                 before = mine & (missing["log_offset"] <= oldest)
@@ -355,8 +355,8 @@ class KeyComparison:
                 if before.any():
                     first = int(missing["queue_offset"][before].min())
                     self._add_expired(number, int(np.count_nonzero(before)), first)
-            if newest:
-                behind = mine & ~explained & (missing["log_offset"] >= max(newest))
+            if len(newest):
+                behind = mine & ~explained & (missing["log_offset"] >= newest.max())
                 explained |= behind
                 if behind.any():
                     first = int(missing["queue_offset"][behind].min())

@@ -197,8 +197,10 @@ class Tables:
     def contents(self) -> list[Change]:
         """Changes that make empty tables say all that these do, but for unknown fields."""
         # The number first, so that no topic that is deleted by now gives its own away again.
-        last = TopicRecord(topic=_NOBODY, topic_id=max(0, self.topic_serial))
-        changes: list[Change] = [Put(last), DeleteTopic(_NOBODY)] if self.topic_serial >= 0 else []
+        changes: list[Change] = []
+        if self.topic_serial >= 0:
+            last = TopicRecord(topic=_NOBODY, topic_id=self.topic_serial)
+            changes += [Put(last), DeleteTopic(_NOBODY)]
         changes += [Put(row) for row in self.topics.values()]
         changes += [Put(row) for found in self.queues.values() for row in found.values()]
         for of_type in self.segments.values():
