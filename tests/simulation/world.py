@@ -13,6 +13,7 @@ import logging
 import os
 import shutil
 import sys
+import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -308,6 +309,7 @@ class World:
     @contextmanager
     def _installed(self) -> Iterator[None]:
         dice = Random(f"{self.plan.seed} names")
+        tempfile.gettempdir()  # the first time under a lock that is not the scheduler's
         of = LocalStore.of.__func__  # type: ignore[attr-defined]
 
         def with_our_lock(cls: type[LocalStore], *arguments: Any, **named: Any) -> LocalStore:
@@ -329,7 +331,7 @@ class World:
             patch.setattr(local_files, "_lock_guard", threading.Lock())
             patch.setattr(LocalStore, "of", classmethod(with_our_lock))
             patch.setattr(Runtime, "threads", lambda **named: self._runtime_here())
-            patch.setattr(worker, "_PARTS", worker._Parts())
+            patch.setattr(worker, "_PARTS", PartsOfProcesses(self.scheduler))
             stack.enter_context(self.disks.installed())
             stack.enter_context(hearing(self.failed))
             yield
@@ -374,7 +376,6 @@ class World:
 
     def _look_elsewhere(self, outsiders: list[Outsider], machine: Machine) -> None:
         """At a tier that nobody changes any more."""
-        worker._PARTS.providers.clear()
         self._do_elsewhere(verify_elsewhere, Outsider(self, "verify", 0, 1), machine)
         last = {"exporter": export_rest, "mover": cut_over}
         for kind, act in last.items():
@@ -494,7 +495,6 @@ class World:
             self.scheduler.wait(
                 lambda: not any(each.process is carer for each in self.scheduler.actors)
             )
-            vars(worker)["_PARTS"] = worker._Parts()  # it may have made those that were there
             self.graves.append(actor)
 
     def _repair(self, config: StoreConfig) -> None:
@@ -720,6 +720,23 @@ class World:
 
     def saw_time(self) -> None:
         self.model.newest_ms = max(self.model.newest_ms, self.scheduler.clock.now_ms())
+
+
+class PartsOfProcesses:
+    """What each process has made for its jobs; in truth each has a `_PARTS` of its own."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        vars(self).update(scheduler=scheduler, of={})
+
+    def _mine(self) -> Any:
+        running = vars(self)["scheduler"].running
+        return vars(self)["of"].setdefault(running.process, worker._Parts())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._mine(), name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(self._mine(), name, value)
 
 
 class SimProvider(ObjectProvider):
