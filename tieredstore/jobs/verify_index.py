@@ -104,8 +104,9 @@ def verify_index(config: StoreConfig, item: IndexItem) -> VerifyRow:
 
 def read_index(config: StoreConfig, item: IndexItem, findings: Findings, take: OnItems) -> None:
     """Give `take` all items of the part."""
-    row = item.row
-    with worker_provider(config).open(row.path, row.type, row.base_offset) as segment:
+    row, provider = item.row, worker_provider(config)
+    provider.catch_up([row])  # else one that came since would seem to be missing
+    with provider.open(row.path, row.type, row.base_offset) as segment:
         try:
             IndexFileCheck(segment, item, findings).run(take)
         except (SegmentError, OffsetOutOfRangeError) as error:

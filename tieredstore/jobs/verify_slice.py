@@ -107,6 +107,7 @@ class SliceCheck:
     def __init__(self, config: StoreConfig, item: SliceItem) -> None:
         provider = worker_provider(config)
         rows = {row.key: row for row in (*item.slice.rows, *item.more_rows)}.values()
+        provider.catch_up([*rows])
         logs = [row for row in rows if row.type is SegmentType.COMMIT_LOG]
         units = [row for row in rows if row.type is SegmentType.CONSUME_QUEUE]
         self._log = SegmentBytes(provider, logs)
