@@ -30,6 +30,7 @@ from tieredstore.driver.provider import Leftover, ListedSegment, SegmentProvider
 from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import FileSegment
 from tieredstore.flat import append_file
+from tieredstore.flat.append_file import SegmentKey
 from tieredstore.flat.message_file import FlatMessageFile
 from tieredstore.flat.recovery import borne_out, recover
 from tieredstore.model.config import StoreConfig
@@ -43,7 +44,6 @@ from tieredstore.model.errors import (
 from tieredstore.model.findings import Finding, FindingKind, Place, Severity
 from tieredstore.model.values import SegmentRecord, SegmentType
 
-SegmentKey: TypeAlias = tuple[str, SegmentType, int]
 _Files: TypeAlias = Mapping[tuple[str, SegmentType], list[SegmentRecord]]  # by base
 LOG, QUEUE, INDEX = SegmentType.COMMIT_LOG, SegmentType.CONSUME_QUEUE, SegmentType.INDEX
 _MAGIC_BYTES: Final = 8

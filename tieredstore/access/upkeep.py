@@ -387,8 +387,8 @@ def expire(
         if segments and segments[-1] is part.segments[-1]:
             part.roll()
     undeleted = [
-        *_drop(file.queue, going.queue, keep_bytes=keep_bytes),
-        *_drop(file.log, going.log, keep_bytes=keep_bytes),
+        *file.queue.drop(going.queue, keep_bytes=keep_bytes),
+        *file.log.drop(going.log, keep_bytes=keep_bytes),
     ]
     return replace(going.foretold, min_offset=file.min_offset, undeleted=tuple(undeleted))
 
@@ -589,7 +589,3 @@ def _first_behind(file: FlatMessageFile, border: int, source: ByteSource) -> int
         return found
     places = log_offsets_of(file.queue, spans, 0, count, source)
     return None if (places < border - CODA_BYTES).any() else found
-
-
-def _drop(file: FlatAppendFile, segments: Sequence[FlatSegment], *, keep_bytes: bool) -> list[str]:
-    return file.drop(segments, keep_bytes=keep_bytes) if segments else []
