@@ -121,6 +121,17 @@ def test_an_index_file_that_is_being_made_is_no_damage(tmp_path: Path) -> None:
         assert verified(tier.config).findings == ()
 
 
+def test_keys_of_a_local_file_that_is_gone_are_no_damage(tmp_path: Path) -> None:
+    """The disk was lost; its broker puts them again when it starts."""
+    tier = WrittenTier(config=posix_config(tmp_path))
+    tier.add("Orders", 0, 20, seal=True)
+    tier.add("Orders", 0, 20)
+    for path in LocalFolder(tier.config).path.glob("[0-9]*"):
+        path.unlink()
+    report = verified(tier.config)
+    assert kinds(report) == {"keys-not-uploaded"}, report.findings
+
+
 def test_a_segment_that_rocketmq_closed_with_an_end_marker_is_sound() -> None:
     report = verified(golden_config(GOLDEN / "legacy"))
     assert kinds(report) <= {"no-index"}

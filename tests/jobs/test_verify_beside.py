@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
@@ -10,9 +11,13 @@ from typing import NoReturn
 import pytest
 
 from tests.jobs.job_kit import flipped, kinds
-from tests.jobs.written_tier import START_MS, WrittenTier, posix_config
+from tests.jobs.written_tier import START_MS, WrittenTier, a_run, posix_config
 from tieredstore.access.upkeep import expire_tier
+from tieredstore.access.wiring import Tier
+from tieredstore.codec.tiered_index import HEADER_BYTES, decode_header, item_position
 from tieredstore.driver.runtime import InlinePool
+from tieredstore.flat.append_file import FlatAppendFile, FlatSegment
+from tieredstore.index.writer import LocalFolder
 from tieredstore.jobs import verify_keys
 from tieredstore.jobs.job import (
     JobExit,
@@ -22,10 +27,11 @@ from tieredstore.jobs.job import (
     RowStream,
     no_progress,
 )
-from tieredstore.jobs.verify import TierPicture, VerifyJob
-from tieredstore.jobs.verify_findings import Sums
+from tieredstore.jobs.verify import TierPicture, VerifyItem, VerifyJob
+from tieredstore.jobs.verify_findings import Sums, VerifyRow
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import BackendUnavailableError
+from tieredstore.model.values import QueueKey, SegmentType
 
 HOUR_MS = 3_600_000
 
@@ -48,14 +54,25 @@ def tier(tmp_path: Path) -> WrittenTier:
 
 
 def verified_beside(
-    config: StoreConfig, *, planned: Callable[[], None], worked: Callable[[], None] = lambda: None
+    config: StoreConfig,
+    *,
+    planned: Callable[[], None] = lambda: None,
+    begun: Callable[[], None] = lambda: None,
+    worked: Callable[[], None] = lambda: None,
 ) -> JobReport:
-    """The report, where something happens when it was planned, and when all was read."""
+    """The report, where something happens when it was planned, when the first slice was read, and
+    when all was."""
     job = VerifyJob(config=config, split_bytes=5_000)
     plan = job.plan()
     planned()
+
+    def work(item: VerifyItem) -> Iterable[VerifyRow]:
+        if item is plan.items[1]:
+            begun()
+        return job.work(item)
+
     engine = LocalEngine(pool=InlinePool(), threads=1)
-    results = list(engine.results(job.work, plan, on_progress=no_progress))
+    results = list(engine.results(work, plan, on_progress=no_progress))
     worked()
     return job.finish(plan, RowStream(iter(results), item_count=len(plan.items)))
 
@@ -67,6 +84,21 @@ def expire(tier: WrittenTier, *, seconds: int) -> None:
         now_ms = START_MS + HOUR_MS + 1000 * seconds
         gone = list(expire_tier(parts.files, parts.metadata, config, now_ms=now_ms))
     assert any(queue.expired for queue in gone)
+
+
+def expire_units(tier: WrittenTier, *, seconds: int) -> None:
+    """The same, by a broker that is not yet through, or was killed: units go before records."""
+    drop = FlatAppendFile.drop
+
+    def of_units(
+        part: FlatAppendFile, segments: Sequence[FlatSegment], *, keep_bytes: bool
+    ) -> list[str]:
+        is_queue = part.type is SegmentType.CONSUME_QUEUE
+        return drop(part, segments, keep_bytes=keep_bytes) if is_queue else []
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FlatAppendFile, "drop", of_units)
+        expire(tier, seconds=seconds)
 
 
 def nothing() -> None:
@@ -84,6 +116,52 @@ def test_messages_that_expire_meanwhile_are_no_finding(
     acts = (nothing, too_old) if late else (too_old, nothing)
     report = verified_beside(tier.config, planned=acts[0], worked=acts[1])
     assert not kinds(report), report.findings
+
+
+@pytest.mark.parametrize("moment", ["planned", "begun", "worked"])
+@pytest.mark.parametrize("seconds", [80, 140, 300])
+def test_units_that_expire_meanwhile_before_their_records_are_no_finding(
+    tier: WrittenTier, seconds: int, moment: str
+) -> None:
+    def too_old() -> None:
+        expire_units(tier, seconds=seconds)
+
+    report = verified_beside(tier.config, **{moment: too_old})
+    assert kinds(report) <= {"keys-not-compared"}, report.findings
+
+
+def test_keys_that_are_not_uploaded_are_no_damage_behind_units_that_expire_meanwhile(
+    tmp_path: Path,
+) -> None:
+    tier = WrittenTier(config=posix_config(tmp_path))
+    tier.add("Orders", 0, 64, seal=True)  # of one segment of the queue
+    tier.add("Orders", 0, 100)
+    elsewhere = replace(
+        tier.config,
+        metadata_path=tier.config.catalogue_path,
+        store_path=str(tmp_path / "elsewhere"),
+    )
+    report = verified_beside(elsewhere, begun=lambda: expire_units(tier, seconds=90))
+    assert kinds(report) <= {"keys-not-uploaded", "keys-not-compared"}, report.findings
+
+
+def test_what_an_index_file_says_wrongly_is_found_behind_units_that_expire_meanwhile(
+    tier: WrittenTier,
+) -> None:
+    tier.add("Orders", 0, 10)
+
+    def expired_and_damaged() -> None:
+        expire_units(tier, seconds=140)
+        local = LocalFolder(tier.config)
+        path = local.path / str(local.begins()[-1])
+        data = bytearray(path.read_bytes())
+        header = decode_header(bytes(data[:HEADER_BYTES]))
+        last = item_position(header.item_count, slot_count=tier.config.index_slot_count)
+        data[last + 19] ^= 2  # the size of its message
+        path.write_bytes(data)
+
+    report = verified_beside(tier.config, begun=expired_and_damaged)
+    assert "key-unfounded" in kinds(report)
 
 
 def test_what_cannot_be_looked_at_again_is_not_called_damaged(
@@ -155,7 +233,7 @@ def test_keys_are_not_compared_where_all_index_files_went_meanwhile(tier: Writte
     assert kinds(report) == {"keys-not-compared"}, report.findings
 
 
-@pytest.mark.parametrize("what", ["index", "messages", "local"])
+@pytest.mark.parametrize("what", ["index", "messages", "units", "local"])
 def test_what_goes_while_the_keys_are_compared_is_no_damage(
     tier: WrittenTier, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
@@ -169,6 +247,8 @@ def test_what_goes_while_the_keys_are_compared_is_no_damage(
             sums["print"] += 1
             if what == "messages":
                 expire(tier, seconds=140)
+            elif what == "units":
+                expire_units(tier, seconds=140)
             elif what == "local":
                 seal(tier)
             else:
@@ -186,6 +266,86 @@ def test_damage_of_an_index_file_is_still_damage(tier: WrittenTier) -> None:
     with flipped(path, 28 + 8 * 512 + 3):
         report = verified_beside(tier.config, planned=lambda: seal(tier))
     assert "index-items" in kinds(report)
+
+
+ORDERS = QueueKey("Orders", 0)
+
+
+def write(tier: WrittenTier, parts: Tier, count: int) -> None:
+    tier.write(parts, ORDERS, a_run(ORDERS, tier.ends.get(ORDERS, 0), count))
+
+
+def give_up_index_file(parts: Tier) -> None:
+    """The disk fails once, while the one that is being filled is synced."""
+    sync, failures = os.fdatasync, iter([OSError(5, "the disk is broken")])
+
+    def fails(descriptor: int) -> None:
+        for failure in failures:
+            raise failure
+        sync(descriptor)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fdatasync", fails)
+        parts.index._writer.sync()  # type: ignore[attr-defined]
+    assert "made again after a restart" in (parts.index.problem or "")
+
+
+@pytest.mark.parametrize("before", [0, 60])
+def test_keys_of_an_index_file_that_was_given_up_are_no_damage(tmp_path: Path, before: int) -> None:
+    """Messages of before and since have theirs in uploaded files, for those go on."""
+    tier = WrittenTier(config=posix_config(tmp_path / "given up"))
+    with tier.open() as parts:
+        if before:
+            write(tier, parts, before)
+            parts.index.seal()
+        write(tier, parts, 60)
+        give_up_index_file(parts)
+        write(tier, parts, 60)
+        parts.index.seal()
+        assert parts.publishing.step()
+        report = verified_beside(elsewhere(tier), planned=nothing)
+        assert kinds(report) == {"keys-not-uploaded"}, report.findings
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_an_index_file_that_is_given_up_meanwhile_is_no_damage(
+    tier: WrittenTier, late: bool
+) -> None:
+    """Also on the broker's host, where its keys were found until it was opened again."""
+    tier.add("Orders", 0, 20)
+
+    def given_up() -> None:
+        with tier.open() as parts:
+            write(tier, parts, 20)
+            give_up_index_file(parts)
+        with tier.open():
+            pass
+
+    acts = (nothing, given_up) if late else (given_up, nothing)
+    report = verified_beside(tier.config, planned=acts[0], worked=acts[1])
+    assert kinds(report) == {"keys-not-uploaded"}, report.findings
+
+
+def test_keys_that_the_notes_have_and_no_index_file_are_missing(tmp_path: Path) -> None:
+    tier = WrittenTier(config=posix_config(tmp_path / "lost"))
+    with tier.open() as parts:
+        write(tier, parts, 60)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(parts.index, "put", lambda *_: None)
+            write(tier, parts, 60)
+        write(tier, parts, 60)
+        parts.index.seal()
+        write(tier, parts, 60)
+        give_up_index_file(parts)
+        assert parts.publishing.step()
+        report = verified_beside(elsewhere(tier), planned=nothing)
+    assert kinds(report) == {"key-missing", "keys-not-uploaded"}, report.findings
+
+
+def elsewhere(tier: WrittenTier) -> StoreConfig:
+    """Where nobody sees the broker's disk."""
+    folder = f"{tier.config.store_path} elsewhere"
+    return replace(tier.config, store_path=folder, catalogue="published")
 
 
 def _offset(path: Path) -> int:

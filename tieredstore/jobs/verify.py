@@ -66,7 +66,6 @@ from tieredstore.jobs.verify_findings import (
 from tieredstore.jobs.verify_index import (
     IndexItem,
     index_parts,
-    is_seen,
     read_index,
     verify_index,
     verify_local_index,
@@ -406,17 +405,24 @@ class TierPicture:
 
     def gone_from(self, queues: Mapping[QueueId, IndexedQueue]) -> dict[QueueId, IndexedQueue]:
         """The queues as they are now: what has expired or was deleted of them is before their
-        start."""
-        starts = {
-            QueueId(self.topic_ids.get(queue.key.topic, -1), queue.key.queue_id): queue.log
-            for queue in self.queues
+        start, and what the index has lost since is no longer sure."""
+        there = {
+            QueueId(self.topic_ids.get(rows.key.topic, -1), rows.key.queue_id): rows
+            for rows in self.queues
         }
         found = {}
         for number, queue in queues.items():
-            log = starts.get(number)
-            start = max(queue.log_start, log[0].base_offset) if log else queue.log_end
+            now = there.get(number)
+            # Units expire before their records: the log may be there still.
+            if now is None or not now.log or now.min_offset >= queue.offsets.stop:
+                found[number] = replace(queue, log_start=queue.log_end, sure_below=0)
+                continue
+            noted = [queue.sure_below, self.sure_below.get(number)]
             found[number] = replace(
-                queue, log_start=start, sure_below=queue.sure_below if log else 0
+                queue,
+                log_start=max(queue.log_start, now.log[0].base_offset),
+                oldest_offset=now.min_offset,
+                sure_below=min((each for each in noted if each is not None), default=None),
             )
         return found
 
@@ -438,7 +444,7 @@ class TierPicture:
                     shift=self.shift,
                     next_offset=next_offset,
                     is_first=slice_ is slices[0],
-                    sure_below=self.sure_below.get(QueueId(topic_id, queue.key.queue_id), 0),
+                    sure_below=self.sure_below.get(QueueId(topic_id, queue.key.queue_id)),
                     more_rows=tuple(units_within(queue.queue, next_offset, next_offset + 1)),
                 )
                 yield item, slice_.approximate_bytes + len(slice_) * UNIT_BYTES
@@ -483,6 +489,10 @@ def indexed_queues(
                 rows=tuple(rows.values()),
                 log_start=log_starts.get(number, min(row.base_offset for row in log)),
                 log_end=max(row.end_offset for row in log),
+                offsets=range(
+                    min(item.slice.first_offset for item in mine),
+                    max(item.slice.end_offset for item in mine),
+                ),
                 sure_below=mine[0].sure_below,
             )
     return found
@@ -491,10 +501,14 @@ def indexed_queues(
 def _sure_below(
     config: StoreConfig, queues: list[QueueRows], topic_ids: Mapping[str, int], marks: Watermarks
 ) -> Iterator[tuple[QueueId, int]]:
-    """Up to where our own notes say that an index file which can be seen here has all keys."""
+    """Up to where our own notes say that an index file which can be seen here has all keys; nothing
+    where there are none."""
+    if marks.slot_count() is None:
+        return
     unseen: dict[QueueId, int] = {}
-    if not is_seen(config):
-        for (_, queue), start in marks.starts().items():
+    here = set(LocalFolder(config).begins())
+    for (begin, queue), start in marks.starts().items():
+        if begin not in here:
             unseen[queue] = min(start, unseen.get(queue, start))
     for rows in queues:
         topic_id = topic_ids.get(rows.key.topic)

@@ -113,11 +113,6 @@ def read_index(config: StoreConfig, item: IndexItem, findings: Findings, take: O
             findings.add(VerifyKind.INDEX_FILE, (segment.path, _position(error)), str(error))
 
 
-def is_seen(config: StoreConfig) -> bool:
-    """Whether the folder of the broker's own index files is on this machine."""
-    return LocalFolder(config).path.is_dir()
-
-
 def verify_local_index(
     config: StoreConfig, uploaded: Collection[int], findings: Findings, take: OnItems
 ) -> dict[int, int]:

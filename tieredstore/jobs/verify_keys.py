@@ -5,13 +5,17 @@ A key that no index file has may be explained. A broker fills index files on its
 them later, and puts the messages of a queue in their order. So where only the newest messages of a
 queue are missing, their keys may be in a file that is not seen here, or not be put yet; where a
 newer message is found, a missing key is damage. Our own notes in the catalogue say more exactly up
-to where all keys must be found. Index files also expire by a time of their own: where the oldest
-have been dropped, the oldest messages of a queue need not be found.
+to where all keys must be found. What lies behind is put again at the next start, and need not be
+found even where newer messages are: a file that the disk could not sync is given up, and those
+after it are uploaded. RocketMQ moves no notes: what it puts is sure once we have opened the tier
+again. Index files also expire by a time of their own: where the oldest have been dropped, the
+oldest messages of a queue need not be found.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -42,16 +46,25 @@ _ENTRY: Final = np.dtype(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexedQueue:
-    """A queue that the index is about. `log_start`: records before this byte have expired, be it
-    with their units only. `sure_below`: keys of messages before this queue offset must be found,
-    whatever comes behind."""
+    """A queue that the index is about, with the messages `offsets`. `log_start`: records before
+    this byte have expired, be it with their units only. `oldest_offset`: the units before this one
+    have gone by now. `sure_below`: keys of messages before this queue offset must be found,
+    whatever comes behind, and others need not be; None where nobody noted that."""
 
     key: QueueKey
     path: str
     rows: tuple[SegmentRecord, ...]
     log_start: int
     log_end: int
-    sure_below: int = 0
+    offsets: range
+    oldest_offset: int = 0
+    sure_below: int | None = None
+
+    def is_sure(self, queue_offset: int) -> bool:
+        return self.sure_below is not None and queue_offset < self.sure_below
+
+    def may_lack(self, queue_offset: int) -> bool:
+        return self.sure_below is not None and queue_offset >= self.sure_below
 
 
 class KeyComparison:
@@ -162,7 +175,7 @@ class KeyComparison:
         unseen = wrong[behind]
         if len(unseen) and not self._last_held:
             count = int(unseen["wanted"].sum())
-            sure = any(row["first"] < self._queues[_queue_of(row)].sure_below for row in unseen)
+            sure = any(self._queues[_queue_of(row)].is_sure(row["first"]) for row in unseen)
             kind = VerifyKind.KEY_MISSING if sure else VerifyKind.NO_INDEX
             text = f"there is no index file: {count} keys are found by nobody"
             self._findings.add(kind, ("the key index", None), text, count=count)
@@ -196,18 +209,21 @@ class KeyComparison:
             first = int(row["first"]) if wanted else None
             if wanted > held and self._has_expired and stretch == self._first_held.get(number):
                 self._add_expired(number, wanted - held, int(row["first"]))
-            elif wanted > held and stretch == self._last_held.get(number):
+            elif wanted > held and (
+                stretch == self._last_held.get(number)
+                or self._queues[number].may_lack(int(row["end"]) - 1)
+            ):
                 self._add_not_uploaded(number, wanted - held, int(row["end"]) - 1)
             else:
                 self._add(kind, number, text, max(1, wanted - held), first, position=start)
 
     def _add_not_uploaded(self, number: QueueId, count: int, first: int) -> None:
-        sure_below = self._queues[number].sure_below
+        queue = self._queues[number]
         text = f"{count} keys of messages from {first} on are in no index file that is seen here"
         kind = VerifyKind.KEYS_NOT_UPLOADED
-        if first < sure_below:
+        if queue.is_sure(first):
             kind = VerifyKind.KEY_MISSING
-            text = f"{text}; up to {sure_below} all were made durable"
+            text = f"{text}; up to {queue.sure_below} all were made durable"
         self._add(kind, number, text, count, first)
 
     def _add_expired(self, number: QueueId, count: int, first: int) -> None:
@@ -244,21 +260,10 @@ class KeyComparison:
         found = []
         for row in suspects:
             number = _queue_of(row)
-            queue = self._queues[number]
             first, end = int(row["first"]), int(row["end"])
             if first >= end:
                 continue  # entries without a message
-            slice_ = Slice(
-                key=queue.key,
-                path=queue.path,
-                first_offset=first,
-                end_offset=end,
-                approximate_bytes=0,
-                rows=queue.rows,
-            )
-            item = SliceItem(slice=slice_, topic_id=number.topic_id, shift=self._shift)
-            check = SliceCheck(self._config, item)
-            try:
+            with closing(self._slice(number, first, end)) as check:
                 for keys in check.run():
                     mine = keys.chosen(keys.log_offsets >> self._shift == row["stretch"])
                     part = np.zeros(len(mine), _ENTRY)
@@ -268,9 +273,34 @@ class KeyComparison:
                     part["is_empty"] = mine.is_empty
                     part["id"] = _ids(part, mine.sizes, mine.hashes)
                     found.append(part)
-            finally:
-                check.close()
         return np.concatenate(found) if found else np.empty(0, _ENTRY)
+
+    def _slice(self, number: QueueId, first: int, end: int) -> SliceCheck:
+        queue = self._queues[number]
+        slice_ = Slice(
+            key=queue.key,
+            path=queue.path,
+            first_offset=first,
+            end_offset=end,
+            approximate_bytes=0,
+            rows=queue.rows,
+        )
+        # With `next_offset` nothing is read that lies behind.
+        item = SliceItem(slice=slice_, topic_id=number.topic_id, shift=self._shift, next_offset=end)
+        return SliceCheck(self._config, item)
+
+    def _log_start(self, number: QueueId) -> int:
+        """Where the oldest unit leads that is still there, if others have expired since one was
+        read: their records go later."""
+        queue = self._queues[number]
+        oldest = queue.oldest_offset
+        if oldest <= queue.offsets.start:
+            return queue.log_start
+        with closing(self._slice(number, oldest, oldest + 1)) as check:
+            for _ in check.run():
+                pass
+            start = check.row().log_start
+        return queue.log_start if start is None else max(queue.log_start, start)
 
     def _held(self, suspects: Sums) -> NDArray[Any]:
         """The entries of the suspects, of all index files."""
@@ -322,9 +352,8 @@ class KeyComparison:
             self._describe(VerifyKind.KEY_TIME, row, text)
 
     def _find_unfounded(self, unfounded: NDArray[Any]) -> None:
-        log_starts = (self._queues[_queue_of(row)].log_start for row in unfounded)
-        starts = np.fromiter(log_starts, np.int64, len(unfounded))
-        wrong = unfounded[unfounded["log_offset"] >= starts]
+        starts = {number: self._log_start(number) for number in {*_queues(unfounded)}}
+        wrong = unfounded[unfounded["log_offset"] >= _limits(unfounded, starts, 0)]
         for row in wrong[: self._findings.room(VerifyKind.KEY_UNFOUNDED, len(wrong))]:
             text = f"no message at byte {row['log_offset']} has the key or the size of this entry"
             self._describe(VerifyKind.KEY_UNFOUNDED, row, text)
@@ -345,8 +374,8 @@ class KeyComparison:
             stretches = theirs["log_offset"] >> self._shift
             last = self._last_held.get(number, -1)
             newest = theirs["log_offset"][stretches == last]
-            start = self._queues[number].log_start
-            if not len(newest) and last == start >> self._shift:
+            sure_below = self._queues[number].sure_below
+            if not len(newest) and last == (start := self._log_start(number)) >> self._shift:
                 newest = np.array([start - 1])  # it has there what has expired, and nothing else
             if self._has_expired:
                 oldest = self._oldest.get(number, INT64_MAX)
@@ -355,12 +384,14 @@ class KeyComparison:
                 if before.any():
                     first = int(missing["queue_offset"][before].min())
                     self._add_expired(number, int(np.count_nonzero(before)), first)
-            if len(newest):
-                behind = mine & ~explained & (missing["log_offset"] >= newest.max())
-                explained |= behind
-                if behind.any():
-                    first = int(missing["queue_offset"][behind].min())
-                    self._add_not_uploaded(number, int(np.count_nonzero(behind)), first)
+            behind = missing["log_offset"] >= (newest.max() if len(newest) else INT64_MAX)
+            if sure_below is not None:
+                behind |= missing["queue_offset"] >= sure_below
+            behind &= mine & ~explained
+            explained |= behind
+            if behind.any():
+                first = int(missing["queue_offset"][behind].min())
+                self._add_not_uploaded(number, int(np.count_nonzero(behind)), first)
         missing = missing[~explained]
         for row in missing[: self._findings.room(VerifyKind.KEY_MISSING, len(missing))]:
             queue, offset = self._queues[_queue_of(row)], int(row["queue_offset"])
@@ -404,7 +435,7 @@ def _queues(rows: Sums) -> Iterator[QueueId]:
     return map(QueueId, rows["topic_id"].tolist(), rows["queue_id"].tolist())
 
 
-def _limits(rows: Sums, held: Mapping[QueueId, int], default: int) -> NDArray[np.int64]:
+def _limits(rows: NDArray[Any], held: Mapping[QueueId, int], default: int) -> NDArray[np.int64]:
     found = (held.get(number, default) for number in _queues(rows))
     return np.fromiter(found, np.int64, len(rows))
 

@@ -74,7 +74,7 @@ class SliceItem:
 
     `next_offset` is the queue offset of the first unit behind the slice, -1 if there is none;
     `more_rows` is the row that has it. `is_first`: nothing of the queue lies before. `sure_below`:
-    the index must have the keys of all messages before this queue offset.
+    the index must have the keys of all messages before this queue offset; None: nobody noted any.
     """
 
     slice: Slice
@@ -82,7 +82,7 @@ class SliceItem:
     shift: int
     next_offset: int = -1
     is_first: bool = False
-    sure_below: int = 0
+    sure_below: int | None = None
     more_rows: tuple[SegmentRecord, ...] = ()
 
     @property
