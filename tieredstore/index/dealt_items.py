@@ -6,6 +6,7 @@ Each block that comes is dealt to ranges of 65 536 slots. Then one range after a
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,6 +46,18 @@ class Spool:
         if len(data) < length:
             raise SegmentCorruptError(self._folder, "a file became shorter", position=position)
         return data
+
+    def read_into(self, data: bytearray, position: int) -> None:
+        """Fill these bytes from there."""
+        view = memoryview(data)
+        with refused_by_system(self._folder, "read a file in"):
+            while view:
+                got = os.preadv(self._file.fileno(), [view], position)
+                if not got:
+                    raise SegmentCorruptError(
+                        self._folder, "a file became shorter", position=position
+                    )
+                view, position = view[got:], position + got
 
     def close(self) -> None:
         self._file.close()

@@ -16,7 +16,6 @@ What a crash leaves behind, and who removes it:
 
 from __future__ import annotations
 
-import random
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -118,17 +117,20 @@ class StreamBatch:
         return self.number <= last
 
 
-def begin_load(config: StoreConfig, *, wait_seconds: float = WAIT_SECONDS) -> None:
+def begin_load(
+    config: StoreConfig, *, clock: Clock | None = None, wait_seconds: float = WAIT_SECONDS
+) -> None:
     """Refused where somebody writes a tier in a directory, and goes on to: CatalogueLockedError.
 
     Nothing is claimed or removed: other loads may be under way.
     """
+    clock = clock or SystemClock()
     worker_scratch(config)
     provider = worker_provider(config)
     if keeps_catalogue(config, provider):
         # Only a look: a claim would fence another load. The commit looks for the rest.
         provider.refresh()
-        with _waited(partial(catalogue_lock, config), SystemClock(), wait_seconds):
+        with _waited(partial(catalogue_lock, config), clock, wait_seconds):
             pass  # a broker of this machine would have the commit refused
         seen = provider.catalogue(config.broker_name, read_only=True)
         if seen is not None:
@@ -138,7 +140,7 @@ def begin_load(config: StoreConfig, *, wait_seconds: float = WAIT_SECONDS) -> No
                         slot_count=config.index_slot_count, item_capacity=config.index_item_count
                     )
         return
-    with _waited_tier(config, SystemClock(), wait_seconds) as tier:
+    with _waited_tier(config, clock, wait_seconds) as tier:
         if config.index_enabled:
             tier.check_index_sizes()
 
@@ -213,7 +215,8 @@ def commit_load(
             if tries == TRIES_MAX:
                 raise
             log.info("another load has taken over: this commit begins again")
-            clock.sleep(random.uniform(0, min(PAUSE_SECONDS_MAX, LOOK_SECONDS * 2**tries)))
+            pause = min(PAUSE_SECONDS_MAX, LOOK_SECONDS * 2**tries)
+            clock.sleep(worker_runtime().dice.uniform(0, pause))
     log.info("%d messages of %d queues were loaded", report.message_count, report.queue_count)
     return report
 

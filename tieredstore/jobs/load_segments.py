@@ -11,11 +11,11 @@ Names are `load/<run>/<ms>.<attempt>-<number>`, so that an audit sees how old th
 from __future__ import annotations
 
 import os
-import tempfile
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import chain, count
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 import google_crc32c
@@ -34,6 +34,7 @@ from tieredstore.codec.queue_unit import UNIT_BYTES, decode_units, encode_units
 from tieredstore.codec.record import LOG_OFFSET_POSITION, QUEUE_OFFSET_POSITION
 from tieredstore.driver.provider import LOADS, Scratch, SegmentProvider
 from tieredstore.driver.segment import Buffer
+from tieredstore.index.dealt_items import Spool
 from tieredstore.index.keys import IndexColumns
 from tieredstore.jobs.key_runs import KeyRun, RunWriter
 from tieredstore.jobs.load_records import EncodedRun, LoadColumns, encode_batch
@@ -438,7 +439,7 @@ class _Spilled:
     """Rows of one queue in the file of a task: numbers of all of them, the hashes of their keys,
     and their records."""
 
-    descriptor: int
+    spool: Spool
     position: int
     count: int
     key_count: int
@@ -453,7 +454,7 @@ class _Spilled:
         while done < self.count:
             end = max(done + 1, int(np.searchsorted(ends, at + CHUNK_BYTES, side="right")))
             records = bytearray(int(ends[end - 1]) - at)
-            _read_into(self.descriptor, records, start + at)
+            self.spool.read_into(records, start + at)
             chosen = columns[done:end]
             key_end = int(key_ends[end - 1])
             yield Rows(
@@ -472,22 +473,13 @@ class _Spilled:
 
     def _columns(self) -> NDArray[Any]:
         data = bytearray(self.count * _ROW.itemsize)
-        _read_into(self.descriptor, data, self.position)
+        self.spool.read_into(data, self.position)
         return np.frombuffer(data, _ROW)
 
     def _hashes(self) -> NDArray[np.uint64]:
         data = bytearray(self.key_count * _HASH_BYTES)
-        _read_into(self.descriptor, data, self.position + self.count * _ROW.itemsize)
+        self.spool.read_into(data, self.position + self.count * _ROW.itemsize)
         return np.frombuffer(data, np.uint64)
-
-
-def _read_into(descriptor: int, data: bytearray, position: int) -> None:
-    view = memoryview(data)
-    while view:
-        got = os.preadv(descriptor, [view], position)
-        if not got:
-            raise OSError("the file of this task became shorter")
-        view, position = view[got:], position + got
 
 
 @dataclass(slots=True, eq=False)
@@ -513,8 +505,7 @@ class Stager:
     _waiting: dict[QueueKey, list[EncodedRun]] = field(default_factory=dict)
     _waiting_bytes: int = 0
     _spilled: dict[QueueKey, list[_Spilled]] = field(default_factory=dict)
-    _file: Any = None
-    _end: int = 0
+    _spool: Spool | None = None
     _coming: Iterator[EncodedRun] = field(default_factory=lambda: iter(()))
     _next: QueueKey | None = None  # the queue that leads next
 
@@ -522,8 +513,8 @@ class Stager:
         try:
             return StagedPart(partition=self.partition, runs=tuple(self._runs(batches)))
         finally:
-            if self._file is not None:
-                self._file.close()
+            if self._spool is not None:
+                self._spool.close()
 
     def _runs(self, batches: Iterable[pa.RecordBatch]) -> Iterator[StagedRun]:
         encoded = (encode_batch(batch, self.columns, with_keys=self.index) for batch in batches)
@@ -580,27 +571,22 @@ class Stager:
 
     def spilled(self, runs: Sequence[EncodedRun], *, with_records: bool = True) -> _Spilled:
         """These runs of one queue, in the file."""
-        if self._file is None:
+        if self._spool is None:
             folder = os.environ.get("SPARK_LOCAL_DIRS", "").partition(",")[0]
-            self._file = tempfile.TemporaryFile(dir=folder or None, buffering=0)  # noqa: SIM115
+            self._spool = Spool(Path(folder) if folder else None)
         columns = np.empty(sum(map(len, runs)), _ROW)
         columns["size"] = np.concatenate([run.message_bytes for run in runs])
         columns["tags"] = np.concatenate([run.tags_codes for run in runs])
         columns["time"] = np.concatenate([run.store_times for run in runs])
         columns["keys"] = np.concatenate([run.key_counts for run in runs])
         hashes = np.concatenate([run.key_hashes for run in runs])
-        position = self._end
-        self._write(columns.view(np.uint8).data)
+        spool, position = self._spool, self._spool.size
+        spool.append(columns.view(np.uint8).data)
         if with_records:
-            self._write(hashes.view(np.uint8).data)
+            spool.append(hashes.view(np.uint8).data)
             for run in runs:
-                self._write(run.records)
-        return _Spilled(self._file.fileno(), position, len(columns), len(hashes))
-
-    def _write(self, view: memoryview) -> None:
-        while view:
-            written = os.pwrite(self._file.fileno(), view, self._end)
-            view, self._end = view[written:], self._end + written
+                spool.append(run.records)
+        return _Spilled(spool, position, len(columns), len(hashes))
 
 
 class _Leading:
