@@ -3,30 +3,36 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
+from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow.parquet as pq
 
 from tests.simulation.model import Put, Question
-from tieredstore.access.audit import audit
-from tieredstore.access.reader import TieredReader
+from tieredstore.access.audit import AuditKind, audit
+from tieredstore.access.reader import TieredReader, reconcile
+from tieredstore.access.wiring import catalogue_to_read, provider_of, published_catalogue
 from tieredstore.codec.selected import SelectedRecord
 from tieredstore.driver.dispatched import arrived
+from tieredstore.driver.metrics import NoMetrics
 from tieredstore.jobs.export import ExportJob
 from tieredstore.jobs.job import Job, JobReport, JobState, LocalEngine, run_job
 from tieredstore.jobs.migrate import migrate
 from tieredstore.jobs.scan import OnCorrupt, Scan, plan_scan
+from tieredstore.jobs.scrub import Scrub
 from tieredstore.jobs.slices import EVERYTHING
 from tieredstore.jobs.verify import VerifyJob
-from tieredstore.jobs.verify_findings import VerifyKind
+from tieredstore.jobs.verify_findings import Findings
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import BackendRefusedError, MetadataError, StoreClosedError
 from tieredstore.model.findings import Finding, Severity
 from tieredstore.model.messages import DispatchRequest, Message
-from tieredstore.model.values import Boundary, PutStatus, QueueKey, StorageLevel
+from tieredstore.model.values import Boundary, QueueKey, StorageLevel
 from tieredstore.testing.message_store_contract import NamedTagFilter, TagFilter
 
 if TYPE_CHECKING:
@@ -43,7 +49,7 @@ KEYS_ASKED: Final = 8
 
 
 def produce(client: Client, life: Life) -> None:
-    world, dice, model = client.world, client.dice, client.world.model
+    world, dice = client.world, client.dice
     draw = dice.random()
     if draw < 0.15:
         life.runtime.clock.sleep(dice.choice([0.01, 1, 3, 30, 700]))
@@ -51,20 +57,7 @@ def produce(client: Client, life: Life) -> None:
     if draw < 0.2:
         world.saw_time()
     queue = dice.choice([*KEPT, KEPT[0], BRIEF])
-    count = dice.choice([1, 1, 1, 3])
-    puts = []
-    for _ in range(count):
-        world.names += 1
-        name = f"m{world.names}"
-        put = Put(
-            name=name,
-            queue=queue,
-            keys=(f"u{world.names}", dice.choice(SHARED_KEYS)),
-            tag=dice.choice(TAGS),
-            begun=model.deletions.get(queue.topic, 0),
-        )
-        model.send(put)
-        puts.append(put)
+    puts = [a_put(client, queue) for _ in range(dice.choice([1, 1, 1, 3]))]
     messages = [a_message(put, dice.choice([0, 100, 100, 900])) for put in puts]
     if dice.random() < 0.3:
         future = life.store.put_messages_future(messages)
@@ -74,10 +67,22 @@ def produce(client: Client, life: Life) -> None:
     else:
         results = life.store.put_messages(messages)
     life.saw()
-    for put, result in zip(puts, results, strict=True):
-        if result.stored:
-            model.acknowledge(put, result)
-            put.is_on_disk = world.sync_flush and result.status is PutStatus.PUT_OK
+    world.acknowledged(puts, results)
+
+
+def a_put(client: Client, queue: QueueKey) -> Put:
+    """A message that nobody has sent yet, known to the model from now on."""
+    world, dice = client.world, client.dice
+    world.names += 1
+    put = Put(
+        name=f"m{world.names}",
+        queue=queue,
+        keys=(f"u{world.names}", dice.choice(SHARED_KEYS)),
+        tag=dice.choice(TAGS),
+        begun=world.model.deletions.get(queue.topic, 0),
+    )
+    world.model.send(put)
+    return put
 
 
 def a_message(put: Put, filling: int) -> Message:
@@ -111,7 +116,7 @@ def consume(client: Client, life: Life) -> None:
 
 def read_page(client: Client, life: Life) -> None:
     world, dice, model = client.world, client.dice, client.world.model
-    queue = dice.choice(QUEUES)
+    queue = dice.choice(world.queues)
     if dice.random() < 0.1:
         life.store.level = dice.choice(LEVELS)
         life.forced_count += life.store.level is StorageLevel.FORCE
@@ -143,7 +148,7 @@ def read_page(client: Client, life: Life) -> None:
 def read_run(client: Client, life: Life) -> None:
     """Messages as columns, which begin where they were asked for."""
     world, dice, model = client.world, client.dice, client.world.model
-    queue = dice.choice(QUEUES)
+    queue = dice.choice(world.queues)
     offset = dice.randrange(model.end(queue) + 1)
     before, deletions = model.required(queue), model.deletions.get(queue.topic, 0)
     forced, count = life.store.level is StorageLevel.FORCE, life.forced_count
@@ -171,7 +176,7 @@ def read_run(client: Client, life: Life) -> None:
 def wait_for_more(client: Client, life: Life) -> None:
     """Whoever registers first and looks then is told of each message that comes later."""
     dice, store = client.dice, life.store
-    queue = dice.choice(QUEUES)
+    queue = dice.choice(client.world.queues)
     ends: list[int] = []
 
     def come(requests: Sequence[DispatchRequest]) -> None:
@@ -197,7 +202,7 @@ def wait_for_more(client: Client, life: Life) -> None:
 def ask_one(client: Client, life: Life) -> None:
     """Whether a message is there, and when it was stored."""
     dice, model = client.dice, client.world.model
-    queue = dice.choice(QUEUES)
+    queue = dice.choice(client.world.queues)
     before, deletions = model.required(queue), model.deletions.get(queue.topic, 0)
     if not before or client.world.is_out_of_room:
         return  # with a full disk a queue lacks messages that are in the log already
@@ -233,7 +238,7 @@ def ask_key(client: Client, life: Life) -> None:
 
 def ask_time(client: Client, life: Life) -> None:
     dice, model = client.dice, client.world.model
-    queue = dice.choice(QUEUES)
+    queue = dice.choice(client.world.queues)
     times = [put.store_ms for put in model.queues.get(queue, {}).values()]
     if not times:
         return
@@ -253,12 +258,13 @@ def ask_time(client: Client, life: Life) -> None:
 
 def ask_ends(client: Client, life: Life) -> None:
     world, dice, model = client.world, client.dice, client.world.model
-    queue = dice.choice(QUEUES)
+    queue = dice.choice(world.queues)
     before, deletions = model.required(queue), model.deletions.get(queue.topic, 0)
     committed = life.store.committed_offset(*queue)
     life.saw()
     model.saw_committed(queue, committed, deletions)
-    there_is = world.furthest[queue]
+    # A queue whose first messages a power cut took begins behind them, in the tier too.
+    there_is = world.furthest[queue] or life.local.min_offset(*queue) or 0
     is_same = model.deletions.get(queue.topic, 0) == deletions
     if committed is not None and is_same and not world.is_posix:
         assert committed <= there_is, f"{queue}: {committed} committed, the log has {there_is}"
@@ -317,7 +323,7 @@ def audit_all(client: Client, life: Life) -> None:
             break
     else:
         raise AssertionError(f"not all can be uploaded: {store.health()}")
-    for queue in QUEUES:
+    for queue in world.queues:
         for level in LEVELS:
             store.level = level
             walk(world, store.get_message, queue, model.end(queue))
@@ -397,14 +403,14 @@ def read_elsewhere(outsider: Outsider) -> None:
 def durable_ends(world: World) -> dict[QueueKey, tuple[int, int]]:
     """Of each queue the deletions of its topic, and where it ends in the tier."""
     deletions = world.model.deletions
-    return {key: (deletions.get(key.topic, 0), world.durable_end(key)) for key in QUEUES}
+    return {key: (deletions.get(key.topic, 0), world.durable_end(key)) for key in world.queues}
 
 
 def read_page_elsewhere(
     outsider: Outsider, reader: TieredReader, ends: dict[QueueKey, tuple[int, int]]
 ) -> None:
     world, dice, model = outsider.world, outsider.dice, outsider.world.model
-    queue = dice.choice(QUEUES)
+    queue = dice.choice(world.queues)
     deletions, end = ends[queue]
     offset = dice.randrange(end + 1)
     before = {at for at in model.required(queue) if at < end}
@@ -426,7 +432,7 @@ def ask_key_elsewhere(
         return
     put = dice.choice(list(model.puts.values()))
     topic, question = put.queue.topic, Question.about(put, dice)
-    deletions = {ends[queue][0] for queue in QUEUES if queue.topic == topic}
+    deletions = {ends[queue][0] for queue in world.queues if queue.topic == topic}
     before = [
         each
         for each in model.having(topic, question.key)
@@ -442,7 +448,7 @@ def ask_time_elsewhere(
     outsider: Outsider, reader: TieredReader, ends: dict[QueueKey, tuple[int, int]]
 ) -> None:
     world, dice, model = outsider.world, outsider.dice, outsider.world.model
-    queue = dice.choice(QUEUES)
+    queue = dice.choice(world.queues)
     deletions, end = ends[queue]
     times = [put.store_ms for put in model.queues.get(queue, {}).values()]
     if not times or not end:
@@ -459,7 +465,7 @@ def scan_elsewhere(outsider: Outsider) -> None:
     world, dice, model = outsider.world, outsider.dice, outsider.world.model
     outsider.runtime.clock.sleep(dice.choice([1, 100, 3_000]))
     ends = durable_ends(world)
-    before = {key: model.required(key) for key in QUEUES}
+    before = {key: model.required(key) for key in world.queues}
     if not world.has_segments(world.machine):
         return
     with TieredReader(outsider.config) as reader:
@@ -531,10 +537,56 @@ def verify_beside(outsider: Outsider) -> None:
     if world.is_posix and dice.random() < 0.5:
         outsider.config = world.tier_config(world.machine)  # on the broker's host
     with nothing_there():
-        damage = damage_of(outsider, outsider.config)
-        if world.has_lost_disk:  # its keys are missing until its broker has put them again
-            damage = [each for each in damage if each.kind is not VerifyKind.KEY_MISSING]
-        assert not damage, f"verify: {damage}"
+        check_damage(world, damage_of(outsider, outsider.config))
+
+
+def check_damage(world: World, damage: Sequence[Finding]) -> None:
+    """Of a tier whose broker may be at work."""
+    if world.is_out_of_room:  # a local queue that cannot begin where it was loaded stops
+        damage = [each for each in damage if each.kind is not AuditKind.STOPPED]
+    assert not damage, f"damage: {damage}"
+
+
+def scrub_beside(outsider: Outsider) -> None:
+    """Verified so slowly that much happens between two parts; another time it goes on."""
+    world, dice = outsider.world, outsider.dice
+    outsider.runtime.clock.sleep(dice.choice([1, 100, 3_000]))
+    if not world.has_segments(world.machine):
+        return
+    found: list[Finding] = []
+
+    def told(findings: Findings) -> None:
+        found.extend(each for each in findings.found if each.severity is Severity.DAMAGE)
+
+    scrub = Scrub(
+        VerifyJob(config=outsider.config, split_bytes=dice.choice([300, 100_000])),
+        clock=outsider.runtime.clock,
+        rate_bytes=dice.choice([10, 1_000, 1_000_000]),
+        pause_seconds=dice.choice([1, 1_000]),
+        state=outsider.machine.folder / "scrub.json",
+        told=told,
+    )
+    with nothing_there():
+        deque(islice(scrub.passes(), dice.choice([1, 2])), maxlen=0)
+    check_damage(world, found)
+
+
+def audit_beside(outsider: Outsider) -> None:
+    """What `audit` does, which changes nothing."""
+    world, runtime = outsider.world, outsider.runtime
+    runtime.clock.sleep(outsider.dice.choice([1, 100, 3_000]))
+    if not world.has_segments(world.machine):
+        return
+    if world.is_posix and outsider.dice.random() < 0.5:
+        outsider.config = world.tier_config(world.machine)  # on the broker's host
+    config = outsider.config
+    with ExitStack() as opened:
+        provider = opened.enter_context(closing(provider_of(config, runtime, NoMetrics())))
+        catalogue = opened.enter_context(closing(catalogue_to_read(config, runtime, provider)))
+        reconcile(catalogue, provider, [config.broker_name])
+        published = partial(published_catalogue, config, provider)
+        report = audit(catalogue, provider, config, runtime, published=published)
+    check_damage(world, [each for each in report.findings if each.severity is Severity.DAMAGE])
 
 
 def export_beside(outsider: Outsider) -> None:
@@ -606,7 +658,7 @@ def cut_over(outsider: Outsider) -> None:
     report = migrated(outsider, cut_over=True)
     assert report.facts["cut_over"] == "done", f"migrate: {report}"
     with TieredReader(target_of(outsider)) as reader:
-        for queue in QUEUES:
+        for queue in world.queues:
             walk(world, reader.get_message, queue, model.end(queue))
         puts = list(model.puts.values())
         for put in outsider.dice.sample(puts, min(KEYS_ASKED, len(puts))):
@@ -710,6 +762,8 @@ OUTSIDE: Final[dict[str, Callable[[Outsider], None]]] = {
     "reader": read_elsewhere,
     "scanner": scan_elsewhere,
     "verifier": verify_beside,
+    "scrubber": scrub_beside,
+    "inspector": audit_beside,
     "exporter": export_beside,
     "mover": copy_elsewhere,
     "successor": take_over,

@@ -15,10 +15,10 @@ import shutil
 import sys
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from random import Random
 from typing import Any, ClassVar, Final, Self
@@ -39,9 +39,13 @@ from tests.simulation.acts import (
     find_out,
     verify_elsewhere,
 )
+from tests.simulation.awaited import await_things
+from tests.simulation.loads import LOADED, Loads
 from tests.simulation.machines import Bucket, Disks, Machine, refuse_for_room
-from tests.simulation.model import SENT, Model
-from tests.simulation.scheduler import ActorRuntime, Process, Scheduler
+from tests.simulation.model import GONE, SENT, Model, Put
+from tests.simulation.scheduler import ActorPool, ActorRuntime, Process, Scheduler
+from tests.simulation.streams import Checkpoint, follow, follow_rest
+from tieredstore import aio
 from tieredstore.access.audit import audit
 from tieredstore.access.rebuild import rebuild_beside_published
 from tieredstore.access.store import TieredMessageStore
@@ -54,12 +58,14 @@ from tieredstore.access.wiring import (
     publisher_of,
     written_catalogue,
 )
+from tieredstore.aio import AsyncTieredStore
 from tieredstore.codec.message import decode_message
 from tieredstore.driver import durable
 from tieredstore.driver.metrics import NoMetrics
 from tieredstore.driver.runtime import Runtime
-from tieredstore.jobs import worker
+from tieredstore.jobs import load, worker
 from tieredstore.jobs.job import JobState, LocalEngine
+from tieredstore.jobs.load_records import LoadRefusedError
 from tieredstore.jobs.reindex import reindex
 from tieredstore.local import files as local_files
 from tieredstore.local.config import LocalConfig
@@ -74,7 +80,8 @@ from tieredstore.model.errors import (
     StoreClosedError,
     TieredStoreError,
 )
-from tieredstore.model.values import QueueKey, SegmentType
+from tieredstore.model.messages import PutResult
+from tieredstore.model.values import PutStatus, QueueKey, SegmentType
 from tieredstore.providers.object_provider import ObjectProvider
 from tieredstore.roundlog.layout import ObjectLayout
 from tieredstore.testing.disk import Crash, ForgetfulDisk
@@ -84,9 +91,16 @@ CLUSTER: Final = "cluster-a"
 RECOVER: Final = "recover"  # the disk is lost once, and another one goes on with the tier
 REPAIR: Final = "repair"  # between two lives what `audit --repair` does, and
 REINDEX: Final = "reindex"  # all index files are made anew
+AWAITER: Final = "awaiter"
+SETTINGS: Final = "settings"  # each life may have others
+LOAD: Final = "load"  # or messages are loaded
+CARES: Final = (REPAIR, REINDEX, LOAD)
 START_MS: Final = 4_000_000_000_000  # behind all times of real files: these are always old
 HOUR_MS: Final = 3_600_000
+CLIENTS: Final = {**ACTS, AWAITER: await_things}
+OUTSIDERS: Final = {**OUTSIDE, "stream": follow}
 EXTRAS: Final = (
+    AWAITER,
     "operator",
     "deleter",
     "restarter",
@@ -95,12 +109,17 @@ EXTRAS: Final = (
     "reader",
     "scanner",
     "verifier",
+    "scrubber",
+    "inspector",
     "exporter",
+    "stream",
     "mover",
     "successor",
     RECOVER,
     REPAIR,
     REINDEX,
+    LOAD,
+    SETTINGS,
 )
 PARTNERS: Final = ("producer", "consumer", *sorted(set(EXTRAS)))
 LIVES_MAX: Final = 5
@@ -143,6 +162,9 @@ class Plan:
         tier = tier or chosen
         if tier == "posix":  # two brokers of one name on one directory are not promised
             clients = [each for each in clients if each != "successor"]
+        if AWAITER in clients:  # asyncio knows of one running loop in a thread
+            clients = [each for each in clients if each not in {"successor", AWAITER}]
+            clients.append(AWAITER)
         odds = 0.3 if is_pair else 0.5
         faults = tuple(each for each in FAULTS if dice.random() < odds)
         ops = dice.choice([2, 4, 8] if is_pair else [3, 6, 12, 20])
@@ -172,7 +194,7 @@ class Client:
         while self.left and not life.is_ending and not life.is_forked:
             self.left -= 1
             with suppress(Forked):
-                self.world.attempt(lambda: ACTS[self.kind](self, life))
+                self.world.attempt(lambda: CLIENTS[self.kind](self, life))
 
 
 class Outsider:
@@ -186,12 +208,13 @@ class Outsider:
         self.process = Process(self.name, self.machine)
         self.runtime = world.runtime(self.process)
         self.config = world.tier_config(self.machine)
+        self.checkpoint = Checkpoint()
 
     def run(self) -> None:
         while self.left and not self.world.is_sound:
             self.left -= 1
             try:
-                OUTSIDE[self.kind](self)
+                OUTSIDERS[self.kind](self)
             except (BackendUnavailableError, SegmentNotFoundError, NoCatalogueError) as error:
                 # Time leaps while others wait, a topic may be deleted under a scan, and nothing
                 # may be published yet.
@@ -239,6 +262,11 @@ class Life:
         self.is_ending = True
         self.shutdown()
 
+    @cached_property
+    def awaited(self) -> AsyncTieredStore:
+        """Made by one of its own actors, whose process its threads belong to."""
+        return AsyncTieredStore(self.store)
+
     def saw(self) -> None:
         """A call has returned, and its answer is about to be looked at."""
         self.world.saw_time()
@@ -249,6 +277,8 @@ class Life:
         drain = self.world.dice.random() < 0.5
         self.world.scheduler.note(f"shutdown, drain={drain}")
         self.world.attempt(lambda: self.store.shutdown(drain=drain))
+        if self.parts is not None and self.parts.log.flushed_offset < self.parts.log.max_offset:
+            self.world.sure_below = self.parts.log.flushed_offset  # its disk has failed
         self.is_over = True
 
     def flushed_offset(self) -> int | None:
@@ -272,14 +302,15 @@ class World:
         self.witness = Witness(layout.rounds(BROKER))
         self.reserve_hours = self.dice.choice([1, 48, 48])
         self.sync_flush = self.dice.random() < 0.5
-        self.dispatch_ms = self.dice.choice([1, 10, 100])
-        self.level = self.dice.choice(LEVELS)
-        self.cache_bytes = self.dice.choice([0, 2_000, 1 << 20])
+        self._set_up()
+        self.sizes: dict[str, Any] = {}  # settings that change from life to life
         self.kill_odds = self.dice.choice([0.0003, 0.001, 0.003]) if KILLS in plan.faults else 0
         self.model = Model(kept_ms=self.reserve_hours * HOUR_MS)
         self.lives = 0
         self.life: Life | None = None
-        self.furthest = dict.fromkeys(QUEUES, 0)  # where each queue ever ended in the bucket
+        self.queues = [*QUEUES, *LOADED] if LOAD in plan.clients else QUEUES
+        self.loads = Loads(self)
+        self.furthest = dict.fromkeys(self.queues, 0)  # where each queue ever ended in the bucket
         self.former: Life | None = None  # another machine has taken over from it
         self.graves: list[object] = []
         """What a dead process has left: no finalizer of it may run before the end."""
@@ -329,9 +360,15 @@ class World:
             patch.setattr(os, "getpid", lambda: 4242)
             patch.setattr(durable, "_held_guard", threading.Lock())
             patch.setattr(local_files, "_lock_guard", threading.Lock())
+            patch.setattr(load, "_ONE_INDEX", threading.Lock())
             patch.setattr(LocalStore, "of", classmethod(with_our_lock))
             patch.setattr(Runtime, "threads", lambda **named: self._runtime_here())
             patch.setattr(worker, "_PARTS", PartsOfProcesses(self.scheduler))
+            patch.setattr(
+                aio,
+                "ThreadPool",
+                lambda name, **named: ActorPool(self.scheduler, self._here(), name),
+            )
             stack.enter_context(self.disks.installed())
             stack.enter_context(hearing(self.failed))
             yield
@@ -339,20 +376,18 @@ class World:
     def _direct(self) -> None:
         plan = self.plan
         numbered = list(enumerate(plan.clients))
-        clients = [Client(self, kind, n, plan.ops) for n, kind in numbered if kind in ACTS]
+        clients = [Client(self, kind, n, plan.ops) for n, kind in numbered if kind in CLIENTS]
         machine = self.machine = Machine("here", self.folder / "here")
-        outsiders = [Outsider(self, kind, n, plan.ops) for n, kind in numbered if kind in OUTSIDE]
-        if KILLS in plan.faults:
-            self.bucket.ends, self.bucket.may_end = self._end, self._may_end
-        if REQUESTS in plan.faults:
-            self.bucket.odds = self.dice.choice([0.01, 0.05, 0.2])
-        self.bucket.pages_lists = PAGED in plan.faults
+        outsiders = [Outsider(self, kind, n, plan.ops) for n, kind in numbered if kind in OUTSIDERS]
+        self._set_faults()
         actors = [self.scheduler.spawn(each.name, each.process, each.run) for each in outsiders]
+        if LOAD in plan.clients and self.dice.random() < 0.5:
+            self._take_care(machine, LOAD)  # of a tier that is not there yet
         while any(each.left for each in clients) and self.lives < LIVES_MAX:
             self._live(machine, clients)
             if RECOVER in plan.clients and not self.has_lost_disk and self.dice.random() < 0.5:
                 self._lose_disk(machine)
-            for care in (REPAIR, REINDEX):
+            for care in CARES:
                 if care in plan.clients and self.dice.random() < 0.5:
                     self._take_care(machine, care)
             if self.former is not None and self.former.machine is machine:
@@ -374,10 +409,37 @@ class World:
         if self.has_segments(machine):  # without, verify takes a tier for the wrong one
             self._look_elsewhere(outsiders, machine)
 
+    def _set_up(self) -> None:
+        self.dispatch_ms = self.dice.choice([1, 10, 100])
+        self.level = self.dice.choice(LEVELS)
+        self.cache_bytes = self.dice.choice([0, 2_000, 1 << 20])
+
+    def _change_settings(self) -> None:
+        choice = self.dice.choice
+        self._set_up()
+        self.sizes = {
+            "commit_log_segment_bytes": choice([1_200, 1_500, 6_000]),
+            "consume_queue_segment_bytes": choice([60, 100, 400]),
+            "commit_log_rolling_hours": choice([1, 24]),
+            "index_rolling_hours": choice([1, 24]),
+            "group_commit_count": choice([1, 4, 1_000]),
+            "group_commit_timeout_ms": choice([100, 2_000, 30_000]),
+            "crc_check_enabled": choice([True, False]),
+            "expiry_interval_ms": choice([60_000, 600_000]),
+        }
+
+    def _set_faults(self) -> None:
+        faults, bucket = self.plan.faults, self.bucket
+        if KILLS in faults:
+            bucket.ends, bucket.may_end = self._end, self._may_end
+        if REQUESTS in faults:
+            bucket.odds = self.dice.choice([0.01, 0.05, 0.2])
+        bucket.pages_lists = PAGED in faults
+
     def _look_elsewhere(self, outsiders: list[Outsider], machine: Machine) -> None:
         """At a tier that nobody changes any more."""
         self._do_elsewhere(verify_elsewhere, Outsider(self, "verify", 0, 1), machine)
-        last = {"exporter": export_rest, "mover": cut_over}
+        last = {"exporter": export_rest, "stream": follow_rest, "mover": cut_over}
         for kind, act in last.items():
             for each in outsiders:
                 if each.kind == kind:
@@ -395,7 +457,7 @@ class World:
         try:
             if told := self.witness.landed(key, data):
                 self.scheduler.note(told)
-                for queue in QUEUES:
+                for queue in self.queues:
                     self.furthest[queue] = max(self.durable_end(queue), self.furthest[queue])
         except Exception as error:  # noqa: BLE001 - `run` raises it
             self.scheduler.failure = self.scheduler.failure or error
@@ -440,6 +502,8 @@ class World:
 
     def _live(self, machine: Machine, clients: list[Client]) -> None:
         self.lives += 1
+        if SETTINGS in self.plan.clients:
+            self._change_settings()
         life = self.life = Life(self, machine, self.lives)
         self.graves.append(life)
         self.scheduler.note(f"life {self.lives} begins")
@@ -459,7 +523,7 @@ class World:
         """What the broker had on its own disk is gone; not a tier in a directory beside it."""
         if self.former is not None or not self.has_segments(machine):
             return
-        self.has_lost_disk = True
+        self.has_lost_disk, self.loads.are_known = True, False
         self.scheduler.note("the disk is lost")
         shutil.rmtree(machine.folder / "store")
         machine.disk = ForgetfulDisk(machine.folder)
@@ -474,10 +538,10 @@ class World:
 
     def _take_care(self, machine: Machine, care: str) -> None:
         """An operator at work while no broker runs."""
-        if self.former is not None or not self.has_segments(machine):
+        if self.former is not None or not (care == LOAD or self.has_segments(machine)):
             return
         machine.is_full, machine.lies = False, 0
-        call = {REPAIR: self._repair, REINDEX: self._reindex}[care]
+        call = {REPAIR: self._repair, REINDEX: self._reindex, LOAD: self._load}[care]
         expected: tuple[type[Exception], ...] = (NoCatalogueError, *self.expected)
         self.scheduler.note(f"{care} begins")
 
@@ -516,6 +580,14 @@ class World:
         report = reindex(config, engine, clock=runtime.clock)
         self.scheduler.note(f"reindex: {report.state.value} {dict(report.counts)}")
         assert report.state is JobState.DONE or self.expected, f"reindex: {report}"
+
+    def _load(self, config: StoreConfig) -> None:
+        try:
+            self.loads.take(config, self._runtime_here())
+        except LoadRefusedError as error:  # a backend that is away is the cause of one, too
+            if not self.expected:
+                raise
+            self.scheduler.note(f"{error!r:.200}")
 
     def _recover(self, machine: Machine) -> None:
         """As the command does: a catalogue from what is published, and from the bytes."""
@@ -593,9 +665,15 @@ class World:
         return ActorRuntime(self.scheduler, process, dice, self.failed)
 
     def _runtime_here(self) -> ActorRuntime:
+        return self.runtime(self._here())
+
+    def _pool_here(self, name: str, **_: int) -> ActorPool:
+        return ActorPool(self.scheduler, self._here(), name)
+
+    def _here(self) -> Process:
         running = self.scheduler.running
         assert running is not None
-        return self.runtime(running.process)
+        return running.process
 
     def local_config(self, machine: Machine) -> LocalConfig:
         return LocalConfig(
@@ -614,7 +692,7 @@ class World:
         )
 
     def tier_config(self, machine: Machine) -> StoreConfig:
-        return StoreConfig(
+        config = StoreConfig(
             broker_name=BROKER,
             cluster_name=CLUSTER,
             provider="posix" if self.is_posix else "tests.simulation.world.SimProvider",
@@ -636,6 +714,7 @@ class World:
             read_ahead_enabled=self.cache_bytes > 0,
             read_cache_bytes=self.cache_bytes,
         )
+        return replace(config, **self.sizes) if self.sizes else config
 
     # What may go wrong
 
@@ -683,7 +762,7 @@ class World:
         if model.deletions.get(BRIEF.topic, 0) % 2:
             self._delete_again(life)
         life_puts = [each for each in model.puts.values() if each.state == SENT]
-        for queue in QUEUES:
+        for queue in self.queues:
             # The tier's, where the local queue could not begin behind it: then puts are refused.
             ends = life.local.max_offset(*queue), life.store.committed_offset(*queue)
             end = max(each or 0 for each in ends)
@@ -706,7 +785,8 @@ class World:
             model.settle(queue, end, seen)
         for put in life_puts:
             if put.state == SENT:
-                put.state = "gone"
+                put.state = GONE
+        self.loads.settle()
 
     def _delete_again(self, life: Life) -> None:
         while True:
@@ -717,6 +797,12 @@ class World:
                 continue
             self.model.end_deletion(BRIEF.topic)
             return
+
+    def acknowledged(self, puts: Sequence[Put], results: Sequence[PutResult]) -> None:
+        for put, result in zip(puts, results, strict=True):
+            if result.stored:
+                self.model.acknowledge(put, result)
+                put.is_on_disk = self.sync_flush and result.status is PutStatus.PUT_OK
 
     def saw_time(self) -> None:
         self.model.newest_ms = max(self.model.newest_ms, self.scheduler.clock.now_ms())

@@ -1,0 +1,121 @@
+"""What a stream of Spark does, without Spark: batches between offsets that its checkpoint keeps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from tieredstore.jobs.scan import OnCorrupt, Scan
+from tieredstore.model.values import QueueKey
+from tieredstore.spark.offsets import from_json
+from tieredstore.spark.options import ReadOptions
+from tieredstore.spark.reading import spark_schema
+from tieredstore.spark.stream import TierStreamReader
+
+if TYPE_CHECKING:
+    from tests.simulation.world import Outsider
+
+COLUMNS: Final = ("topic", "queue_id", "queue_offset", "body")
+TRIGGERS_MAX: Final = 200
+
+
+@dataclass
+class Checkpoint:
+    """Up to where a stream has come, and what it has read."""
+
+    start: dict[str, Any] | None = None
+    end: dict[str, Any] | None = None  # of a batch that was planned, and not ended yet
+    found: dict[QueueKey, dict[int, str]] = field(default_factory=dict)
+
+
+def follow(outsider: Outsider) -> None:
+    """Some triggers of one query; the next time it is started again from its checkpoint."""
+    world, dice = outsider.world, outsider.dice
+    outsider.runtime.clock.sleep(dice.choice([1, 100, 3_000]))
+    if not world.has_segments(world.machine):
+        return
+    reader = _reader(outsider)
+    try:
+        for _ in range(dice.choice([1, 2, 4])):
+            _trigger(outsider, reader)
+            outsider.runtime.clock.sleep(dice.choice([0.1, 10, 1_000]))
+    finally:
+        reader.stop()
+
+
+def follow_rest(outsider: Outsider) -> None:
+    """Nothing goes wrong any more: the stream comes to the end, and has passed nothing."""
+    model, checkpoint = outsider.world.model, outsider.checkpoint
+    reader = _reader(outsider)
+    for _ in range(TRIGGERS_MAX):
+        if not _trigger(outsider, reader):
+            break
+    else:
+        raise AssertionError(f"the stream comes to no end: {checkpoint.start}")
+    reader.stop()
+    for queue in outsider.world.queues:
+        if queue.topic in model.deletions:
+            continue  # what was made anew may have passed by between two of its looks
+        lacks = model.required(queue) - checkpoint.found.get(queue, {}).keys()
+        assert not lacks, f"the stream lacks {sorted(lacks)} of {queue}"
+
+
+def _reader(outsider: Outsider) -> TierStreamReader:
+    options = ReadOptions(
+        config=outsider.config,
+        scan=Scan(columns=COLUMNS, on_corrupt=OnCorrupt.FAIL, fails_on_loss=False),
+        split_bytes=outsider.dice.choice([300, 1_000, 100_000]),
+        max_messages=outsider.dice.choice([None, 1, 5]),
+    )
+    return TierStreamReader(options, spark_schema(COLUMNS))
+
+
+def _trigger(outsider: Outsider, reader: TierStreamReader) -> bool:
+    """One batch: that which was planned before the query died, or else the next. Whether there was
+    anything new."""
+    checkpoint = outsider.checkpoint
+    if checkpoint.start is None:
+        checkpoint.start = reader.initialOffset()
+    start = checkpoint.start
+    if checkpoint.end is None:
+        checkpoint.end = reader.latestOffset(start, reader.getDefaultReadLimit())
+    end = checkpoint.end
+    if end != start:
+        _read_batch(outsider, reader, start, end)
+    checkpoint.start, checkpoint.end = end, None
+    return start != end
+
+
+def _read_batch(
+    outsider: Outsider, reader: TierStreamReader, start: dict[str, Any], end: dict[str, Any]
+) -> None:
+    world, model, known = outsider.world, outsider.world.model, outsider.checkpoint.found
+    begun, ends = from_json(start).offsets, from_json(end).offsets
+    before = {key: model.required(key) for key in world.queues}
+    found: dict[QueueKey, dict[int, str]] = {}
+    for partition in reader.partitions(start, end):
+        for batch in reader.read(partition):
+            for row in batch.to_pylist():
+                queue = QueueKey(row["topic"], row["queue_id"])
+                at, name = row["queue_offset"], row["body"].decode().split("|")[0]
+                mine = found.setdefault(queue, {})
+                assert at not in mine, f"{queue}: {at} comes twice in a batch"
+                assert model.puts[name].queue == queue
+                mine[at] = name
+    world.saw_time()
+    world.scheduler.note(f"a batch of {sum(map(len, found.values()))} messages")
+    for queue, mine in found.items():
+        ever = known.setdefault(queue, {})
+        if queue.topic not in model.deletions:
+            again = ever.keys() & mine.keys()
+            assert not again, f"{queue}: {sorted(again)} come again"
+        ever.update(mine)
+    for queue in world.queues:
+        if queue.topic in model.deletions:
+            continue
+        within = range(begun.get(queue, 0), ends.get(queue, 0))
+        there = {at for at in model.required(queue) & before[queue] if at in within}
+        lacks = there - found.get(queue, {}).keys()
+        assert not lacks, f"a batch from {begun} to {ends} lacks {sorted(lacks)} of {queue}"
+        for at in there:
+            assert found[queue][at] == model.queues[queue][at].name, f"{queue}: {at}"
