@@ -138,14 +138,16 @@ class Loads:
         border = model.newest_ms - model.kept_ms
         for load in self.all:
             young = [put for put in load.puts if put.store_ms > border]
-            lacks = [put for put in young if put.state != STORED]
-            if load.is_made or len(lacks) < len(young):
+            if load.is_made or any(put.state == STORED for put in load.puts):
+                lacks = [put for put in young if put.state != STORED]
                 assert not lacks, f"of load {load.number} there is not {lacks}"
                 load.is_made = True
                 self._check_order(load)
                 continue
             for put in load.puts:
                 put.state = GONE
+            if not young and self.doubtful is load:
+                self.doubtful = None  # it may have been made, and have expired
         if not self.are_known and self.doubtful is not None and self.doubtful.is_made:
             self.doubtful = None
         self.are_known = True
