@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from tests.access.cached_file_kit import WAIT_S
 from tests.access.fetch_kit import Shelf, numbered
 from tests.access.tiered_kit import ListIndex, a_config, numbers
+from tests.jobs.written_tier import WrittenTier, posix_config
 from tieredstore.access.reader import TieredReader
 from tieredstore.access.store import TieredMessageStore
 from tieredstore.codec.message import decode_message
@@ -392,6 +394,18 @@ def test_without_an_index_an_answer_by_key_is_not_called_complete(tmp_path: Path
     result = broker.store.query_message(TOPIC, "key-7")
     assert (numbers(result), result.complete) == ([], False)
     broker.store.shutdown()
+
+
+def test_an_answer_from_a_tier_without_an_index_is_not_called_complete(tmp_path: Path) -> None:
+    config = posix_config(tmp_path)
+    WrittenTier(config=replace(config, index_enabled=False)).add("Orders", 0, 20)
+    with TieredReader(config, is_brokers_host=False) as reader:
+        found = reader.query_message("Orders", "order-3")
+        assert (numbers(found), found.complete, found.lags) == ([], False, True)
+        assert reader.indexed_offset("Orders", 0) == 0
+    with TieredReader(config, is_brokers_host=True) as reader:  # which reads the messages
+        found = reader.query_message("Orders", "order-3")
+        assert ([one.queue_offset for one in found.messages], found.complete) == ([3], True)
 
 
 def test_a_row_that_takes_the_key_index_for_a_queue_does_it_no_harm(tmp_path: Path) -> None:

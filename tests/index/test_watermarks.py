@@ -6,7 +6,8 @@ import pytest
 
 from tests.flat.tiers import FaultyCatalogue
 from tests.index.store_kit import BROKER, INDEX_PATH
-from tieredstore.driver.metadata import MetadataStore
+from tieredstore.codec.names import index_queue_path
+from tieredstore.driver.metadata import MetadataStore, Put
 from tieredstore.index.watermarks import (
     FILE,
     QUEUE,
@@ -87,6 +88,11 @@ def test_a_queue_is_indexed_up_to_the_first_message_of_a_local_file(
         )
     )
     catalogue.apply(Watermarks.moved({queue: 90, other: 80}))
+    assert indexed_offset(catalogue, BROKER, TOPIC, queue) == 0
+    file = SegmentRecord(
+        path=index_queue_path(BROKER), type=SegmentType.INDEX, base_offset=0, size=300
+    )
+    catalogue.apply([Put(file)])
     assert indexed_offset(catalogue, BROKER, TOPIC, queue) is None
     catalogue.apply([Watermarks.sizes(slot_count=5, item_capacity=9)])
     assert indexed_offset(catalogue, BROKER, TOPIC, queue) == 90

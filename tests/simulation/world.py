@@ -423,6 +423,7 @@ class World:
             "consume_queue_segment_bytes": choice([60, 100, 400]),
             "commit_log_rolling_hours": choice([1, 24]),
             "index_rolling_hours": choice([1, 24]),
+            "index_enabled": choice([True, True, False]) or self.is_sound,
             "group_commit_count": choice([1, 4, 1_000]),
             "group_commit_timeout_ms": choice([100, 2_000, 30_000]),
             "crc_check_enabled": choice([True, False]),

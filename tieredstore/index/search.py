@@ -195,6 +195,10 @@ class LocalFiles:
         noted = self._watermarks.begins()
         return set(noted).difference(self._folder.begins()) if noted else set()
 
+    @property
+    def has_files(self) -> bool:
+        return bool(self._folder.begins())
+
     def indexed_offset(self, topic: str, queue: QueueId) -> int:
         """Below this queue offset the uploaded files and these have every message."""
         gone, starts = self.missing(), self._watermarks.starts()

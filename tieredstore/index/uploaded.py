@@ -177,7 +177,10 @@ class UploadedIndex:
         None where nobody has noted anything: the index is not ours.
         """
         queue = QueueId(topic_id, queue_id)
-        if self._local is None or self._watermarks.slot_count() is None:
+        is_noted = self._watermarks.slot_count() is not None
+        if self._local is not None and not is_noted and self._local.has_files:
+            return None
+        if self._local is None or not is_noted:
             return indexed_offset(self._metadata, self._config.broker_name, topic, queue)
         self._see_what_was_uploaded(self._local)
         return self._local.indexed_offset(topic, queue)

@@ -314,10 +314,12 @@ def index_coverage(metadata: MetadataStore, broker_name: str, now_ms: int) -> In
 def indexed_offset(
     metadata: MetadataStore, broker_name: str, topic: str, queue: QueueId
 ) -> int | None:
-    """Below this queue offset the uploaded files alone have every message; None without a note."""
+    """Below this queue offset the uploaded files alone have every message. Without a note None, but
+    0 where there is no file either: the broker keeps no index, or has not uploaded any of it."""
     marks = Watermarks(metadata, broker_name)
     if marks.slot_count() is None:
-        return None
+        path = index_queue_path(broker_name)
+        return None if metadata.segments(path, SegmentType.INDEX) else 0
     starts = [at for (_, held), at in marks.starts().items() if held == queue]
     return min([marks.of_queue(topic, queue), *starts])
 
