@@ -20,7 +20,7 @@ from tests.jobs.job_kit import copy_of_golden
 from tests.jobs.load_kit import assert_found, open_tier_of, report_of
 from tests.jobs.written_tier import WrittenTier, posix_config
 from tieredstore.access.reader import TieredReader
-from tieredstore.access.wiring import open_tier
+from tieredstore.access.wiring import open_tier, published_catalogue
 from tieredstore.codec.message import decode_message
 from tieredstore.codec.names import index_queue_path
 from tieredstore.driver.provider import Scratch
@@ -32,13 +32,14 @@ from tieredstore.jobs import key_runs
 from tieredstore.jobs.job import JobExit, JobReport, JobState, LocalEngine, run_job
 from tieredstore.jobs.key_runs import KeyRun, RunWriter, file_plans, in_order, merged, staged_runs
 from tieredstore.jobs.reindex import ReindexKeys, begin_timestamps, reindex
+from tieredstore.jobs.worker import worker_provider
 from tieredstore.metadata.tables import Tables
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import CatalogueLockedError, InvalidConfigError, SegmentCorruptError
 from tieredstore.model.messages import MessageRun
 from tieredstore.model.values import QueueKey, SegmentRecord, SegmentType
 from tieredstore.providers.memory import MemoryProvider
-from tieredstore.providers.posix import PosixProvider
+from tieredstore.providers.posix import PosixFileSegment, PosixProvider
 from tieredstore.testing.faults import Faults
 from tieredstore.testing.samples import STORE_TIMESTAMP, a_record
 
@@ -94,6 +95,27 @@ def cut_short(config: StoreConfig) -> None:
         parts.metadata.put(row)
         with parts.provider.open(*row.key) as segment:
             segment.write(0, b"begun")
+
+
+def test_readers_elsewhere_are_told_before_old_files_go(
+    config: StoreConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(config)  # publishes
+    gone: list[bool] = []
+    delete = PosixFileSegment.delete
+
+    def checked(segment: PosixFileSegment) -> None:
+        published = published_catalogue(config, worker_provider(config))
+        assert published is not None
+        place = segment.queue_path, segment.type, segment.base
+        gone.append(any(row.key == place for row in published.segments()))
+        delete(segment)
+
+    monkeypatch.setattr(PosixFileSegment, "delete", checked)
+    run(config)
+    assert gone
+    assert not any(gone)
+    assert report_of(config).findings == ()
 
 
 def test_an_upload_that_was_cut_short_takes_no_new_file_with_it(config: StoreConfig) -> None:

@@ -371,7 +371,10 @@ def _audited(tier: TierOptions, *, repair: bool) -> AuditReport:
         backend = opened.enter_context(opened_backend(tier))
         config, provider, runtime = backend.config, backend.provider, backend.runtime
         if repair:
-            catalogue = opened.enter_context(changing(backend)).metadata
+            change = opened.enter_context(changing(backend))
+            catalogue = change.metadata
+            if change.publisher is not None:  # before anything goes that was published once
+                change.publisher.publish()
         else:
             catalogue = backend.catalogue()
             check_broker(config, catalogue)

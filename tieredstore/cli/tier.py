@@ -292,6 +292,7 @@ class Changing:
     done; None where nothing was published before."""
 
     metadata: MetadataStore
+    publisher: Publisher | None = None
     generation: int | None = None
 
 
@@ -301,7 +302,7 @@ def changing(backend: OpenedBackend) -> Iterator[Changing]:
     has ended well. Raises before anything is written where another writer publishes."""
     with locked(backend) as metadata:
         publisher = checked_publisher(backend, metadata)
-        change = Changing(metadata=metadata)
+        change = Changing(metadata=metadata, publisher=publisher)
         yield change
         if publisher is not None:
             change.generation = publisher.publish()

@@ -65,7 +65,6 @@ from tieredstore.jobs.worker import (
 )
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import (
-    BackendUnavailableError,
     CatalogueLockedError,
     FencedError,
     MetadataError,
@@ -332,9 +331,7 @@ class _Commit:
     def done(self, parts: Sequence[StagedPart]) -> LoadReport:
         tier = self._tier
         self._check_staged(parts)
-        if append_file.delete_pending(tier.provider, tier.metadata):
-            reason = "what was deleted before is still there"
-            raise BackendUnavailableError(self._config.broker_name, "load", reason)
+        tier.delete_pending()
         if self._index:
             tier.drop_unfinished_index()
         is_one_step = keeps_catalogue(self._config, tier.provider)

@@ -222,10 +222,11 @@ class OwnedTier:
     @contextmanager
     def installing(self, paths: Sequence[str]) -> Iterator[None]:
         """Around announcing, making and installing segments below these paths. Where the block
-        fails, what it made is deleted again; where it ends, what is no longer used is.
+        fails, what it made is deleted again; where it ends, what is no longer used is, once readers
+        elsewhere are told.
 
-        After a failure of the catalogue it is not known what the catalogue says: then all stays
-        until the tier is opened next.
+        After a failure of the catalogue it is not known what the catalogue says, and what cannot be
+        published is not known elsewhere: then all stays until the tier is opened next.
         """
         try:
             yield
@@ -234,7 +235,16 @@ class OwnedTier:
         except BaseException:
             self._withdraw(paths)
             raise
-        self._withdraw(paths)
+        try:
+            self._tell()
+        except TieredStoreError as error:
+            log.warning("what is no longer used stays until the tier is opened next: %s", error)
+        else:
+            self._withdraw(paths)
+
+    def _tell(self) -> None:
+        if self.publisher is not None:
+            self.publisher.publish()
 
     def announce(self, rows: Sequence[SegmentRecord]) -> None:
         """Segments of these names are about to be made, and go unless they are installed."""
@@ -253,11 +263,14 @@ class OwnedTier:
                 raise SegmentCorruptError(segment.path, reason, position=0)
         return size
 
-    def delete_pending(self, path: str) -> None:
-        """Delete what an earlier writer left to be deleted; BackendUnavailableError where it is
-        still there, since its names are needed."""
+    def delete_pending(self, path: str | None = None) -> None:
+        """Delete what an earlier writer left to be deleted there, or anywhere; before, readers
+        elsewhere are told. BackendUnavailableError where it is still there, since its names are
+        needed."""
+        self._tell()
         if append_file.delete_pending(self.provider, self.metadata, path):
-            raise BackendUnavailableError(path, "create", "what was deleted there is still there")
+            place = path or self.config.broker_name
+            raise BackendUnavailableError(place, "create", "what was deleted there is still there")
 
     def drop_unfinished_index(self) -> None:
         """Uploads of a broker that were cut short, whose names are needed: what they were made
