@@ -11,15 +11,18 @@ import pytest
 
 from tests.access import lost_disks
 from tests.access.lost_disks import ONE, OTHER, TWO, Machine
+from tests.jobs.load_kit import LOADED_MS, loaded, rows_of
 from tieredstore.access import agreement, queue_upload
 from tieredstore.access.agreement import ContinuedQueue
 from tieredstore.access.rebuild import rebuild
 from tieredstore.access.store import TieredMessageStore
 from tieredstore.codec.message import decode_message
+from tieredstore.codec.record import peek_store_timestamp
 from tieredstore.driver.runtime import Runtime
 from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.config import MIB
 from tieredstore.model.errors import BackendUnavailableError
+from tieredstore.model.messages import Message
 from tieredstore.model.values import GetStatus, QueueKey, StorageLevel
 from tieredstore.testing.samples import STORE_TIMESTAMP
 
@@ -589,3 +592,23 @@ def test_whatever_becomes_of_the_disk_no_number_of_the_tier_is_given_twice(
             found = read_over_gaps(machine, key)
             assert {number: found.get(number) for number in committed} == committed, key
             assert (store.max_offset(*key) or 0) >= max(committed, default=-1) + 1
+
+
+def test_what_a_load_brought_is_found_by_key_however_new_it_is(tmp_path: Path) -> None:
+    """The next store has older messages, and none of a queue that begins behind what was loaded."""
+    machine = Machine(tmp_path)
+    machine.open()
+    machine.put(1, ONE)
+    properties = {"KEYS": "all", "UNIQ_KEY": "near"}
+    near = Message(topic="orders", queue_id=1, body=b"near", properties=properties)
+    assert machine.store.put_message(near).stored
+    machine.flush()
+    machine.end()
+    loaded(machine.config(), [[rows_of(QueueKey("orders", 0), range(3))]])
+    store = machine.open()
+    found = store.query_message("orders", "k-orders-0-1")
+    assert ([one.queue_offset for one in found.messages], found.complete) == ([1], True)
+    newest = store.query_message("orders", "all", count_max=1)
+    assert [peek_store_timestamp(one.record) for one in newest.messages] == [LOADED_MS]
+    assert len(store.query_message("orders", "all").messages) == 4
+    machine.end()

@@ -338,14 +338,17 @@ class Answers:
             return self._next.query_message(topic, key, count_max=count_max, begin=begin, end=end)
         forced = self._decision.is_forced
         earliest = self._next.earliest_time()
+        # What a load brought, say, is in the tier alone, however new it is.
+        begun = self._begun_time(topic)
         if not forced and earliest is not None and end >= earliest:
             near = self._all_near(topic, key, count_max, begin, end)
             earliest = self._next.earliest_time()  # what went meanwhile is the tier's to find
-            is_all = earliest is not None and begin > earliest and near.complete
-            if len(near.messages) >= count_max or is_all:
+            if len(near.messages) >= count_max and begun <= (earliest or 0):
+                return near
+            if earliest is not None and begin > max(earliest, begun) and near.complete:
                 return near
         # What was stored in that very millisecond may be in the one or in the other.
-        oldest_end = end if forced or earliest is None else min(end, earliest)
+        oldest_end = end if forced or earliest is None else min(end, max(earliest, begun))
         # Before the tier is asked: what is uploaded meanwhile it has perhaps not looked at.
         lags = forced and self._waits_for_upload(topic)
         try:
@@ -375,6 +378,10 @@ class Answers:
             lags=near.complete and far.lags,
             tier_indexed_timestamp=far.tier_indexed_timestamp,
         )
+
+    def _begun_time(self, topic: str) -> int:
+        begun_time = getattr(self._next, "begun_time", None)
+        return 0 if begun_time is None else int(begun_time(topic))
 
     def _waits_for_upload(self, topic: str) -> bool:
         """Whether the next store has messages of the topic that the tier has not got yet."""

@@ -104,7 +104,9 @@ class MessageStore(Protocol):
       of the clock: else this machine's clock, behind that of the one before, would put new messages
       before old ones. A queue that has come further raises OffsetOutOfRangeError. Calling it again
       changes nothing.
-      It may have `lost_ends` too: where queues ended once that it found shorter when it was opened.
+      It may have `begun_time(topic)` too: up to which store time messages of the topic may be in
+      the tier alone, since queues of it begin behind them; 0 where none does. And `lost_ends`:
+      where queues ended once that it found shorter when it was opened.
     * One whose puts need not wait may have `put_at_once(message)`: the result of `put_message`, or
       None, with nothing done, where that would wait for a disk, a backend or a busy lock. Whoever
       must not be blocked, an event loop say, asks for it first.
@@ -348,6 +350,11 @@ class AbstractPluginMessageStore:
             name = type(self.next_store).__name__
             raise BackendRefusedError(name, "begin queues", "it has no begin_queues")
         begin(ends, log_offset=log_offset, store_timestamp=store_timestamp)
+
+    def begun_time(self, topic: str) -> int:
+        """What the next store says; 0 from one whose queues cannot begin anywhere."""
+        begun_time = getattr(self.next_store, "begun_time", None)
+        return 0 if begun_time is None else int(begun_time(topic))
 
     def put_message(self, message: Message) -> PutResult:
         """Store one message, and say where, or by the status why not."""

@@ -477,6 +477,13 @@ class BegunQueues:
         """Nothing is stored with an earlier time."""
         return max((one.store_timestamp for one in self._begins.values()), default=0)
 
+    def time_of(self, topic: str) -> int:
+        """The same for queues of one topic."""
+        if topic not in self._topics:
+            return 0
+        times = (one.store_timestamp for key, one in self.items() if key.topic == topic)
+        return max(times, default=0)
+
     def mark(self, firsts: Mapping[QueueKey, int], log_end: int, store_timestamp: int) -> None:
         """These queues begin with these numbers, in what follows here; durable on return."""
         begins = {key: Begin(one, log_end, store_timestamp) for key, one in firsts.items()}

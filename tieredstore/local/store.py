@@ -785,6 +785,10 @@ class LocalMessageStore(StoreReads):
             parts.begin_queues(firsts, log_offset, store_timestamp)
             self._next_offsets = dict(parts.queues.next_offsets().items())
 
+    def begun_time(self, topic: str) -> int:
+        """As the contract says; 0 too once the log begins behind that time."""
+        return self._up_to_date().begun.time_of(topic)
+
     def start(self) -> None:
         """Take puts, and look after the files from now on."""
         self._refuse_a_fork()
