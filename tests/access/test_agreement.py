@@ -594,7 +594,7 @@ def test_whatever_becomes_of_the_disk_no_number_of_the_tier_is_given_twice(
             assert (store.max_offset(*key) or 0) >= max(committed, default=-1) + 1
 
 
-def test_what_a_load_brought_is_found_by_key_however_new_it_is(tmp_path: Path) -> None:
+def test_what_a_load_brought_is_found_by_key_and_time_however_new_it_is(tmp_path: Path) -> None:
     """The next store has older messages, and none of a queue that begins behind what was loaded."""
     machine = Machine(tmp_path)
     machine.open()
@@ -611,4 +611,6 @@ def test_what_a_load_brought_is_found_by_key_however_new_it_is(tmp_path: Path) -
     newest = store.query_message("orders", "all", count_max=1)
     assert [peek_store_timestamp(one.record) for one in newest.messages] == [LOADED_MS]
     assert len(store.query_message("orders", "all").messages) == 4
+    for asked, first in ((LOADED_MS, 0), (LOADED_MS + 1, 3)):
+        assert store.offset_by_time("orders", 0, asked) == first
     machine.end()

@@ -337,18 +337,16 @@ class Answers:
         if not self._decision.may_read_tier(topic):
             return self._next.query_message(topic, key, count_max=count_max, begin=begin, end=end)
         forced = self._decision.is_forced
-        earliest = self._next.earliest_time()
-        # What a load brought, say, is in the tier alone, however new it is.
-        begun = self._begun_time(topic)
-        if not forced and earliest is not None and end >= earliest:
+        border = self._next.earliest_time()
+        if not forced and border is not None and end >= border:
             near = self._all_near(topic, key, count_max, begin, end)
-            earliest = self._next.earliest_time()  # what went meanwhile is the tier's to find
-            if len(near.messages) >= count_max and begun <= (earliest or 0):
+            border = self._all_from(topic)  # again: what went meanwhile is the tier's to find
+            if len(near.messages) >= count_max and not self._begun_time(topic):
                 return near
-            if earliest is not None and begin > max(earliest, begun) and near.complete:
+            if border is not None and begin > border and near.complete:
                 return near
         # What was stored in that very millisecond may be in the one or in the other.
-        oldest_end = end if forced or earliest is None else min(end, max(earliest, begun))
+        oldest_end = end if forced or border is None else min(end, border)
         # Before the tier is asked: what is uploaded meanwhile it has perhaps not looked at.
         lags = forced and self._waits_for_upload(topic)
         try:
@@ -378,6 +376,12 @@ class Answers:
             lags=near.complete and far.lags,
             tier_indexed_timestamp=far.tier_indexed_timestamp,
         )
+
+    def _all_from(self, topic: str) -> int | None:
+        """The next store has every message of the topic that was stored later; None where it has
+        none at all. What a load brought, say, is in the tier alone, however new it is."""
+        earliest = self._next.earliest_time()
+        return None if earliest is None else max(earliest, self._begun_time(topic))
 
     def _begun_time(self, topic: str) -> int:
         begun_time = getattr(self._next, "begun_time", None)
@@ -537,7 +541,7 @@ class Answers:
         if self._decision.is_forced or not self._decision.may_read_tier(topic):
             return None
         for _ in range(_TRIES):
-            earliest = self._next.earliest_time()
+            earliest = self._all_from(topic)
             if earliest is None or timestamp < earliest:
                 return None
             near = self._first_of_next(topic, queue_id, timestamp, boundary)
@@ -547,7 +551,7 @@ class Answers:
                 topic, queue_id, near, timestamp, boundary
             ):
                 return None
-            if self._next.earliest_time() == earliest:
+            if self._all_from(topic) == earliest:
                 return near  # else what came before it may have expired meanwhile
         return None
 
