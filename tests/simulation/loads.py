@@ -34,6 +34,7 @@ class Load:
     parts: list[list[Put]]
     batch: StreamBatch | None = None
     is_made: bool = False
+    is_torn: bool = False  # it was cut short, and then the only catalogue was lost that knows it
     runs: int = 0
 
     @property
@@ -132,11 +133,20 @@ class Loads:
         for queue in LOADED:
             model.saw_committed(queue, model.end(queue), 0)
 
+    def lose_notes(self, *, of_tier: bool) -> None:
+        """The disk is lost, and in a directory the catalogue with it."""
+        self.are_known = False
+        if of_tier and self.doubtful is not None and not self.doubtful.is_made:
+            self.doubtful.is_torn = True
+            self.doubtful = None
+
     def settle(self) -> None:
         """All that is in the tier was seen: each load is there as a whole, or nothing of it."""
         model = self.world.model
         border = model.newest_ms - model.kept_ms
         for load in self.all:
+            if load.is_torn:
+                continue
             young = [put for put in load.puts if put.store_ms > border]
             if load.is_made or any(put.state == STORED for put in load.puts):
                 lacks = [put for put in young if put.state != STORED]

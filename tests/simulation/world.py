@@ -528,7 +528,8 @@ class World:
         """What the broker had on its own disk is gone; not a tier in a directory beside it."""
         if self.former is not None or not self.has_segments(machine):
             return
-        self.has_lost_disk, self.loads.are_known = True, False
+        self.has_lost_disk = True
+        self.loads.lose_notes(of_tier=self.is_posix)
         self.scheduler.note("the disk is lost")
         shutil.rmtree(machine.folder / "store")
         machine.disk = ForgetfulDisk(machine.folder)
