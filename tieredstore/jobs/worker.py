@@ -267,7 +267,8 @@ class OwnedTier:
         """Delete what an earlier writer left to be deleted there, or anywhere; before, readers
         elsewhere are told. BackendUnavailableError where it is still there, since its names are
         needed."""
-        self._tell()
+        if append_file.PendingDeletions(self.provider, self.metadata).count(path):
+            self._tell()
         if append_file.delete_pending(self.provider, self.metadata, path):
             place = path or self.config.broker_name
             raise BackendUnavailableError(place, "create", "what was deleted there is still there")
