@@ -373,7 +373,7 @@ def groups_of(starts: NDArray[np.int32], *, version: int = CHECKED) -> Groups:
     while slot < slot_count:
         start = int(starts[slot])
         limit = np.int32(min(start + GROUP_BYTES, INT32_MAX))
-        after = int(np.searchsorted(starts, limit, side="right")) - 1
+        after = int(starts.searchsorted(limit, side="right")) - 1
         pages = [start]
         if after <= slot:
             after = slot + 1

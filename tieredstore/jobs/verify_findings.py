@@ -13,7 +13,7 @@ without.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Self, TypeAlias
 
@@ -30,25 +30,21 @@ STRETCHES_MAX: Final = 65_536  # of a whole tier, about
 SHIFT_MIN: Final = 10
 CONSOLIDATED_ROWS: Final = 1 << 20
 
-SUM_DTYPE: Final = np.dtype(
-    [
-        *(("topic_id", np.int64), ("queue_id", np.int64), ("stretch", np.int64)),
-        *(("wanted", np.int64), ("held", np.int64)),  # keys of messages, entries
-        *(("print", np.uint64), ("times", np.int64)),  # wanted less held, modulo 2^64
-        *(("first", np.int64), ("end", np.int64)),  # queue offsets of the messages
-        *(("damaged", np.int64), ("ipv6", np.int64)),  # messages without keys; of no sure time
-        *(("empties", np.int64), ("empty_print", np.uint64), ("empty_times", np.int64)),
-    ]
-)
-Sums: TypeAlias = NDArray[Any]
-NO_SUMS: Final[Sums] = np.empty(0, SUM_DTYPE)
+_PLACE: Final = ("topic_id", "queue_id", "stretch")
 _ADDED: Final = (
-    *("wanted", "held", "print", "times", "damaged", "ipv6"),
+    *("wanted", "held"),  # keys of messages, entries
+    *("print", "times"),  # wanted less held, modulo 2^64
+    *("damaged", "ipv6"),  # messages without keys; of no sure time
     *("empties", "empty_print", "empty_times"),
 )
+_COMBINED: Final = dict.fromkeys(_ADDED, np.add) | {
+    "first": np.minimum,  # queue offsets of the messages
+    "end": np.maximum,
+}
 _COLUMNS: Final = ("wanted", "print", "times")
 _EMPTY_COLUMNS: Final = ("empties", "empty_print", "empty_times")
 _SIGN: Final = 1 << 31
+_SHORT: Final = 1 << 16  # numbers of 16 bits are sorted by their digits, in a tenth of the time
 
 
 class VerifyKind(FindingKind):
@@ -82,6 +78,52 @@ class VerifyKind(FindingKind):
     NO_INDEX = "no-index", Severity.NOTE
     OLD_INDEX = "old-index-file", Severity.NOTE
 
+
+class Sums:
+    """Columns by name, each an array of its own: rows of all of them together are slow to move.
+
+    Columns may be one and the same array: set one, but write into none.
+    """
+
+    def __init__(self, columns: Mapping[str, NDArray[Any]]) -> None:
+        self._columns = dict(columns)
+
+    @classmethod
+    def of(cls, topics: Any, queues: Any, stretches: NDArray[np.int64]) -> Sums:
+        """A row for each stretch, with no message yet."""
+        zeros = np.zeros(len(stretches), np.int64)
+        sums = cls(dict.fromkeys((*_PLACE, *_COMBINED), zeros))
+        sums["topic_id"], sums["queue_id"] = zeros + topics, zeros + queues
+        sums["stretch"] = stretches
+        sums["first"] = zeros + INT64_MAX
+        sums["print"] = sums["empty_print"] = zeros.view(np.uint64)
+        return sums
+
+    @classmethod
+    def together(cls, parts: Sequence[Sums]) -> Sums:
+        names = (*_PLACE, *_COMBINED)
+        return cls({name: np.concatenate([part[name] for part in parts]) for name in names})
+
+    def __len__(self) -> int:
+        return len(self["stretch"])
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        return self._columns[name]
+
+    def __setitem__(self, name: str, values: NDArray[Any]) -> None:
+        self._columns[name] = values
+
+    def chosen(self, rows: NDArray[Any]) -> Sums:
+        return Sums({name: column[rows] for name, column in self._columns.items()})
+
+    def rows(self) -> Iterator[dict[str, int]]:
+        """One by one, for a few of them."""
+        lists = (column.tolist() for column in self._columns.values())
+        for row in zip(*lists, strict=True):
+            yield dict(zip(self._columns, row, strict=True))
+
+
+NO_SUMS: Final = Sums.of(0, 0, np.empty(0, np.int64))
 
 At: TypeAlias = tuple[str, int | None]
 """The path of a file, and a byte of it."""
@@ -217,9 +259,8 @@ def entry_hashes(item_hashes: NDArray[Any]) -> NDArray[np.int64]:
 
     The classic rule takes -h for a negative h, the later one h + 2^31; their sum is 2^31.
     """
-    values = np.abs(item_hashes.astype(np.int64))
-    values[values == _SIGN] = 0
-    smaller: NDArray[np.int64] = np.minimum(values, _SIGN - values) % _SIGN
+    values = np.abs(item_hashes.astype(np.int64)) & (_SIGN - 1)
+    smaller: NDArray[np.int64] = np.minimum(values, _SIGN - values)
     return smaller
 
 
@@ -232,7 +273,7 @@ def prints(
     log_offsets: NDArray[np.int64], sizes: NDArray[np.int64], hashes: NDArray[np.int64]
 ) -> Hashes:
     """One number for each entry; topic and queue are columns of the sums."""
-    what = mixed(((sizes << 32) | hashes).astype(np.uint64))
+    what = mixed(((sizes << 32) | hashes).view(np.uint64))
     return mixed(what + log_offsets.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15))
 
 
@@ -244,7 +285,7 @@ def wanted_sums(queue: QueueId, keys: MessageKeys, shift: int, *, are_empty: boo
         stretches, keys = stretches[order], keys.chosen(order)
     starts = np.flatnonzero(np.append(True, stretches[1:] != stretches[:-1]))
     count, print_, total = _EMPTY_COLUMNS if are_empty else _COLUMNS
-    sums = _sums_of(queue.topic_id, queue.queue_id, stretches[starts])
+    sums = Sums.of(queue.topic_id, queue.queue_id, stretches[starts])
     sums[count] = np.diff(np.append(starts, len(stretches)))
     sums[print_] = np.add.reduceat(prints(keys.log_offsets, keys.sizes, keys.hashes), starts)
     sums[total] = np.add.reduceat(keys.times, starts)
@@ -262,10 +303,9 @@ def held_sums(items: NDArray[Any], times: NDArray[np.int64], *, shift: int) -> S
     sizes = items["message_bytes"].astype(np.int64)
     all_prints = prints(log_offsets, sizes, entry_hashes(items["key_hash"]))
     stretches = log_offsets >> shift
-    order = _order(topics, queues, stretches)
-    topics, queues, stretches = topics[order], queues[order], stretches[order]
-    starts = _starts(topics, queues, stretches)
-    sums = _sums_of(topics[starts], queues[starts], stretches[starts])
+    order, starts = _by_stretch(topics, queues, stretches)
+    firsts = order[starts]
+    sums = Sums.of(topics[firsts], queues[firsts], stretches[firsts])
     sums["held"] = np.diff(np.append(starts, len(stretches)))
     sums["print"] = 0 - np.add.reduceat(all_prints[order], starts)
     sums["times"] = -np.add.reduceat(times[order], starts)
@@ -274,58 +314,49 @@ def held_sums(items: NDArray[Any], times: NDArray[np.int64], *, shift: int) -> S
 
 def marked_sums(queue: QueueId, stretches: NDArray[np.int64], name: str) -> Sums:
     """Messages that are counted as `damaged` or `ipv6`, one for each of the stretches."""
-    sums = _sums_of(queue.topic_id, queue.queue_id, stretches)
-    sums[name] = 1
+    sums = Sums.of(queue.topic_id, queue.queue_id, stretches)
+    sums[name] = np.ones(len(stretches), np.int64)
     return consolidated(sums)
-
-
-def _sums_of(topics: Any, queues: Any, stretches: NDArray[np.int64]) -> Sums:
-    """A row for each stretch, with no message yet."""
-    sums = np.zeros(len(stretches), SUM_DTYPE)
-    sums["topic_id"], sums["queue_id"], sums["stretch"] = topics, queues, stretches
-    sums["first"] = INT64_MAX
-    return sums
 
 
 def consolidated(sums: Sums) -> Sums:
     """One row for each stretch, in order."""
     if len(sums) < 2:
         return sums
-    order = _order(sums["topic_id"], sums["queue_id"], sums["stretch"])
-    sums = sums[order]
-    starts = _starts(sums["topic_id"], sums["queue_id"], sums["stretch"])
+    order, starts = _by_stretch(sums["topic_id"], sums["queue_id"], sums["stretch"])
     if len(starts) == len(sums):
-        return sums
-    together = sums[starts]
-    for name in _ADDED:
-        together[name] = np.add.reduceat(sums[name], starts)
-    together["first"] = np.minimum.reduceat(sums["first"], starts)
-    together["end"] = np.maximum.reduceat(sums["end"], starts)
+        return sums if (order[1:] > order[:-1]).all() else sums.chosen(order)
+    firsts = order[starts]
+    together = Sums({name: sums[name][firsts] for name in _PLACE})
+    for name, put_together in _COMBINED.items():
+        together[name] = put_together.reduceat(sums[name][order], starts)
     return together
 
 
-def _starts(
+def _by_stretch(
     topics: NDArray[np.int64], queues: NDArray[np.int64], stretches: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """Where each stretch of ordered rows begins."""
-    new = (topics[1:] != topics[:-1]) | (queues[1:] != queues[:-1])
-    new |= stretches[1:] != stretches[:-1]
-    return np.flatnonzero(np.append(True, new))
-
-
-def _order(
-    topics: NDArray[np.int64], queues: NDArray[np.int64], stretches: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """By topic, queue and stretch: one sort where the three fit a number together."""
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The order by topic, queue and stretch, and where each stretch begins in it."""
     low = stretches.min()
     spread = int(stretches.max() - low) + 1
     width = int(queues.max() - queues.min()) + 1
     depth = int(topics.max() - topics.min()) + 1
-    if spread * width * depth < INT64_MAX:
-        code = (topics - topics.min()) * width + (queues - queues.min())
-        code = code * spread + (stretches - low)
-        return np.argsort(code, kind="stable")
-    return np.lexsort((stretches, queues, topics))
+    count = spread * width * depth
+    if count < INT64_MAX:  # one number has all three
+        codes = (topics - topics.min()) * width + (queues - queues.min())
+        codes = codes * spread + (stretches - low)
+        if count <= _SHORT:
+            codes = codes.astype(np.uint16)
+        order = np.argsort(codes, kind="stable")
+        columns = [codes[order]]
+    else:
+        order = np.lexsort((stretches, queues, topics))
+        columns = [topics[order], queues[order], stretches[order]]
+    new = np.zeros(len(order), np.bool_)
+    new[0] = True
+    for column in columns:
+        new[1:] |= column[1:] != column[:-1]
+    return order, np.flatnonzero(new)
 
 
 class SumTable:
@@ -346,7 +377,7 @@ class SumTable:
             self._floor = self._rows = len(self._parts[0])
 
     def table(self) -> Sums:
-        return consolidated(np.concatenate(self._parts)) if self._parts else NO_SUMS
+        return consolidated(Sums.together(self._parts)) if self._parts else NO_SUMS
 
 
 def read_groups(

@@ -323,10 +323,11 @@ class IndexFileCheck:
     def _check_groups(self, groups: list[Group]) -> None:
         start, end = groups[0].start, groups[-1].end
         items = memoryview(self._read(start, end - start) if end > start else b"")
+        path = self._segment.path
         for group in groups:
             held = items[group.start - start : group.end - start]
             try:
-                check_items(held, group, path=self._segment.path)
+                check_items(held, group, path=path)
             except DamagedItemsError as error:
                 self._add(VerifyKind.INDEX_ITEMS, str(error), group.start)
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,8 @@ from tieredstore.model.values import INT64_MAX, QueueKey, SegmentRecord
 LOOKED_AT_STRETCHES_MAX: Final = 256
 LOOKED_AT_ENTRIES_MAX: Final = 4_000_000
 LOOKED_AT_BYTES_MAX: Final = 2 * 1024**3  # of index files and stretches of the log
+Rows: TypeAlias = Sums | NDArray[Any]
+"""What has columns by name: sums, or entries."""
 _ENTRY: Final = np.dtype(
     [
         *(("id", np.uint64), ("time", np.int64), ("log_offset", np.int64)),
@@ -127,15 +129,17 @@ class KeyComparison:
         if stale:
             text = f"{stale} entries name queues or bytes that the tier does not have (any more)"
             self._findings.add(VerifyKind.KEY_STALE, ("the key index", None), text, count=stale)
-        rows = sums[here]
+        rows = sums.chosen(here)
         wrong = _are_wrong(rows)
         # Entries of what has expired lie in the same stretch as the oldest messages.
         at_edge = starts[here] < bounds[here, 0]
         wrong &= ~(at_edge & (rows["held"] >= rows["wanted"]))
         damaged = wrong & (rows["damaged"] > 0)
-        held = rows[rows["held"] > 0]
-        self._last_held, self._first_held = _stretches_held(held), _stretches_held(held[::-1])
-        suspects = rows[wrong & ~damaged]
+        held = rows.chosen(rows["held"] > 0)
+        starts = _queue_starts(held)
+        self._first_held = _stretches_of(held.chosen(starts))
+        self._last_held = _stretches_of(held.chosen(np.append(starts, len(held))[1:] - 1))
+        suspects = rows.chosen(wrong & ~damaged)
         if self._has_expired:
             suspects = self._sort_out_expired(suspects)
         suspects = self._sort_out_unseen(suspects)
@@ -153,11 +157,10 @@ class KeyComparison:
     def _bounds(self, sums: Sums) -> NDArray[np.int64]:
         """Start and end of the log of each row's queue; an end of -1 for an unknown one."""
         bounds = np.full((len(sums), 2), -1, np.int64)
-        topics, queues = sums["topic_id"], sums["queue_id"]
-        new = np.append(True, (topics[1:] != topics[:-1]) | (queues[1:] != queues[:-1]))
-        starts = np.flatnonzero(new[: len(sums)])
-        for start, stop in zip(starts, np.append(starts, len(sums))[1:], strict=True):
-            queue = self._queues.get(_queue_of(sums[start]))
+        starts = _queue_starts(sums)
+        stops = np.append(starts, len(sums))[1:]
+        for number, start, stop in zip(_queues(sums.chosen(starts)), starts, stops, strict=True):
+            queue = self._queues.get(number)
             if queue is not None:
                 bounds[start:stop] = queue.log_start, queue.log_end
         return bounds
@@ -165,24 +168,24 @@ class KeyComparison:
     def _sort_out_expired(self, wrong: Sums) -> Sums:
         """Stretches before the first one that the index still has; gives the others."""
         before = wrong["stretch"] < _limits(wrong, self._first_held, INT64_MAX)
-        for number, mine in _by_queue(wrong[before]):
+        for number, mine in _by_queue(wrong.chosen(before)):
             self._add_expired(number, int(mine["wanted"].sum()), int(mine["first"].min()))
-        return wrong[~before]
+        return wrong.chosen(~before)
 
     def _sort_out_unseen(self, wrong: Sums) -> Sums:
         """Stretches behind the last one that the index has anything of; gives the others."""
         behind = wrong["stretch"] > _limits(wrong, self._last_held, -1)
-        unseen = wrong[behind]
+        unseen = wrong.chosen(behind)
         if len(unseen) and not self._last_held:
             count = int(unseen["wanted"].sum())
-            sure = any(self._queues[_queue_of(row)].is_sure(row["first"]) for row in unseen)
+            sure = any(self._queues[_queue_of(row)].is_sure(row["first"]) for row in unseen.rows())
             kind = VerifyKind.KEY_MISSING if sure else VerifyKind.NO_INDEX
             text = f"there is no index file: {count} keys are found by nobody"
             self._findings.add(kind, ("the key index", None), text, count=count)
-            return wrong[~behind]
+            return wrong.chosen(~behind)
         for number, mine in _by_queue(unseen):
             self._add_not_uploaded(number, int(mine["wanted"].sum()), int(mine["first"].min()))
-        return wrong[~behind]
+        return wrong.chosen(~behind)
 
     def _can_be_looked_at(self, suspects: Sums) -> bool:
         index_bytes = sum({item.row.key: item.row.size for item in self._index}.values())
@@ -195,7 +198,7 @@ class KeyComparison:
 
     def _add_suspects(self, suspects: Sums) -> None:
         """Add what is known of suspects without a closer look."""
-        for row in suspects:
+        for row in suspects.rows():
             wanted, held = int(row["wanted"]), int(row["held"])
             start = int(row["stretch"]) << self._shift
             where = f"bytes {start} to {start + (1 << self._shift)} of the log"
@@ -258,7 +261,7 @@ class KeyComparison:
     def _wanted(self, suspects: Sums) -> NDArray[Any]:
         """The keys of the suspects' messages, which are read once more."""
         found = []
-        for row in suspects:
+        for row in suspects.rows():
             number = _queue_of(row)
             first, end = int(row["first"]), int(row["end"])
             if first >= end:
@@ -416,10 +419,10 @@ def _are_wrong(rows: Sums) -> NDArray[np.bool_]:
 
 def _by_queue(rows: Sums) -> Iterator[tuple[QueueId, Sums]]:
     for number in dict.fromkeys(_queues(rows)):
-        yield number, rows[_are_of(rows, number)]
+        yield number, rows.chosen(_are_of(rows, number))
 
 
-def _are_of(rows: NDArray[Any], number: QueueId) -> NDArray[np.bool_]:
+def _are_of(rows: Rows, number: QueueId) -> NDArray[np.bool_]:
     found: NDArray[np.bool_] = (rows["topic_id"] == number.topic_id) & (
         rows["queue_id"] == number.queue_id
     )
@@ -431,18 +434,24 @@ def _queue_of(row: Any) -> QueueId:
     return QueueId(int(row["topic_id"]), int(row["queue_id"]))
 
 
-def _queues(rows: Sums) -> Iterator[QueueId]:
+def _queues(rows: Rows) -> Iterator[QueueId]:
     return map(QueueId, rows["topic_id"].tolist(), rows["queue_id"].tolist())
 
 
-def _limits(rows: NDArray[Any], held: Mapping[QueueId, int], default: int) -> NDArray[np.int64]:
+def _limits(rows: Rows, held: Mapping[QueueId, int], default: int) -> NDArray[np.int64]:
     found = (held.get(number, default) for number in _queues(rows))
     return np.fromiter(found, np.int64, len(rows))
 
 
-def _stretches_held(held: Sums) -> dict[QueueId, int]:
-    """Of each queue the last of these rows."""
-    return dict(zip(_queues(held), held["stretch"].tolist(), strict=True))
+def _queue_starts(rows: Rows) -> NDArray[np.int64]:
+    """Where each queue begins in rows that are in order."""
+    topics, queues = rows["topic_id"], rows["queue_id"]
+    new = np.append(True, (topics[1:] != topics[:-1]) | (queues[1:] != queues[:-1]))
+    return np.flatnonzero(new[: len(rows)])
+
+
+def _stretches_of(rows: Sums) -> dict[QueueId, int]:
+    return dict(zip(_queues(rows), rows["stretch"].tolist(), strict=True))
 
 
 def _codes(
