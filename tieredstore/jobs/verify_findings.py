@@ -31,16 +31,20 @@ SHIFT_MIN: Final = 10
 CONSOLIDATED_ROWS: Final = 1 << 20
 
 _PLACE: Final = ("topic_id", "queue_id", "stretch")
-_ADDED: Final = (
-    *("wanted", "held"),  # keys of messages, entries
-    *("print", "times"),  # wanted less held, modulo 2^64
-    *("damaged", "ipv6"),  # messages without keys; of no sure time
-    *("empties", "empty_print", "empty_times"),
-)
-_COMBINED: Final = dict.fromkeys(_ADDED, np.add) | {
-    "first": np.minimum,  # queue offsets of the messages
-    "end": np.maximum,
+_BEGINNINGS: Final[Mapping[str, Any]] = {
+    "wanted": 0,  # keys of messages
+    "held": 0,  # entries
+    "print": np.uint64(0),  # wanted less held, modulo 2^64; so are the times
+    "times": 0,
+    "first": INT64_MAX,  # queue offsets of the messages
+    "end": 0,
+    "damaged": 0,  # messages without keys
+    "ipv6": 0,  # messages of no sure time
+    "empties": 0,
+    "empty_print": np.uint64(0),
+    "empty_times": 0,
 }
+_COMBINED: Final = {"first": np.minimum, "end": np.maximum}  # others are added up
 _COLUMNS: Final = ("wanted", "print", "times")
 _EMPTY_COLUMNS: Final = ("empties", "empty_print", "empty_times")
 _SIGN: Final = 1 << 31
@@ -82,7 +86,7 @@ class VerifyKind(FindingKind):
 class Sums:
     """Columns by name, each an array of its own: rows of all of them together are slow to move.
 
-    Columns may be one and the same array: set one, but write into none.
+    A column that nobody has set is made when it is asked for, of what each row begins with.
     """
 
     def __init__(self, columns: Mapping[str, NDArray[Any]]) -> None:
@@ -92,23 +96,32 @@ class Sums:
     def of(cls, topics: Any, queues: Any, stretches: NDArray[np.int64]) -> Sums:
         """A row for each stretch, with no message yet."""
         zeros = np.zeros(len(stretches), np.int64)
-        sums = cls(dict.fromkeys((*_PLACE, *_COMBINED), zeros))
-        sums["topic_id"], sums["queue_id"] = zeros + topics, zeros + queues
-        sums["stretch"] = stretches
-        sums["first"] = zeros + INT64_MAX
-        sums["print"] = sums["empty_print"] = zeros.view(np.uint64)
-        return sums
+        return cls({"topic_id": zeros + topics, "queue_id": zeros + queues, "stretch": stretches})
 
     @classmethod
     def together(cls, parts: Sequence[Sums]) -> Sums:
-        names = (*_PLACE, *_COMBINED)
+        names = dict.fromkeys(name for part in parts for name in part._columns)
         return cls({name: np.concatenate([part[name] for part in parts]) for name in names})
+
+    def consolidated(self) -> Sums:
+        """One row for each stretch, in order."""
+        if len(self) < 2:
+            return self
+        order, starts = _by_stretch(self["topic_id"], self["queue_id"], self["stretch"])
+        if len(starts) == len(self):
+            return self if (order[1:] > order[:-1]).all() else self.chosen(order)
+        together = {name: self[name][order[starts]] for name in _PLACE}
+        for name in self._columns.keys() - together.keys():
+            combine = _COMBINED.get(name, np.add)
+            together[name] = combine.reduceat(self[name][order], starts)
+        return Sums(together)
 
     def __len__(self) -> int:
         return len(self["stretch"])
 
     def __getitem__(self, name: str) -> NDArray[Any]:
-        return self._columns[name]
+        found = self._columns.get(name)
+        return np.full(len(self), _BEGINNINGS[name]) if found is None else found
 
     def __setitem__(self, name: str, values: NDArray[Any]) -> None:
         self._columns[name] = values
@@ -118,9 +131,9 @@ class Sums:
 
     def rows(self) -> Iterator[dict[str, int]]:
         """One by one, for a few of them."""
-        lists = (column.tolist() for column in self._columns.values())
-        for row in zip(*lists, strict=True):
-            yield dict(zip(self._columns, row, strict=True))
+        names = (*_PLACE, *_BEGINNINGS)
+        for row in zip(*(self[name].tolist() for name in names), strict=True):
+            yield dict(zip(names, row, strict=True))
 
 
 NO_SUMS: Final = Sums.of(0, 0, np.empty(0, np.int64))
@@ -316,21 +329,7 @@ def marked_sums(queue: QueueId, stretches: NDArray[np.int64], name: str) -> Sums
     """Messages that are counted as `damaged` or `ipv6`, one for each of the stretches."""
     sums = Sums.of(queue.topic_id, queue.queue_id, stretches)
     sums[name] = np.ones(len(stretches), np.int64)
-    return consolidated(sums)
-
-
-def consolidated(sums: Sums) -> Sums:
-    """One row for each stretch, in order."""
-    if len(sums) < 2:
-        return sums
-    order, starts = _by_stretch(sums["topic_id"], sums["queue_id"], sums["stretch"])
-    if len(starts) == len(sums):
-        return sums if (order[1:] > order[:-1]).all() else sums.chosen(order)
-    firsts = order[starts]
-    together = Sums({name: sums[name][firsts] for name in _PLACE})
-    for name, put_together in _COMBINED.items():
-        together[name] = put_together.reduceat(sums[name][order], starts)
-    return together
+    return sums.consolidated()
 
 
 def _by_stretch(
@@ -377,7 +376,7 @@ class SumTable:
             self._floor = self._rows = len(self._parts[0])
 
     def table(self) -> Sums:
-        return consolidated(Sums.together(self._parts)) if self._parts else NO_SUMS
+        return Sums.together(self._parts).consolidated() if self._parts else NO_SUMS
 
 
 def read_groups(
