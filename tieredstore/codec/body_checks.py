@@ -58,9 +58,9 @@ def bodies_match(data: Buffer, starts: Rows, sizes: Rows, crcs: Rows) -> NDArray
 
 
 def _match_singly(data: Buffer, starts: Rows, sizes: Rows, crcs: Rows) -> NDArray[np.bool_]:
-    spans = map(slice, starts.tolist(), (starts + sizes).tolist())
-    bodies = map(memoryview(data).__getitem__, spans)
-    found = np.fromiter(map(crc32, bodies), np.uint32, len(starts))
+    view, ends = memoryview(data), (starts + sizes).tolist()
+    bodies = [crc32(view[start:end]) for start, end in zip(starts.tolist(), ends, strict=True)]
+    found = np.array(bodies, np.uint32)
     same: NDArray[np.bool_] = (found & INT32_MAX) == crcs
     return same
 

@@ -10,7 +10,7 @@ message, but for texts that a caller asks for.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise, starmap
@@ -302,6 +302,11 @@ class Properties:
     def values(self, name: str) -> Spans:
         """The value under this name in each text that has one: the last of them."""
         text = name.encode()
+        if self._columns is not None:
+            column = self._columns.get(text)
+            each = slice(0, 0) if column is None else slice(column, None, self._each)
+            starts = self._marks[each] + 1
+            return np.arange(len(starts)), starts, self._ends[each]
         found = np.flatnonzero(self._marks - self._starts == len(text))
         found = found[_begins(self.data, self._starts[found], text)]
         rows = self._rows[found]
@@ -323,7 +328,7 @@ class Properties:
         """What a consume queue stores for the tags of each message: see `record.tags_code`."""
         rows, starts, ends = self.values(TAGS)
         codes = np.zeros(len(self), np.int64)
-        codes[rows] = self._hashes(starts, ends).astype(np.uint32).view(np.int32)
+        codes[rows] = self._hashes(starts, ends, np.uint32).astype(np.uint32).view(np.int32)
         return codes
 
     def texts(self, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> list[str]:
@@ -335,20 +340,54 @@ class Properties:
         return [decode_utf8(data[start:end]) for start, end in places]
 
     def hashes_behind(
-        self, before: Hashes, starts: NDArray[np.int64], ends: NDArray[np.int64]
+        self,
+        before: Hashes,
+        starts: NDArray[np.int64],
+        ends: NDArray[np.int64],
+        kind: type[np.unsignedinteger[Any]] = np.uint64,
     ) -> Hashes:
-        """The hashes of these texts, each behind another one, of which there is the hash."""
+        """The hashes of these texts, each behind another one, of which there is the hash. Of a
+        shorter `kind` the lower bits count."""
         lengths = ends - starts if self._is_ascii else utf16_lengths(self.texts(starts, ends))
-        return hashes_behind(before, self._hashes(starts, ends), lengths)
+        return hashes_behind(before, self._hashes(starts, ends, kind), lengths)
 
-    def _hashes(self, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Hashes:
+    def _hashes(
+        self,
+        starts: NDArray[np.int64],
+        ends: NDArray[np.int64],
+        kind: type[np.unsignedinteger[Any]],
+    ) -> NDArray[np.unsignedinteger[Any]]:
         if self._is_ascii:
-            return span_hashes(self.data, starts, ends)
+            return span_hashes(self.data, starts, ends, kind)
         return key_hashes(self.texts(starts, ends))
 
     @cached_property
     def _is_ascii(self) -> bool:
         return not len(self._units) or int(self._units.max()) < 0x80
+
+    @property
+    def _each(self) -> int:
+        """How many entries a text has on average."""
+        return len(self._starts) // max(1, len(self))
+
+    @cached_property
+    def _columns(self) -> Mapping[bytes, int] | None:
+        """Where all texts have the same names in the same order, as most do: which entry of a text
+        has which name."""
+        each, ends = self._each, self._row_ends
+        if not 0 < each <= len(self) or each * len(self) != len(self._starts):
+            return None
+        firsts, lasts = self._starts[::each], self._starts[each - 1 :: each]
+        if (firsts[1:] < ends[:-1]).any() or (lasts >= ends).any():
+            return None
+        columns: dict[bytes, int] = {}
+        for column in range(each):
+            starts, marks = self._starts[column::each], self._marks[column::each]
+            name = bytes(self.data[int(starts[0]) : int(marks[0])])
+            if (marks - starts != len(name)).any() or not _begins(self.data, starts, name).all():
+                return None
+            columns[name] = column
+        return columns
 
     @cached_property
     def _rows(self) -> NDArray[np.int64]:
@@ -374,11 +413,14 @@ def keys_behind(prefix: str, properties: Properties) -> HashedKeys:
     return hashed_keys(properties, np.full(len(properties), key_hash(prefix), np.uint64))
 
 
-def hashed_keys(properties: Properties, before: Hashes) -> HashedKeys:
-    """The same where `before` are the hashes of what stands before the keys of each message."""
+def hashed_keys(
+    properties: Properties, before: Hashes, kind: type[np.unsignedinteger[Any]] = np.uint64
+) -> HashedKeys:
+    """The same where `before` are the hashes of what stands before the keys of each message. Of a
+    shorter `kind` the lower bits of the hashes count."""
     keys, gaps = properties.keys()
     rows, starts, ends = spans = _together(properties.values(UNIQUE_KEY), keys)
-    hashes = properties.hashes_behind(before[rows], starts, ends)
+    hashes = properties.hashes_behind(before[rows], starts, ends, kind)
     counts = np.bincount(rows, minlength=len(properties))
     again = _said_again(properties, spans, hashes, counts)
     if again:
@@ -535,9 +577,15 @@ def _begins(data: Any, starts: NDArray[np.int64], text: bytes) -> NDArray[np.boo
     """Whether this text, which is not empty and fits there, begins at each of these places."""
     if not len(starts):
         return np.zeros(0, np.bool_)
-    layout = f"S{len(text)}"  # zeros at the end do not count, but both sides are equally long
-    windows: NDArray[Any] = np.ndarray((len(data) - len(text) + 1,), layout, data, strides=(1,))
-    found: NDArray[np.bool_] = windows[starts] == np.bytes_(text)
+    found = np.ones(len(starts), np.bool_)
+    at, left = 0, len(text)
+    for width in (8, 4, 2, 1):  # as numbers: numpy compares texts byte by byte
+        while left >= width:
+            layout = f"u{width}"
+            count = len(data) - width + 1
+            words: NDArray[Any] = np.ndarray((count,), layout, data, strides=(1,))
+            found &= words[starts + at] == np.frombuffer(text, layout, 1, at)
+            at, left = at + width, left - width
     return found
 
 

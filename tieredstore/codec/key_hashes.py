@@ -55,14 +55,21 @@ def key_hashes(texts: Sequence[str], *, prefix: str = "") -> Hashes:
     return hashes
 
 
-def span_hashes(data: Any, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Hashes:
-    """The hashes of the ASCII texts `data[start:end]`. Those of one length are made together."""
+def span_hashes(
+    data: Any,
+    starts: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    kind: type[np.unsignedinteger[Any]] = np.uint64,
+) -> NDArray[np.unsignedinteger[Any]]:
+    """The hashes of the ASCII texts `data[start:end]`, or the lower bits of them, in a shorter
+    `kind`: String.hashCode has 32 bits. Those of one length are made together."""
     lengths = ends - starts
-    hashes = np.zeros(len(starts), np.uint64)
-    powers, _ = _power_tables()
+    hashes = np.zeros(len(starts), kind)
+    powers = _power_tables()[0]
     longest = len(powers) - 1
     for row in np.flatnonzero(lengths > longest).tolist():
-        hashes[row] = key_hash(bytes(data[int(starts[row]) : int(ends[row])]).decode("ascii"))
+        whole = key_hash(bytes(data[int(starts[row]) : int(ends[row])]).decode("ascii"))
+        hashes[row] = np.uint64(whole).astype(kind)
     for length in np.flatnonzero(np.bincount(lengths[lengths <= longest])).tolist():
         if not length:
             continue
@@ -70,11 +77,12 @@ def span_hashes(data: Any, starts: NDArray[np.int64], ends: NDArray[np.int64]) -
         windows: NDArray[Any] = np.ndarray(
             (len(data) - length + 1,), f"V{length}", data, strides=(1,)
         )
+        factors = powers[:length][::-1].astype(kind)
         step = max(1, _GROUP_CHARACTERS // length)
         for first in range(0, len(rows), step):
             some = rows[first : first + step]
-            units = windows[starts[some]].view(np.uint8).reshape(-1, length).astype(np.uint64)
-            hashes[some] = np.einsum("ij,j->i", units, powers[:length][::-1])
+            units = windows[starts[some]].view(np.uint8).reshape(-1, length).astype(kind)
+            hashes[some] = np.einsum("ij,j->i", units, factors)
     return hashes
 
 
