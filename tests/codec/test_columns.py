@@ -189,6 +189,27 @@ def test_tags_codes_of_many_texts_are_those_of_each(texts: list[bytes]) -> None:
     assert Properties.of_texts(texts).tags_codes().tolist() == wanted
 
 
+@given(
+    names=st.lists(st.sampled_from(["TAGS", "KEYS", "TAGSX", "A"]), min_size=1, max_size=4),
+    values=st.lists(st.lists(st.sampled_from(["", "a", "bc", "主"]), min_size=4, max_size=4)),
+    odd=st.sampled_from([b"", b"TAGS\x01z\x02", b"KEYS\x01z", b"A\x01z\x02A\x01y\x02", b"\x02"]),
+)
+def test_values_are_those_of_each_text_be_the_texts_alike_or_not(
+    names: list[str], values: list[list[str]], odd: bytes
+) -> None:
+    """An empty value does not count, so it too makes a text unlike the others."""
+    pairs = [zip(names, row, strict=False) for row in values]
+    texts = ["".join(f"{name}\x01{value}\x02" for name, value in each).encode() for each in pairs]
+    for many in (texts, [*texts, odd], [odd, *texts]):
+        properties = Properties.of_texts(many)
+        for name in ("TAGS", "KEYS", "A", "B"):
+            rows, starts, ends = properties.values(name)
+            decoded = [decode_properties(text).get(name) for text in many]
+            wanted = [(row, value) for row, value in enumerate(decoded) if value]
+            found = properties.texts(starts, ends)
+            assert [*zip(rows.tolist(), found, strict=True)] == wanted
+
+
 def test_texts_are_compared_byte_by_byte_with_their_zeros() -> None:
     data = b"ab\0cab\0\0xyab"
     starts, sizes = np.array([0, 4, 5, 10, 4]), np.array([3, 3, 3, 2, 4])

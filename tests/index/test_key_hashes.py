@@ -15,7 +15,7 @@ from tieredstore.codec.java import (
     tiered_place,
     tiered_places,
 )
-from tieredstore.codec.key_hashes import item_places, key_hash, key_hashes, mixed
+from tieredstore.codec.key_hashes import item_places, key_hash, key_hashes, mixed, span_hashes
 
 texts = st.text(st.characters(codec=None), max_size=40)
 
@@ -37,6 +37,19 @@ def test_the_lower_half_is_javas_hash(found: list[str]) -> None:
 def test_groups_of_every_size_agree(count: int, length: int) -> None:
     many = [f"{number}".ljust(length if number % 500 == 3 else 9, "x") for number in range(count)]
     assert key_hashes(many).tolist()[::97] == [key_hash(text) for text in many[::97]]
+
+
+@given(st.lists(st.text(st.characters(codec="ascii"), max_size=40), max_size=60))
+def test_texts_that_lie_anywhere_have_the_same_hashes(found: list[str]) -> None:
+    found.append("x" * 70_000)
+    ends = np.cumsum([len(text) for text in found])
+    starts = ends - [len(text) for text in found]
+    data = "".join(found).encode()
+    wanted = [key_hash(text) for text in found]
+    assert span_hashes(data, starts, ends).tolist() == wanted
+    short = span_hashes(data, starts, ends, np.uint32)
+    assert short.dtype == np.uint32
+    assert short.tolist() == [value & 0xFFFF_FFFF for value in wanted]
 
 
 def test_texts_that_java_hashes_alike_differ_here() -> None:
