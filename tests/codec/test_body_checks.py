@@ -94,6 +94,18 @@ def test_bodies_at_the_very_beginning_are_checked() -> None:
         assert bodies.matches() == bodies.wanted()
 
 
+def test_damage_is_found_on_both_sides_of_the_end_of_a_block(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(body_checks, "_BLOCK_BYTES", 8 * 200)
+    bodies = Bodies((200, 200), 2 * MANY, seed=4)
+    assert all(bodies.matches())
+    for row in (0, 7, 8, 15, 16, 2 * MANY - 1):
+        bodies.change(row, row, 1)
+        assert np.flatnonzero(~np.array(bodies.matches())).tolist() == [row]
+        bodies.change(row, row, 1)
+
+
 def test_sound_bodies_take_a_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = 0
 

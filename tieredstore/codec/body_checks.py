@@ -33,7 +33,7 @@ _STEP_BITS: Final = 6
 _STEP: Final = 1 << _STEP_BITS  # bodies of sizes between two multiples of it get a common width
 _LONG: Final = LONG_BYTES // _STEP + 1
 _WORD: Final = 8
-_BLOCK_BYTES: Final = 256 * 1024  # what the nearest cache of a processor holds
+_BLOCK_BYTES: Final = 1024 * 1024  # of a copy; each block is a handful of calls
 _ONES: Final = 0xFFFF_FFFF
 _POLYNOMIAL: Final = 0xEDB8_8320
 

@@ -419,7 +419,8 @@ def hashed_keys(
     """The same where `before` are the hashes of what stands before the keys of each message. Of a
     shorter `kind` the lower bits of the hashes count."""
     keys, gaps = properties.keys()
-    rows, starts, ends = spans = _together(properties.values(UNIQUE_KEY), keys)
+    unique = properties.values(UNIQUE_KEY)
+    rows, starts, ends = spans = _together(unique, keys) if len(unique[0]) else keys
     hashes = properties.hashes_behind(before[rows], starts, ends, kind)
     counts = np.bincount(rows, minlength=len(properties))
     again = _said_again(properties, spans, hashes, counts)
@@ -624,16 +625,13 @@ def _pieces(units: NDArray[np.uint8], values: Spans) -> tuple[Spans, NDArray[np.
     owners = np.searchsorted(starts, spaces, side="right") - 1
     inside = (owners >= 0) & (spaces < ends[owners])
     spaces, owners = spaces[inside], owners[inside]
-    counts = np.bincount(owners, minlength=len(rows)) + 1
-    behind = np.cumsum(counts)
-    is_first = np.zeros(int(behind[-1]), np.bool_)
-    is_first[behind - counts] = True
-    is_last = np.zeros(len(is_first), np.bool_)
-    is_last[behind - 1] = True
-    firsts, lasts = np.empty(len(is_first), np.int64), np.empty(len(is_first), np.int64)
-    firsts[is_first], firsts[~is_first] = starts, spaces + 1
-    lasts[is_last], lasts[~is_last] = ends, spaces
-    held, rows = lasts > firsts, np.repeat(rows, counts)
+    # Values come one behind the other, so sorted bounds are those of the pieces in order.
+    firsts = np.sort(np.concatenate((starts, spaces + 1)))
+    lasts = np.sort(np.concatenate((spaces, ends)))
+    rows = np.repeat(rows, np.bincount(owners, minlength=len(rows)) + 1)
+    held = lasts > firsts
+    if held.all():
+        return (rows, firsts, lasts), rows[:0]
     gaps = rows[~held]
     gaps = gaps[np.diff(gaps, prepend=-1) > 0]  # np.unique imports all of numpy.ma: 0.1 s
     return (rows[held], firsts[held], lasts[held]), gaps

@@ -25,6 +25,7 @@ _MASK: Final = (1 << 64) - 1
 _UTF16: Final = "utf-16-le" if sys.byteorder == "little" else "utf-16-be"
 _GROUP_CHARACTERS: Final = 1 << 15
 _GROUP_TEXTS: Final = 1 << 10
+_SPAN_CHARACTERS: Final = 1 << 17  # together: eight bytes each
 _END: Final = "\0"
 _VECTOR_KEYS_MIN: Final = 8
 
@@ -78,7 +79,7 @@ def span_hashes(
             (len(data) - length + 1,), f"V{length}", data, strides=(1,)
         )
         factors = powers[:length][::-1].astype(kind)
-        step = max(1, _GROUP_CHARACTERS // length)
+        step = max(1, _SPAN_CHARACTERS // length)
         for first in range(0, len(rows), step):
             some = rows[first : first + step]
             units = windows[starts[some]].view(np.uint8).reshape(-1, length).astype(kind)
