@@ -192,21 +192,28 @@ TIMES = st.integers(T0 - 3_000, T0 + 9_000)
 ITEMS = st.lists(st.tuples(KEYS, st.integers(0, 2**62), TIMES), max_size=90)
 
 
-@given(puts=ITEMS, sizes=st.lists(st.integers(1, 60), min_size=1), end=st.sampled_from([0, T0]))
-@example(puts=[("T#a", 1, 0)] * 60, sizes=[60], end=0)
-@example(puts=[("T#a", 1, -5)] * 60, sizes=[60], end=0)
+@given(
+    puts=ITEMS,
+    sizes=st.lists(st.integers(1, 60), min_size=1),
+    end=st.sampled_from([0, T0]),
+    slots=st.sampled_from([5, 5_000]),
+)
+@example(puts=[("T#a", 1, 0)] * 60, sizes=[60], end=0, slots=5)
+@example(puts=[("T#a", 1, -5)] * 60, sizes=[60], end=0, slots=5_000)
+@example(puts=[(f"T#{at % 40}", 1, at) for at in range(60)], sizes=[20], end=0, slots=5_000)
 def test_a_batch_gives_the_bytes_of_single_puts(
-    puts: list[tuple[str, int, int]], sizes: list[int], end: int
+    puts: list[tuple[str, int, int]], sizes: list[int], end: int, slots: int
 ) -> None:
     with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as many:
-        singly = new_file(Path(one), slots=5, items=70, end=(end, 7))
-        batched = new_file(Path(many), slots=5, items=70, end=(end, 7))
+        singly = new_file(Path(one), slots=slots, items=70, end=(end, 7))
+        batched = new_file(Path(many), slots=slots, items=70, end=(end, 7))
         taken = sum(singly.put(columns_of([put])) for put in puts)
         start = 0
         for size in sizes * 90:
             start += batched.put(columns_of(puts[start : start + size]))
         assert start == taken == min(len(puts), 69)
-        assert batched.path.read_bytes() == singly.path.read_bytes() == slow_bytes(puts, end)
+        wanted = slow_bytes(puts, end, slots=slots)
+        assert batched.path.read_bytes() == singly.path.read_bytes() == wanted
         assert batched.header == singly.header
 
 

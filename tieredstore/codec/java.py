@@ -137,9 +137,7 @@ def local_key_hashes(texts: Sequence[str]) -> NDArray[np.int32]:
 
 
 def _local(hashes: NDArray[np.int32]) -> NDArray[np.int32]:
-    hashes = np.abs(hashes)
-    hashes[hashes == INT32_MIN] = 0
-    return hashes
+    return np.abs(hashes) & INT32_MAX  # -2^31 has no other absolute value, and becomes 0
 
 
 def joined_key_hashes(
