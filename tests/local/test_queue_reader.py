@@ -15,8 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.local.store_audit import opened
+from tieredstore.codec.columns import FoundKeys, ParsedRun
 from tieredstore.codec.queue_unit import QueueUnits, decode_units, encode_units
 from tieredstore.codec.record import tags_code
+from tieredstore.index.contract import CommittedRun
+from tieredstore.index.keys import keys_of_run
 from tieredstore.local import queue_reader
 from tieredstore.local.queue_reader import ReadLimits
 from tieredstore.local.store import LocalMessageStore
@@ -275,7 +278,12 @@ def filled(root: Path, order: list[int]) -> LocalMessageStore:
     mixed_store = a_store(root, commit_log_file_bytes=16_384, queue_file_bytes=2_000)
     mixed_store.put_messages(
         [
-            a_message(number, queue_id=queue_id, body_bytes=10 + number % 300)
+            a_message(
+                number,
+                queue_id=queue_id,
+                body_bytes=10 + number % 300,
+                properties=[{}, {"KEYS": f"a b{number} a"}, {"UNIQ_KEY": f"u{number}"}][number % 3],
+            )
             for number, queue_id in enumerate(order)
         ]
     )
@@ -313,7 +321,24 @@ def check_same(mixed_store: LocalMessageStore, offset: int, count_max: int, byte
         ours, theirs = getattr(quick, column), getattr(plain, column)
         assert ours.dtype == theirs.dtype
         np.testing.assert_array_equal(ours, theirs)
+    check_same_keys(quick, plain)
     return len(quick)
+
+
+def check_same_keys(parsed: MessageRun, plain: MessageRun) -> None:
+    """The keys that a reader has found are those that the index finds by itself."""
+    found = FoundKeys.of(TOPIC, parsed)
+    assert (found is not None) == isinstance(parsed, ParsedRun)
+    assert FoundKeys.of(TOPIC, parsed.head(len(parsed) - 1)) is None
+    handed, own = (
+        keys_of_run(TOPIC, 1, 0, CommittedRun(run=plain, log_offsets=plain.starts, keys=keys))
+        for keys in (found, None)
+    )
+    assert handed.key_counts.tolist() == own.key_counts.tolist()
+    for column in ("key_hashes", "log_offsets", "message_bytes", "store_timestamps"):
+        ours, theirs = getattr(handed.columns, column), getattr(own.columns, column)
+        assert ours.dtype == theirs.dtype
+        np.testing.assert_array_equal(ours, theirs)
 
 
 ORDERS = [
@@ -450,6 +475,7 @@ def test_who_reads_a_run_owns_its_bytes(tmp_path: Path) -> None:
     for count in (1, 2, RUN_COUNT):
         run = mixed_store.read_range(TOPIC, 0, 0, count_max=count, bytes_max=10**9)
         assert isinstance(run.records, bytearray)
+        assert isinstance(run, ParsedRun) == (count == RUN_COUNT)
         before = bytes(run.records)
         run.records[:] = bytes(len(before))
         again = mixed_store.read_range(TOPIC, 0, 0, count_max=count, bytes_max=10**9)

@@ -32,7 +32,7 @@ from tieredstore.driver.provider import Fence, SegmentProvider
 from tieredstore.driver.runtime import Deadline, InlinePool, Runtime, Service, with_deadline
 from tieredstore.flat.file_store import FlatFileStore
 from tieredstore.flat.message_file import FlatMessageFile
-from tieredstore.index.contract import Index
+from tieredstore.index.contract import Index, NoIndex
 from tieredstore.model.config import MIB, StoreConfig
 from tieredstore.model.errors import FencedError, SegmentCorruptError, StoreClosedError
 from tieredstore.model.messages import DispatchRequest
@@ -481,7 +481,14 @@ class Dispatcher:
             store,
             QueueRules(store, chores, self._pending, self.topic_filter, config=config, clock=clock),
             chores,
-            Batches(store, self.budget, self._pending, config, self.mark),
+            Batches(
+                store,
+                self.budget,
+                self._pending,
+                config,
+                self.mark,
+                is_indexed=not isinstance(index, NoIndex),
+            ),
             Rounds(
                 files,
                 provider,

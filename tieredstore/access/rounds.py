@@ -6,7 +6,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 from typing import Final
@@ -16,6 +16,7 @@ import numpy as np
 from tieredstore.access.admission import PendingCounts, UploadBudget
 from tieredstore.access.log_mark import LogMark
 from tieredstore.access.queue_upload import IndexFeed, QueueWork, behind_lost
+from tieredstore.codec.columns import FoundKeys
 from tieredstore.driver.message_store import MessageStore
 from tieredstore.driver.metadata import MetadataStore, Put
 from tieredstore.driver.metrics import MESSAGES_DISPATCHED, Metrics
@@ -343,11 +344,14 @@ class Batches:
         pending: PendingCounts,
         config: StoreConfig,
         mark: LogMark,
+        *,
+        is_indexed: bool,
     ) -> None:
         self._store = store
         self._budget = budget
         self._pending = pending
         self._mark = mark
+        self._is_indexed = is_indexed
         self._count_max = config.group_commit_count
         self._bytes_max = min(config.group_commit_bytes, max(1, config.dispatch_buffer_bytes // 2))
 
@@ -379,7 +383,9 @@ class Batches:
             run = run.head(_count_below(run, confirmed))
             if not len(run):
                 return BatchOutcome.UNCONFIRMED
-            need = 2 * len(run.records) + ROW_BYTES * len(run) + BATCH_BYTES
+            # Found here, where the reader has just parsed what they are made of.
+            keys = FoundKeys.of(file.key.topic, run) if self._is_indexed else None
+            need = 2 * len(run.records) + _beside(len(run), keys)
             if all_of and need > reserved:
                 return BatchOutcome.NO_ROOM
             if need > reserved:
@@ -389,7 +395,7 @@ class Batches:
                 reserved = need
             work.wanted_bytes = 0
             self._mark.cover(int(run.log_offsets[-1]) + int(run.message_bytes[-1]))
-            kept = self._append(work, file, run)
+            kept = self._append(work, file, run, keys)
             return BatchOutcome.APPENDED
         finally:
             self._budget.give(reserved - kept)
@@ -430,21 +436,33 @@ class Batches:
             *file.key, file.append_offset, count_max=count_max, bytes_max=bytes_max
         )
 
-    def _append(self, work: QueueWork, file: FlatMessageFile, run: MessageRun) -> int:
+    def _append(
+        self, work: QueueWork, file: FlatMessageFile, run: MessageRun, keys: FoundKeys | None
+    ) -> int:
         """What is kept in memory of it."""
         appended = file.append(run)
-        if not appended.count:
+        count = appended.count
+        if not count:
             raise TieredStoreError(f"{file.path} takes no message {run.first_offset}")
-        taken = replace(
-            run.head(appended.count),
-            records=appended.records,
-            starts=appended.log_offsets - appended.log_offsets[0],
+        taken = MessageRun(
+            first_offset=run.first_offset,
             log_offsets=appended.log_offsets,
+            message_bytes=run.message_bytes[:count],
+            tags_codes=run.tags_codes[:count],
+            starts=appended.log_offsets - appended.log_offsets[0],
+            records=appended.records,
         )
-        work.batches.append(CommittedRun(run=taken, log_offsets=appended.log_offsets))
+        keys = keys if count == len(run) else None
+        work.batches.append(CommittedRun(run=taken, log_offsets=appended.log_offsets, keys=keys))
         work.more_waits = file.append_offset < (self._store.max_offset(*work.key) or 0)
-        self._pending.took(work.key, appended.count, len(appended.records))
-        return len(appended.records) + ROW_BYTES * appended.count + BATCH_BYTES
+        self._pending.took(work.key, count, len(appended.records))
+        return len(appended.records) + _beside(count, keys)
+
+
+def _beside(count: int, keys: FoundKeys | None) -> int:
+    """What a batch of so many messages takes beside their records."""
+    found = 0 if keys is None else keys.held_bytes
+    return ROW_BYTES * count + BATCH_BYTES + found
 
 
 def _count_below(run: MessageRun, log_offset: int) -> int:

@@ -413,6 +413,34 @@ def keys_behind(prefix: str, properties: Properties) -> HashedKeys:
     return hashed_keys(properties, np.full(len(properties), key_hash(prefix), np.uint64))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParsedRun(MessageRun):
+    """A run whose reader has found each record sound, and has its properties parsed already."""
+
+    properties: Properties
+    store_timestamps: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundKeys:
+    """The keys of a run that was parsed, in few bytes: the properties themselves can go."""
+
+    keys: HashedKeys
+    store_timestamps: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, topic: str, run: MessageRun) -> FoundKeys | None:
+        """None for a run that is to be parsed, or is only a part of what was."""
+        if not isinstance(run, ParsedRun) or len(run) != len(run.properties):
+            return None
+        keys = keys_behind(f"{topic}#", run.properties)
+        return cls(keys=keys, store_timestamps=run.store_timestamps)
+
+    @property
+    def held_bytes(self) -> int:
+        return self.keys.hashes.nbytes + self.keys.counts.nbytes + self.store_timestamps.nbytes
+
+
 def hashed_keys(
     properties: Properties, before: Hashes, kind: type[np.unsignedinteger[Any]] = np.uint64
 ) -> HashedKeys:

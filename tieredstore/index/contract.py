@@ -9,6 +9,7 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from tieredstore.codec.columns import FoundKeys
 from tieredstore.model.messages import MessageRun
 from tieredstore.model.values import INT64_MAX
 
@@ -18,11 +19,13 @@ class CommittedRun:
     """Messages that are durable in the tier: row i of `run` lies at `log_offsets[i]` there.
 
     The records are as the tier has them. Whose log the run's own `log_offsets` mean is left open:
-    go by `log_offsets` here.
+    go by `log_offsets` here. `keys` are those of all of these messages, where whoever read them
+    has found them.
     """
 
     run: MessageRun
     log_offsets: npt.NDArray[np.int64]
+    keys: FoundKeys | None = None
 
     def __len__(self) -> int:
         return len(self.log_offsets)

@@ -29,7 +29,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tieredstore.codec.columns import Records, keys_behind
+from tieredstore.codec.columns import HashedKeys, Records, keys_behind
 from tieredstore.codec.java import INT32_MIN
 from tieredstore.driver.durable import NO_LINK, read_all, write_all
 from tieredstore.index.contract import CommittedRun
@@ -182,11 +182,29 @@ def keys_of_run(topic: str, topic_id: int, queue_id: int, run: CommittedRun) -> 
 
     A record that is not sound is passed over: no look-up that found it could read it.
     """
+    if run.keys is not None:
+        columns = run.run.message_bytes.astype(np.int64), run.keys.store_timestamps
+        rows = np.arange(len(run))
+        return _placed_keys(topic_id, queue_id, run, run.keys.keys, rows, *columns)
     records = Records(run.run.records, run.run.starts, run.run.message_bytes)
     rows = np.flatnonzero(records.sound)
     if len(rows) < len(records):
         log.error("%d messages without a sound record are not indexed", len(records) - len(rows))
     keys = keys_behind(f"{topic}#", records.properties(rows))
+    columns = records.sizes(), records.store_times()
+    return _placed_keys(topic_id, queue_id, run, keys, rows, *columns)
+
+
+def _placed_keys(
+    topic_id: int,
+    queue_id: int,
+    run: CommittedRun,
+    keys: HashedKeys,
+    rows: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    store_timestamps: NDArray[np.int64],
+) -> RunKeys:
+    """Each key with the place of its message; message i of the keys is `rows[i]` of the run."""
     owners = np.repeat(rows, keys.counts)
     return RunKeys(
         columns=IndexColumns(
@@ -194,8 +212,8 @@ def keys_of_run(topic: str, topic_id: int, queue_id: int, run: CommittedRun) -> 
             topic_ids=topic_id,
             queue_ids=queue_id,
             log_offsets=np.asarray(run.log_offsets, np.int64)[owners],
-            message_bytes=records.sizes()[owners],
-            store_timestamps=records.store_times()[owners],
+            message_bytes=sizes[owners],
+            store_timestamps=store_timestamps[owners],
         ),
         key_counts=keys.counts[keys.counts > 0],
     )

@@ -16,7 +16,7 @@ from typing import TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
-from tieredstore.codec.columns import sound_count
+from tieredstore.codec.columns import ParsedRun, Properties, RecordColumns, sound_count
 from tieredstore.codec.queue_unit import (
     UNIT_BYTES,
     QueueUnit,
@@ -357,10 +357,11 @@ class QueueReader:
                 *(self._log.queue, units.log_offsets[:count], sizes[:count]),
                 check_property_crc=self._log.check_property_crc,
             )
-            found = self._truth.fitting_count(key, offset, units.tags_codes, columns)
+            found, properties = self._truth.fitting(key, offset, units.tags_codes, columns)
             if found:
                 records = records if found == count else records[: int(sizes[:found].sum())]
-                return _run(offset, units, found, records)
+                run = _run(offset, units, found, records)
+                return run if properties is None else _parsed(run, properties, columns)
         return self._few(key, queue, offset, units, count)
 
     def _few(
@@ -434,6 +435,21 @@ def _run(first_offset: int, units: QueueUnits, count: int, records: bytearray) -
         tags_codes=units.tags_codes[:count],
         starts=np.cumsum(message_bytes, dtype=np.int64) - message_bytes,
         records=records,
+    )
+
+
+def _parsed(run: MessageRun, properties: Properties, columns: RecordColumns) -> MessageRun:
+    if len(properties) != len(run):  # so rare that nobody waits for what is parsed once more
+        return run
+    return ParsedRun(
+        first_offset=run.first_offset,
+        log_offsets=run.log_offsets,
+        message_bytes=run.message_bytes,
+        tags_codes=run.tags_codes,
+        starts=run.starts,
+        records=run.records,
+        properties=properties,
+        store_timestamps=columns.store_timestamps[: len(run)],
     )
 
 

@@ -75,38 +75,32 @@ class UnitTruth:
         code = self.tags_code(record)
         return "" if code == tags_code else f"tags code {tags_code}, the message's is {code}"
 
-    def fitting_count(
+    def fitting(
         self,
         key: QueueKey,
         first_offset: int,
         tags_codes: NDArray[np.int64],
         columns: RecordColumns,
-    ) -> int:
-        """How many of these sound records are what their units stand for, up to one that is not."""
+    ) -> tuple[int, Properties | None]:
+        """How many of these sound records are what their units stand for, up to one that is not;
+        and the properties of those before the first that is in another place, where they were
+        parsed to find that out."""
         count = len(columns)
         if key.topic.startswith(LIGHT_QUEUE_PREFIX) or key.topic == SCHEDULE_TOPIC:
             codes = tags_codes.tolist()
             for row in range(count):
                 if self.misfit(key, first_offset + row, codes[row], columns.record(row)):
-                    return row
-            return count
+                    return row, None
+            return count, None
         ok = columns.queue_ids == key.queue_id
         ok &= columns.queue_offsets == np.arange(first_offset, first_offset + count)
         ok &= texts_are(
             columns.data, columns.topic_starts, columns.topic_bytes, encode_utf8(key.topic)
         )
         count = sound_count(ok)
-        return self._right_codes(tags_codes[:count], columns)
-
-    def _right_codes(self, tags_codes: NDArray[np.int64], columns: RecordColumns) -> int:
-        """How many rows carry the tags that their code says, up to one that does not."""
-        count = len(tags_codes)
         starts, sizes = columns.property_starts[:count], columns.property_bytes[:count]
-        codes = Properties.within(columns.data, starts, sizes).tags_codes()
-        wrong = np.flatnonzero(codes != tags_codes)
-        return next(
-            (row for row in wrong.tolist() if not is_extension_address(int(tags_codes[row]))), count
-        )
+        properties = Properties.within(columns.data, starts, sizes)
+        return _right_codes(tags_codes[:count], properties), properties
 
     def tags_code(self, record: bytes) -> int:
         """What a queue stores beside this record."""
@@ -203,6 +197,15 @@ class UnitTruth:
         properties = decode_properties(peek_property_bytes(record))
         at = self._log.max_offset  # the bound of numbers: this one says nothing of the place
         return light_places(peek_topic(record), properties, log_offset=at)
+
+
+def _right_codes(tags_codes: NDArray[np.int64], properties: Properties) -> int:
+    """How many messages carry the tags that their code says, up to one that does not."""
+    wrong = np.flatnonzero(properties.tags_codes() != tags_codes)
+    return next(
+        (row for row in wrong.tolist() if not is_extension_address(int(tags_codes[row]))),
+        len(tags_codes),
+    )
 
 
 def _rows_that_may_be(columns: RecordColumns, key: QueueKey, offset: int) -> list[int]:
