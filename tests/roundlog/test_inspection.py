@@ -7,12 +7,16 @@ from itertools import pairwise
 import pytest
 
 from tests.providers.object_kit import CLUSTER, PATH, Bucket, Process
+from tieredstore.driver.object_client import ObjectFacts
 from tieredstore.driver.provider import Leftover
 from tieredstore.driver.runtime import ManualClock, Runtime
 from tieredstore.model.values import SegmentType
 from tieredstore.roundlog import inspection, upkeep
 from tieredstore.roundlog.inspection import DEAD, ORPHAN, STATE
 from tieredstore.roundlog.layout import log_name, state_name
+from tieredstore.roundlog.log import BrokerLog
+from tieredstore.roundlog.object_calls import ObjectCalls
+from tieredstore.roundlog.state import LogState
 
 LOG = SegmentType.COMMIT_LOG
 BROKER = "broker-a"
@@ -65,6 +69,30 @@ def test_a_tier_at_work_has_no_orphans() -> None:
     lived.live(60, 120)
     assert lived.reader().open(PATH, LOG, 0).read(0, 120) == b"x" * 120
     assert list(lived.reader().provider.damage(BROKER)) == []
+
+
+def test_what_was_released_while_it_was_looked_for_is_not_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lived = Lived()
+    log = lived.reader().provider._log_of(BROKER)
+    follow, head = BrokerLog.follow, ObjectCalls.head
+    lives = [(60, 62), (62, 140)]
+
+    def followed(self: BrokerLog) -> LogState:
+        if self is log and len(lives) == 2:  # behind the listing
+            lived.live(*lives.pop(0))
+        return follow(self)
+
+    def headed(self: ObjectCalls, key: str) -> ObjectFacts | None:
+        if self is log.calls and len(lives) == 1:
+            lived.live(*lives.pop(0))
+        return head(self, key)
+
+    monkeypatch.setattr(BrokerLog, "follow", followed)
+    monkeypatch.setattr(ObjectCalls, "head", headed)
+    assert inspection.damage(log) == []
+    assert lives == []
 
 
 def test_a_tier_that_has_just_begun_has_nothing_left_over() -> None:

@@ -115,23 +115,38 @@ def damage(log: BrokerLog) -> list[Finding]:
     side_by_side(log.pool, numbered, check, helpers=READ_TOGETHER - 1)
     found += _damaged_states(log)
     try:
-        state = log.settled() if log.is_writer else log.follow()
+        state = _newest(log)
     except MetadataError as error:
         return found or [_damaged(log.key("log/"), error)]
     if may_be_lost(state):
         found += _lost(log, begun_by(log, state.epoch), sizes)
-    with log.guard:
-        wanted = _wanted(log, state)
-    for key, (size, is_whole) in wanted.items():
+    try:
+        return [*found, *_wrong_objects(log, state, sizes)]
+    except MetadataError as error:
+        return [*found, _damaged(log.key("log/"), error)]
+
+
+def _newest(log: BrokerLog) -> LogState:
+    return log.settled() if log.is_writer else log.follow()
+
+
+def _wrong_objects(log: BrokerLog, state: LogState, sizes: Mapping[str, int]) -> list[Finding]:
+    """Objects that the log wants, as a listing has them and the log still does behind it."""
+    wrong = {}
+    for key, (size, is_whole) in _wanted(log, state).items():
         there = sizes.get(key)
-        if there is None and (facts := calls.head(key)) is not None:
+        if there is None and (facts := log.calls.head(key)) is not None:
             there = facts.size  # younger than the listing
         if there is None:
-            found.append(Finding.of_damage("missing", key, f"the log has {size} bytes in it"))
+            wrong[key] = Finding.of_damage("missing", key, f"the log has {size} bytes in it")
         elif there < size or (is_whole and there != size):
             detail = f"it has {there} bytes, the log says {size}"
-            found.append(Finding.of_damage("size", key, detail))
-    return found
+            wrong[key] = Finding.of_damage("size", key, detail)
+    if not wrong:
+        return []
+    # What was merged meanwhile may have been released, and be gone.
+    wanted = _wanted(log, _newest(log))
+    return [found for key, found in wrong.items() if key in wanted]
 
 
 def appended(log: BrokerLog) -> list[Appended]:
@@ -194,6 +209,11 @@ def _damaged_states(log: BrokerLog) -> Iterator[Finding]:
 
 def _wanted(log: BrokerLog, state: LogState) -> Mapping[str, tuple[int, bool]]:
     """How long each object must be at least, or exactly."""
+    with log.guard:
+        return _wanted_of(log, state)
+
+
+def _wanted_of(log: BrokerLog, state: LogState) -> Mapping[str, tuple[int, bool]]:
     found: dict[str, tuple[int, bool]] = {}
     for chunk in state.chunks.values():
         alive = chunk.extents.taken(state.live_rows(chunk))
