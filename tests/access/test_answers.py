@@ -762,6 +762,18 @@ def test_forced_an_answer_lags_while_messages_wait_for_their_upload(tiered: Brok
     assert tiered.store.query_message(TOPIC, "shared").complete
 
 
+def test_forced_an_answer_lags_behind_the_number_from_which_on_both_histories_differ(
+    tiered: Broker,
+) -> None:
+    tiered.store._loaded().decision.forks[QueueKey(TOPIC, 0)] = 8
+    tiered.store.level = StorageLevel.FORCE
+    result = tiered.store.query_message(TOPIC, "shared")
+    assert numbers(result) == list(range(7, -1, -1))
+    assert (result.complete, result.lags) == (False, True)
+    tiered.store.level = StorageLevel.NOT_IN_DISK
+    assert tiered.store.query_message(TOPIC, "shared").complete
+
+
 def test_forced_an_answer_waits_for_nothing_that_has_expired_before_its_upload(
     tiered: Broker,
 ) -> None:

@@ -388,14 +388,17 @@ class Answers:
         return 0 if begun_time is None else int(begun_time(topic))
 
     def _waits_for_upload(self, topic: str) -> bool:
-        """Whether the next store has messages of the topic that the tier has not got yet."""
-        committed, begin, end = (
-            self._fetcher.commit_offset,
-            self._next.min_offset,
-            self._next.max_offset,
-        )
+        """Whether the next store has messages of the topic that the tier has not got yet; what
+        the tier has instead of them, behind a fork, is not served."""
+        begin, end = self._next.min_offset, self._next.max_offset
         queues = [key for key in self._next.queues() if key.topic == topic]
-        return any((end(*key) or 0) > max(committed(*key) or 0, begin(*key) or 0) for key in queues)
+        return any((end(*key) or 0) > max(self._served(*key), begin(*key) or 0) for key in queues)
+
+    def _served(self, topic: str, queue_id: int) -> int:
+        """Below this offset the tier has the queue's messages."""
+        committed = self._fetcher.commit_offset(topic, queue_id) or 0
+        fork = self._decision.fork_of(topic, queue_id)
+        return committed if fork is None else min(committed, fork)
 
     # -- of pages ------------------------------------------------------------------------------
 
