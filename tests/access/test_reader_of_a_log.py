@@ -12,8 +12,9 @@ from tests.access.care_kit import Elsewhere, offsets
 from tests.access.tiered_kit import numbers
 from tieredstore.access.reader import TieredReader
 from tieredstore.access.wiring import NoCatalogueError
+from tieredstore.codec.queue_unit import encode_unit
 from tieredstore.driver.runtime import Runtime
-from tieredstore.model.errors import MetadataError
+from tieredstore.model.errors import MetadataError, SegmentCorruptError
 from tieredstore.model.values import QueueKey
 from tieredstore.roundlog import upkeep
 from tieredstore.testing.samples import STORE_TIMESTAMP, TOPIC
@@ -164,3 +165,24 @@ def test_damage_of_the_log_is_told(there: Elsewhere) -> None:
     there.objects.held[newest] = bytes([*data[:70], data[70] ^ 1, *data[71:]]), facts
     with pytest.raises(MetadataError, match="damaged"):
         there.reader().load()
+
+
+@pytest.mark.parametrize("what", ["record", "unit"])
+def test_a_page_ends_before_what_a_round_wrote_that_is_damaged(there: Elsewhere, what: str) -> None:
+    """Its checksum is that of all of the round's bytes of the queue."""
+    there.broker.fill(3)
+    there.broker.put(3, first=3)
+    assert there.broker.store.flush()
+    with there.reader() as reader:
+        found = reader.get_message(TOPIC, 0, 5).messages[0]
+        place = {"log_offset": found.log_offset, "message_bytes": len(found.record)}
+        unit = encode_unit(**place, tags_code=found.tags_code)
+    wanted = found.record if what == "record" else unit
+    for key, (data, facts) in there.objects.held.items():
+        changed = wanted[:-1] + bytes([wanted[-1] ^ 1])
+        there.objects.held[key] = data.replace(wanted, changed), facts
+    with there.reader() as reader:
+        assert numbers(reader.get_message(TOPIC, 0, 0)) == [0, 1, 2, 3]
+        assert numbers(reader.get_message(TOPIC, 0, 3)) == [3]
+        with pytest.raises(SegmentCorruptError, match="checksum"):
+            reader.get_message(TOPIC, 0, 4)

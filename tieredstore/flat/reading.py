@@ -161,6 +161,11 @@ def _read_units(file: FlatMessageFile, offset: int, rows: int, source: ByteSourc
                 reason = f"the unit of message {offset} is not there"
                 raise damage_at(file.queue, offset * UNIT_BYTES, reason) from error
             rows //= 2  # what is there is served
+        except SegmentCorruptError as error:
+            sound = (_sound_end(file.queue, error, offset * UNIT_BYTES) // UNIT_BYTES) - offset
+            if not 0 < sound < rows:
+                raise
+            rows = sound
 
 
 def _read_named(
@@ -181,6 +186,12 @@ def _read_named(
                 reason = f"the record of message {first} is not there"
                 raise damage_at(file.log, rows.start, reason) from error
             count //= 2
+            continue
+        except SegmentCorruptError as error:
+            sound = rows.reach(_sound_end(file.log, error, rows.start), bytes_max)
+            if not 0 < sound < count:
+                raise
+            count = sound
             continue
         if not len(found):
             raise damage_at(file.log, rows.start, f"this is not message {first}")
@@ -207,6 +218,14 @@ def _read_records(
         data += source.read(file.log, end, min(CODA_BYTES, log_end - end))
         found = rows.check(data, count)
     return found
+
+
+def _sound_end(file: FlatAppendFile, error: SegmentCorruptError, start: int) -> int:
+    """Where the bytes begin that the error is about; `start` where nobody knows."""
+    for each in file.segments:
+        if each.segment.path == error.path:
+            return each.base + error.position
+    return start
 
 
 def _contiguous_end(log: FlatAppendFile, start: int) -> int:

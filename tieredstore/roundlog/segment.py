@@ -112,12 +112,12 @@ class LogSegment(FileSegment):
                 raise
             pieces = self._pieces(log, log.follow(), position, length)
         try:
-            return self._joined(log, pieces)
+            return self._joined(log, pieces, position)
         except SegmentNotFoundError:  # merged, sealed or deleted since
             log.check_writer()  # by another, where it was not us
             pieces = self._pieces(log, log.follow(), position, length)
         try:
-            return self._joined(log, pieces)
+            return self._joined(log, pieces, position)
         except SegmentNotFoundError as error:
             raise SegmentCorruptError(
                 self.path, f"an object is gone: {error.path}", position=position
@@ -166,8 +166,9 @@ class LogSegment(FileSegment):
             raise SegmentCorruptError(self.path, "no entry says where it lies", position=at)
         return pieces
 
-    def _joined(self, log: BrokerLog, pieces: Sequence[_Piece]) -> bytes:
-        """One run of bytes, those of whole extents compared with their checksums."""
+    def _joined(self, log: BrokerLog, pieces: Sequence[_Piece], position: int) -> bytes:
+        """One run of bytes from `position` on, those of whole extents compared with their
+        checksums. An error names the first byte of the segment that is in doubt."""
         try:
             found = log.calls.ranges([Range(each.key, each.start, each.length) for each in pieces])
         except OffsetOutOfRangeError as error:
@@ -178,9 +179,11 @@ class LogSegment(FileSegment):
             view = memoryview(data)
             for start, length, crc in piece.checks:
                 if crc32c(data if length == len(data) else view[start : start + length]) != crc:
+                    place = f"{length} bytes at {piece.start + start} of {piece.key}"
                     raise SegmentCorruptError(
-                        piece.key, "its checksum is another", position=piece.start + start
+                        self.path, f"{place} have another checksum", position=position + start
                     )
+            position += piece.length
         return found[0] if len(found) == 1 else b"".join(found)
 
     # Writing
