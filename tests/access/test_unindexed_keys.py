@@ -15,7 +15,8 @@ from tieredstore.index.local_file import MappedIndex
 from tieredstore.index.store import IndexStore
 from tieredstore.index.writer import IndexWriter
 from tieredstore.model.messages import QueryResult
-from tieredstore.testing.samples import TOPIC, a_message
+from tieredstore.model.values import INT64_MAX, SegmentType
+from tieredstore.testing.samples import STORE_TIMESTAMP, TOPIC, a_message
 
 COUNT = 60
 LEVELS = ["NOT_IN_DISK", "FORCE"]
@@ -180,6 +181,26 @@ def test_what_was_stored_after_the_times_that_are_asked_for_is_not_read(tmp_path
     assert (result.complete, result.messages, reads) == (True, [], [])
     assert broker.found("key-1", end=first + 1_000_000) == [1]
     assert reads
+    broker.store.shutdown()
+
+
+@pytest.mark.parametrize(("byte", "end"), [(0, INT64_MAX), (6, STORE_TIMESTAMP + 10_000)])
+def test_a_damaged_unit_hides_no_key(tmp_path: Path, byte: int, end: int) -> None:
+    """It names no byte of the log, or one of a segment that is newer than what is asked for."""
+    broker = filled(tmp_path, commit_log_segment_bytes=1_000)
+    killed(broker)
+    lookup = broker.store._loaded().tier.fetcher._keys
+    inner = lookup._source.read
+
+    class Damaged:
+        def read(self, file: Any, offset: int, length: int) -> bytes:
+            data = bytearray(inner(file, offset, length))
+            if file.type is SegmentType.CONSUME_QUEUE and not offset:
+                data[byte] ^= 0x10
+            return bytes(data)
+
+    lookup._source = Damaged()
+    assert not broker.store.query_message(TOPIC, "key-1", end=end).complete
     broker.store.shutdown()
 
 

@@ -22,7 +22,7 @@ from tieredstore.flat.reading import ByteSource, damage_at, read_run, record_pla
 from tieredstore.index.contract import NOTHING, CommittedRun, Index, IndexAnswer, IndexHit
 from tieredstore.index.keys import keys_of_run
 from tieredstore.model.errors import SegmentCorruptError, TieredStoreError
-from tieredstore.model.messages import QueryResult, SelectedMessage
+from tieredstore.model.messages import MessageRun, QueryResult, SelectedMessage
 from tieredstore.model.printable import log_of
 from tieredstore.model.values import INT64_MAX, QueueKey
 
@@ -216,22 +216,24 @@ class _Scan:
         file, end = tail.file, tail.end
         at = max(tail.start, file.min_offset)
         found: list[IndexHit] = []
-        if at >= end or self._is_newer(self._log_segments(file, at)):
+        if at >= end:
+            return found
+        if self._is_newer(self._log_segments(file, at)):
+            self._run(file, at, 1)  # a unit that is damaged names other segments
             return found
         while at < end and not self.lags:
-            run = read_run(
-                file,
-                at,
-                count_max=min(SCAN_STEP_COUNT, end - at),
-                bytes_max=SCAN_STEP_BYTES,
-                source=self._source,
-            )
+            run = self._run(file, at, min(SCAN_STEP_COUNT, end - at))
             if len(run):
                 found += self._hits_in(file, CommittedRun(run=run, log_offsets=run.log_offsets))
                 at = run.end_offset
             else:  # a gap, or it has expired meanwhile
                 at = max(at + 1, file.queue.first_unit_from(at), file.min_offset)
         return found
+
+    def _run(self, file: FlatMessageFile, at: int, count_max: int) -> MessageRun:
+        return read_run(
+            file, at, count_max=count_max, bytes_max=SCAN_STEP_BYTES, source=self._source
+        )
 
     def _log_segments(self, file: FlatMessageFile, at: int) -> list[FlatSegment]:
         """Those that hold the messages from here on. Too many bytes in them are not read."""
