@@ -223,6 +223,27 @@ def test_bodies_are_checked_where_that_is_wanted(message_filter: ByCode | None) 
             assert raised.value.position == place
 
 
+@pytest.mark.parametrize("checked", [None, True, False])
+def test_bodies_of_columns_are_checked_but_where_that_is_not_wanted(checked: bool | None) -> None:
+    shelf = Shelf(crc_check_enabled=checked)
+    file = shelf.put(numbered(0, 10))
+    place = int(file.units(5, 1).log_offsets[0])
+    log = bytearray(file.log.read(0, file.log.commit_offset))
+    log[place + 90] ^= 1
+    shelf.tier.damage(SegmentType.COMMIT_LOG, 0, bytes(log))
+
+    def ends(offset: int) -> int:
+        limits = {"count_max": 20, "bytes_max": 1 << 20}
+        return shelf.fetcher.read_range(TOPIC, 0, offset, **limits).end_offset
+
+    assert ends(0) == (10 if checked is False else 5)
+    if checked is not False:
+        with pytest.raises(SegmentCorruptError, match="checksum") as raised:
+            ends(5)
+        assert raised.value.position == place
+    assert ends(6) == 10
+
+
 def test_a_queue_that_is_made_again_is_not_answered_from_the_old_one() -> None:
     shelf = Shelf()
     shelf.put(numbered(0, 5))

@@ -9,6 +9,7 @@ from typing import Final
 from tieredstore.access.key_lookup import SCAN_BYTES_MAX, KeyLookup
 from tieredstore.access.pages import CachedSource, ColdError, ExactSource, HotSource, QueuePages
 from tieredstore.access.read_cache import ReadCache
+from tieredstore.codec.columns import RecordFields, sound_count
 from tieredstore.driver.message_store import COUNT_MAX, ReadRequest
 from tieredstore.driver.metrics import (
     KEYS_INCOMPLETE,
@@ -24,7 +25,7 @@ from tieredstore.driver.runtime import Runtime, Service
 from tieredstore.flat import times as time_search
 from tieredstore.flat.file_store import FlatFileStore
 from tieredstore.flat.message_file import FlatMessageFile
-from tieredstore.flat.reading import DIRECT, ByteSource, empty_run, read_run
+from tieredstore.flat.reading import DIRECT, ByteSource, damaged_body, empty_run, read_run
 from tieredstore.flat.times import earliest_time, store_time
 from tieredstore.index.contract import Index, IndexAnswer
 from tieredstore.model.config import StoreConfig
@@ -152,12 +153,19 @@ class Fetcher:
     ) -> MessageRun:
         """Consecutive messages as columns, through the cache: the quick way to read many.
 
-        Empty where there is none, else at least one. A gap ends it.
+        Empty where there is none, else at least one. A gap ends it, and so does a damaged body
+        where bodies are checked.
         """
         file = self._file(topic, queue_id)
         if file is None:
             return empty_run(offset)
-        return read_run(file, offset, count_max=count_max, bytes_max=bytes_max, source=self._source)
+        run = read_run(file, offset, count_max=count_max, bytes_max=bytes_max, source=self._source)
+        if not len(run) or not self._config.checks_bulk_reads:
+            return run
+        count = sound_count(RecordFields(run).sound_bodies())
+        if not count:
+            raise damaged_body(file, run.first_offset, int(run.log_offsets[0]))
+        return run.head(count)
 
     # -- keys ---------------------------------------------------------------------------------
 
