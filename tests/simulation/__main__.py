@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from tests.simulation.world import FAULTS, Plan, run, smaller
+from tests.simulation.world import FAULTS, ROT, Plan, run, smaller
 
 SALTS: tuple[int, ...] = tuple(range(8))  # other schedules of a plan that has become smaller
 SHRINKING_MAX = 200  # histories
@@ -37,6 +37,8 @@ def plans(given: argparse.Namespace) -> Iterator[Plan]:
             plan = replace(plan, clients=tuple(given.clients.split(",")))
         if given.faults is not None:
             plan = replace(plan, faults=tuple(filter(None, given.faults.split(","))))
+        if given.rot:
+            plan = replace(plan, faults=(*plan.faults, ROT))
         yield replace(plan, ops=given.ops or plan.ops)
 
 
@@ -89,7 +91,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--hours", type=float, help="as many seeds as it takes, on all cores")
     parser.add_argument("--tier", default="")
     parser.add_argument("--clients")
-    parser.add_argument("--faults", help=f"some of {','.join(FAULTS)}")
+    parser.add_argument("--faults", help=f"some of {','.join([*FAULTS, ROT])}")
+    parser.add_argument("--rot", action="store_true", help=f"{ROT} beside those faults")
     parser.add_argument("--ops", type=int)
     parser.add_argument("--salt", type=int, default=0)
     parser.add_argument("--shrink", action=argparse.BooleanOptionalAction, default=True)

@@ -100,7 +100,7 @@ def _read_batch(
                 at, name = row["queue_offset"], row["body"].decode().split("|")[0]
                 mine = found.setdefault(queue, {})
                 assert at not in mine, f"{queue}: {at} comes twice in a batch"
-                assert model.puts[name].queue == queue
+                assert model.is_of(name, queue)
                 mine[at] = name
     world.saw_time()
     world.scheduler.note(f"a batch of {sum(map(len, found.values()))} messages")

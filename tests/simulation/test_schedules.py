@@ -17,17 +17,19 @@ from tests.simulation.model import STORED, Model, Put
 from tests.simulation.scheduler import Process, Scheduler, Stuck
 from tests.simulation.world import FAULTS, HOUR_MS, START_MS, Plan, run, smaller
 from tieredstore.local.mapped_file_queue import MappedFileQueue
+from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import SegmentCorruptError
 from tieredstore.model.values import Boundary, QueueKey
 
 ROOT = Path(__file__).parents[2]
 SCHEDULES = 300
+ROTTEN = 100
 
 
-def simulated(seed: int, count: int) -> str:
+def simulated(seed: int, count: int, *options: str) -> str:
     """In a process of its own: there sets of texts have the same order each time."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.simulation", f"{seed}", "--count", f"{count}"],
+        [sys.executable, "-m", "tests.simulation", f"{seed}", "--count", f"{count}", *options],
         cwd=ROOT,
         env={**os.environ, "PYTHONHASHSEED": "0"},
         capture_output=True,
@@ -43,10 +45,16 @@ def test_whoever_goes_on_and_whatever_befalls_them_nothing_is_lost() -> None:
     assert f"{SCHEDULES} schedules" in simulated(0, SCHEDULES)
 
 
+@pytest.mark.slow
+def test_nor_is_anything_wrong_where_bits_of_the_tier_flip_and_nobody_says_so() -> None:
+    assert f"{ROTTEN} schedules" in simulated(0, ROTTEN, "--rot")
+
+
 @pytest.mark.torture
 @pytest.mark.parametrize("share", range(20))
-def test_nor_in_ten_thousand_other_schedules(share: int) -> None:
-    simulated(random.SystemRandom().randrange(1 << 40), 500)
+@pytest.mark.parametrize("options", [(), ("--rot",)])
+def test_nor_in_ten_thousand_other_schedules(share: int, options: tuple[str, ...]) -> None:
+    simulated(random.SystemRandom().randrange(1 << 40), 500, *options)
 
 
 def test_a_seed_makes_the_same_history_each_time(tmp_path: Path) -> None:
@@ -80,6 +88,16 @@ def test_a_store_that_forgets_a_sync_is_found_out(
     clients = ("producer", "producer", "consumer", "restarter")
     plans = [Plan(seed=n, clients=clients, faults=("kills", "power"), ops=8) for n in range(40)]
     with pytest.raises((AssertionError, SegmentCorruptError), match="lost|damaged"):
+        deque((run(plan, tmp_path / "w") for plan in plans), maxlen=0)
+
+
+def test_a_store_that_serves_what_has_changed_is_found_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StoreConfig, "checks_pages", property(lambda _: False))
+    clients = ("producer", "producer", "weather")
+    plans = [Plan(seed=n, tier="posix", clients=clients, faults=("rot",)) for n in range(20)]
+    with pytest.raises(AssertionError, match="served, but"):
         deque((run(plan, tmp_path / "w") for plan in plans), maxlen=0)
 
 

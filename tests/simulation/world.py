@@ -43,6 +43,7 @@ from tests.simulation.awaited import await_things
 from tests.simulation.loads import LOADED, Loads
 from tests.simulation.machines import Bucket, Disks, Machine, refuse_for_room
 from tests.simulation.model import GONE, SENT, Model, Put
+from tests.simulation.rot import DAMAGE, Rot
 from tests.simulation.scheduler import ActorPool, ActorRuntime, Process, Scheduler
 from tests.simulation.streams import Checkpoint, follow, follow_rest
 from tieredstore import aio
@@ -136,6 +137,7 @@ CLOCK: Final = "clock"
 SHORT: Final = "short"
 PAGED: Final = "paged"
 FAULTS: Final = (REQUESTS, POWER, KILLS, ROOM, CLOCK, SHORT, PAGED)
+ROT: Final = "rot"  # no plan draws it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,7 +219,7 @@ class Outsider:
             self.left -= 1
             try:
                 OUTSIDERS[self.kind](self)
-            except (BackendUnavailableError, SegmentNotFoundError, NoCatalogueError) as error:
+            except self.world.is_away as error:
                 # Time leaps while others wait, a topic may be deleted under a scan, and nothing
                 # may be published yet.
                 self.world.scheduler.note(f"{error!r:.200}")
@@ -235,6 +237,7 @@ class Life:
             self.local, world.tier_config(machine), runtime=self.runtime
         )
         self.is_open = self.is_settled = self.is_ending = self.is_over = self.is_forked = False
+        self.is_refused = False  # its tier, which is damaged, cannot be opened
         self.parts: LocalStore | None = None
         self.forced_count = 0  # how often a client has had the tier alone asked
 
@@ -249,6 +252,9 @@ class Life:
             except world.expected as error:
                 scheduler.note(f"load: {error!r}")
                 self.runtime.clock.sleep(1)
+                if world.is_told_damage(error):
+                    self.is_refused = self.is_over = True
+                    return
         scheduler.note("open")
         world.sure_below = None
         world.settle(self)
@@ -294,6 +300,8 @@ class World:
     current: ClassVar[World]
 
     def __init__(self, plan: Plan, folder: Path, *, salt: int = 0) -> None:
+        if ROT in plan.faults:  # whether a load was made may be what nobody can read
+            plan = replace(plan, clients=tuple(each for each in plan.clients if each != LOAD))
         self.plan, self.folder = plan, folder
         self.dice = Random(f"{plan.seed} world")
         self.scheduler = Scheduler(f"{plan.seed} {salt}", now_ms=START_MS)
@@ -308,6 +316,9 @@ class World:
         self.sizes: dict[str, Any] = {}  # settings that change from life to life
         self.kill_odds = self.dice.choice([0.0003, 0.001, 0.003]) if KILLS in plan.faults else 0
         self.model = Model(kept_ms=self.reserve_hours * HOUR_MS)
+        self.rot = Rot(self)
+        self.model.hit = self.rot.hit
+        self.is_refused = False  # nobody can open the tier any more
         self.lives = 0
         self.life: Life | None = None
         self.queues = [*QUEUES, *LOADED] if LOAD in plan.clients else QUEUES
@@ -374,7 +385,7 @@ class World:
                 lambda name, **named: ActorPool(self.scheduler, self._here(), name),
             )
             stack.enter_context(self.disks.installed())
-            stack.enter_context(hearing(self.failed))
+            stack.enter_context(hearing(self.failed, self.rot.heard))
             yield
 
     def _direct(self) -> None:
@@ -394,6 +405,8 @@ class World:
             for care in CARES:
                 if care in plan.clients and self.dice.random() < 0.5:
                     self._take_care(machine, care)
+            if self.is_refused:
+                break
             if self.former is not None and self.former.machine is machine:
                 machine = self.machine = Machine("there", self.folder / "there")
                 self.model.fork()
@@ -407,11 +420,18 @@ class World:
         machine.is_full, machine.used_percent, machine.lies = False, 50, 0
         while self.bucket.late:
             self.bucket.land_one()
-        self._live(machine, [Client(self, "auditor", 0, 1)])
+        self._end_with(machine)
         if self.former is not None and not self.former.process.is_dead:
             self._let_find_out(self.former)
         if self.has_segments(machine):  # without, verify takes a tier for the wrong one
             self._look_elsewhere(outsiders, machine)
+
+    def _end_with(self, machine: Machine) -> None:
+        """Its last life."""
+        if ROT in self.plan.faults:
+            self.rot.flip()
+        if not self.is_refused:
+            self._live(machine, [Client(self, "auditor", 0, 1)])
 
     def _set_up(self) -> None:
         self.dispatch_ms = self.dice.choice([1, 10, 100])
@@ -444,6 +464,8 @@ class World:
     def _look_elsewhere(self, outsiders: list[Outsider], machine: Machine) -> None:
         """At a tier that nobody changes any more."""
         self._do_elsewhere(verify_elsewhere, Outsider(self, "verify", 0, 1), machine)
+        if self.rot.flips:
+            return
         last = {"exporter": export_rest, "stream": follow_rest, "mover": cut_over}
         for kind, act in last.items():
             for each in outsiders:
@@ -502,6 +524,7 @@ class World:
             REQUESTS: ["503"],
             CLOCK: ["clock", "halt"],
             SHORT: ["short reads and writes"],
+            ROT: ["rot"],
         }
         return [each for fault in self.plan.faults for each in kinds.get(fault, [])]
 
@@ -514,6 +537,7 @@ class World:
         self.scheduler.note(f"life {self.lives} begins")
         self.scheduler.spawn("main", life.process, lambda: life.run(clients))
         self.scheduler.wait(lambda: life.is_over or life.is_forked or life.process.is_dead)
+        self.is_refused |= life.is_refused
         if life.is_forked and not life.process.is_dead:
             return
         if life.is_over:  # whatever threads it has left end with the process
@@ -554,7 +578,7 @@ class World:
         def cared() -> None:
             try:
                 call(self.tier_config(machine))
-            except expected as error:
+            except (*expected, *self.rot.errors) as error:
                 self.scheduler.note(f"{care}: {error!r:.200}")
 
         carer = self.carer = Process(care, machine)
@@ -580,7 +604,7 @@ class World:
                 publisher.publish()
             published = partial(published_catalogue, config, provider)
             report = audit(catalogue, provider, config, runtime, repair=True, published=published)
-        assert not report.damage, f"audit --repair: {report.damage}"
+        assert not report.damage or self.rot.flips, f"audit --repair: {report.damage}"
         self.scheduler.note(f"repaired {sum(each.repaired for each in report.findings)}")
 
     def _reindex(self, config: StoreConfig) -> None:
@@ -591,6 +615,8 @@ class World:
         report = reindex(config, engine, clock=runtime.clock)
         self.scheduler.note(f"reindex: {report.state.value} {dict(report.counts)}")
         assert report.state is JobState.DONE or self.expected, f"reindex: {report}"
+        self.rot.is_reindexed |= report.counts.get("damaged", 0) > 0
+        assert self.rot.flips or not self.rot.is_reindexed, f"reindex: {report}"
 
     def _load(self, config: StoreConfig) -> None:
         try:
@@ -622,6 +648,9 @@ class World:
                 return
             except self.expected as error:
                 self.scheduler.note(f"recover: {error!r:.200}")
+                if self.is_told_damage(error):
+                    self.is_refused = True
+                    return
                 runtime.clock.sleep(1)
 
     def _let_find_out(self, life: Life) -> None:
@@ -725,14 +754,15 @@ class World:
             read_ahead_enabled=self.cache_bytes > 0,
             read_cache_bytes=self.cache_bytes,
         )
-        return replace(config, **self.sizes) if self.sizes else config
+        sizes = {**self.sizes, "crc_check_enabled": True} if ROT in self.plan.faults else self.sizes
+        return replace(config, **sizes) if sizes else config
 
     # What may go wrong
 
     @property
     def expected(self) -> tuple[type[Exception], ...]:
         if self.is_sound:
-            return ()
+            return self.rot.errors
         found: list[type[Exception]] = []
         if REQUESTS in self.plan.faults:
             found.append(BackendUnavailableError)
@@ -740,7 +770,17 @@ class World:
             found.append(BackendUnavailableError)  # a machine was halted for longer than it waits
         if ROOM in self.plan.faults:
             found += [BackendRefusedError, MetadataError, BackendUnavailableError]
-        return tuple(found)
+        return (*found, *self.rot.errors)
+
+    @property
+    def is_away(self) -> tuple[type[Exception], ...]:
+        away = BackendUnavailableError, SegmentNotFoundError, NoCatalogueError
+        return (*away, *self.rot.errors)
+
+    def is_told_damage(self, error: Exception) -> bool:
+        """Whether another try would be in vain."""
+        is_refused = isinstance(error, MetadataError) and not error.is_damage
+        return isinstance(error, DAMAGE) and bool(self.rot.flips) and not is_refused
 
     def attempt(self, call: Callable[[], object]) -> None:
         """What a client does; a fault is no error of the store."""
@@ -751,7 +791,7 @@ class World:
             if self.former is None:  # nobody has taken over
                 raise
             self.scheduler.note(f"{error!r:.200}")
-        except expected as error:
+        except (*expected, *self.rot.errors) as error:  # perhaps it was hit meanwhile
             self.scheduler.note(f"{error!r:.200}")
 
     def failed(self, error: BaseException) -> None:
@@ -773,6 +813,7 @@ class World:
         if model.deletions.get(BRIEF.topic, 0) % 2:
             self._delete_again(life)
         life_puts = [each for each in model.puts.values() if each.state == SENT]
+        unread: set[QueueKey] = set()  # there a message may be that nobody can read
         for queue in self.queues:
             # The tier's, where the local queue could not begin behind it: then puts are refused.
             ends = life.local.max_offset(*queue), life.store.committed_offset(*queue)
@@ -782,9 +823,12 @@ class World:
             at = first
             while at < end:
                 try:
-                    page = life.store.get_message(*queue, at, count_max=8)
-                except self.expected:
+                    with self.rot.reading(queue, at):
+                        page = life.store.get_message(*queue, at, count_max=8)
+                except self.expected as error:
                     life.runtime.clock.sleep(1)
+                    if isinstance(error, self.rot.errors):
+                        at, unread = at + 1, {*unread, queue}
                     continue
                 for one in page.messages:
                     body = decode_message(one.record).body.decode(errors="replace")
@@ -795,7 +839,7 @@ class World:
             self.scheduler.note(f"{queue.topic}/{queue.queue_id}: {first} to {end}, {seen}")
             model.settle(queue, end, seen)
         for put in life_puts:
-            if put.state == SENT:
+            if put.state == SENT and put.queue not in unread:
                 put.state = GONE
         self.loads.settle()
 
@@ -853,11 +897,14 @@ def has_bytes(path: Path) -> bool:
 
 
 @contextmanager
-def hearing(failed: Callable[[BaseException], None]) -> Iterator[None]:
-    """What the code under test logs as an exception, and goes on."""
+def hearing(
+    failed: Callable[[BaseException], None], heard: Callable[[logging.LogRecord], None]
+) -> Iterator[None]:
+    """What the code under test logs as an exception, and goes on; and all that it warns of."""
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
+            heard(record)
             if record.exc_info and record.exc_info[1] is not None:
                 failed(record.exc_info[1])
 

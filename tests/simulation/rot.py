@@ -1,0 +1,273 @@
+"""Bytes at rest that change: single bits of a tier flip, and what may be wrong because of it.
+
+The tables of docs/durability.md say of which fields a flip is found late or by nobody. Those of the
+message that was hit are the only excuse for another answer; for all else an error has to say so.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from tests.local.bit_flips import HEAD
+from tieredstore.codec.message import decode_message
+from tieredstore.jobs.job import ItemFailure
+from tieredstore.model.errors import (
+    BackendRefusedError,
+    MetadataError,
+    SegmentCorruptError,
+    SegmentNotFoundError,
+    TieredStoreError,
+    UnknownNameError,
+)
+from tieredstore.model.findings import Finding
+from tieredstore.model.values import QueueKey, SegmentType
+
+if TYPE_CHECKING:
+    from tests.simulation.model import Put
+    from tests.simulation.world import World
+
+DAMAGE: Final = (SegmentCorruptError, SegmentNotFoundError, MetadataError)
+TOLD: Final = (*DAMAGE, BackendRefusedError, UnknownNameError)
+"""What may say that something is damaged."""
+MUST_FIND: Final = frozenset(
+    {
+        *("body", "body crc", "unit offset", "unit size", "unit tags"),
+        *("queue id", "topic", "queue offset", "log offset"),
+    }
+)
+"""Fields of a tier's live segments of which `verify` finds each flip. Others may come to nothing:
+what nobody reads any more, or a time that might be true."""
+RECORD, UNIT = "COMMIT_LOG", "CONSUME_QUEUE"
+LIKELY: Final = ((RECORD, UNIT, "INDEX"), ("data",))
+"""Kinds that are hit more often than others, the first more than the second: messages."""
+UNIT_BYTES: Final = 20
+NEAR: Final = 16
+FLIPS: Final = (1, 1, 1, 2, 3)  # of one history
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flip:
+    """`around`: the bytes near it since, from `start` on. Without a queue it is in what says of
+    many queues what there is."""
+
+    place: str
+    kind: str
+    position: int
+    field: str
+    start: int = 0
+    around: bytes = b""
+    queue: QueueKey | None = None
+    generation: int = 0  # of its topic
+    offset: int | None = None  # in the queue; None: nobody knows which message it is
+    name: str = ""  # of the message, if that is known
+
+
+class Rot:
+    """All flips of one history."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.flips: list[Flip] = []
+        self.dice = Random(f"{world.plan.seed} rot")
+        self.left = self.dice.choice(FLIPS)
+        self.is_reindexed = False  # without messages that were damaged
+        self.not_indexed: set[tuple[QueueKey, int]] = set()
+        self.found: list[Finding | ItemFailure | BaseException] = []  # at the end
+
+    # Making it
+
+    def flip(self) -> None:
+        """One bit of one file or object. A power cut may take it back: the disk knows nothing."""
+        places = self._places() if self.left else {}
+        if not places:
+            return
+        kinds = sorted(places)
+        for likely in LIKELY:
+            if self.dice.random() < 0.6:
+                kinds = [each for each in kinds if each in likely] or kinds
+        kind = self.dice.choice(kinds)
+        place = self.dice.choice(sorted(places[kind]))
+        data = bytearray(self._read(place))
+        position = self.dice.randrange(len(data))
+        flip = self._seen(place, kind, bytes(data), position)
+        data[position] ^= 1 << self.dice.randrange(8)
+        self._write(place, data)
+        start = max(0, position - NEAR)
+        flip = replace(flip, start=start, around=bytes(data[start : position + NEAR]))
+        self.left -= 1
+        self.flips.append(flip)
+        self.world.scheduler.note(
+            f"rot: {flip.field} at {position} of {place}, {flip.queue} {flip.offset} {flip.name}"
+        )
+
+    def _places(self) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        if self.world.is_posix:
+            root = self.world.machine.folder / "tier"
+            names = [
+                str(path)
+                for path in root.rglob("*")
+                if path.is_file() and path.stat().st_size and not path.name.endswith("lock")
+            ]
+        else:
+            names = [key for key, (data, _) in self.world.objects.held.items() if data]
+        for name in names:
+            found.setdefault(Path(name).parent.name, []).append(name)
+        return found
+
+    def _read(self, place: str) -> bytes:
+        if self.world.is_posix:
+            return Path(place).read_bytes()
+        return self.world.objects.held[place][0]
+
+    def _write(self, place: str, data: bytearray) -> None:
+        if self.world.is_posix:
+            with Path(place).open("r+b") as file:
+                file.write(data)
+        else:
+            self.world.objects.held[place] = bytes(data), self.world.objects.held[place][1]
+
+    def _seen(self, place: str, kind: str, data: bytes, position: int) -> Flip:
+        """What it is that is hit."""
+        flip = Flip(place=place, kind=kind, position=position, field=f"some {kind}")
+        if kind not in {RECORD, UNIT}:
+            return replace(flip, **self._in_round(data, position))
+        topic, queue_id = place.split("/")[-4:-2]
+        generation = self.world.model.deletions.get(topic, 0)
+        flip = replace(flip, queue=QueueKey(topic, int(queue_id)), generation=generation)
+        if kind == UNIT:
+            offset, at = divmod(int(place[-20:]) + position, UNIT_BYTES)
+            field = "unit offset" if at < 8 else "unit size" if at < 12 else "unit tags"
+            return replace(flip, field=field, offset=offset)
+        with suppress(TieredStoreError, UnicodeDecodeError):  # it was hit before
+            return replace(flip, **self._in_record(data, position))
+        return flip
+
+    def _in_round(self, data: bytes, position: int) -> dict[str, Any]:
+        """Which message an object of the log has there, if only one can be meant."""
+        for near in (64, 32, 16, 8):
+            piece = data[max(0, position - near) : position + near]
+            found = [
+                (segment, at)
+                for segment in self.world.witness.truth.segments.values()
+                if (at := segment.data.find(piece)) >= 0
+            ]
+            if len(found) == 1:
+                segment, at = found[0]
+                at += min(near, position)
+                if segment.key[1] is SegmentType.COMMIT_LOG:
+                    return self._in_record(bytes(segment.data), at)
+                return {"offset": (segment.key[2] + at) // UNIT_BYTES}
+        return {}
+
+    def _in_record(self, data: bytes, position: int) -> dict[str, Any]:
+        start = 0
+        while start + 8 < len(data):
+            size = int.from_bytes(data[start : start + 4])
+            if not size:
+                break
+            if position < start + size:
+                break
+            start += size
+        else:
+            return {}
+        size = int.from_bytes(data[start : start + 4])
+        if not start <= position < start + size or size < 90:
+            return {}
+        message = decode_message(data[start : start + size])
+        name = message.body.decode().split("|")[0]
+        known = {"offset": message.queue_offset, "name": name}
+        at = position - start
+        for field, (first, width) in HEAD.items():
+            if first <= at < first + width:
+                return {**known, "field": field}
+        body = 88 + len(message.body)
+        topic = body + 1 + len(message.topic)
+        field = "body" if at < body else "topic" if at < topic else "properties"
+        return {**known, "field": field}
+
+    # What it excuses
+
+    def hit(self, put: Put) -> Collection[str]:
+        """Fields of this message that have been hit, ever: copies may have been made since."""
+        fields = {flip.field for flip in self.flips if self._is_of(flip, put)}
+        is_passed = (put.queue, put.offset) in self.not_indexed
+        if self.is_reindexed and (fields or any(flip.queue is None for flip in self.flips)):
+            is_passed = True
+        return fields | {"not indexed"} if is_passed else fields
+
+    def heard(self, record: logging.LogRecord) -> None:
+        """A message that was damaged before the index had its keys: this is all that says so."""
+        if self.flips and record.msg == "message %d of %s is not indexed: %s":
+            offset, path, _ = cast(tuple[int, str, object], record.args)
+            _, topic, queue_id = path.split("/")
+            self.not_indexed.add((QueueKey(topic, int(queue_id)), offset))
+
+    def _is_of(self, flip: Flip, put: Put) -> bool:
+        if flip.name:
+            return flip.name == put.name
+        is_there = (flip.queue, flip.offset) == (put.queue, put.offset)
+        return is_there and flip.generation == put.begun
+
+    def explains(self, queue: QueueKey, offset: int, *, is_filtered: bool = False) -> bool:
+        """Whether a read from there on may end in an error."""
+        return any(
+            self._keeps_from(flip, offset, is_filtered=is_filtered)
+            for flip in self.flips
+            if flip.queue in (None, queue) and flip.kind != "INDEX"
+        )
+
+    def _keeps_from(self, flip: Flip, offset: int, *, is_filtered: bool) -> bool:
+        if flip.queue is None or flip.offset is None or is_filtered:
+            return True
+        if self.world.is_posix:
+            return flip.offset == offset
+        return offset <= flip.offset  # what is sealed has one checksum
+
+    def is_hit(self, queue: QueueKey) -> bool:
+        """Whether this queue may stop."""
+        return any(flip.queue in (None, queue) for flip in self.flips)
+
+    @contextmanager
+    def reading(self, queue: QueueKey, offset: int, *, is_filtered: bool = False) -> Iterator[None]:
+        try:
+            yield
+        except TOLD as error:
+            if self.flips and not self.explains(queue, offset, is_filtered=is_filtered):
+                raise AssertionError(f"{queue}: {offset} is not hit: {error!r}") from error
+            raise
+
+    @property
+    def errors(self) -> tuple[type[TieredStoreError], ...]:
+        return TOLD if self.flips else ()
+
+    # At the end
+
+    def is_there(self, flip: Flip) -> bool:
+        try:
+            data = self._read(flip.place)
+        except (FileNotFoundError, KeyError):
+            return False
+        return data[flip.start : flip.start + len(flip.around)] == flip.around
+
+    def check_found(self) -> None:
+        """Damage is said where there is some, in live bytes, and nowhere else."""
+        there = [flip for flip in self.flips if self.is_there(flip)]
+        silent = [flip for flip in there if flip.field in MUST_FIND and self._is_live(flip)]
+        assert not silent or self.found, f"verify and audit find nothing: {silent}"
+        wrong = [each for each in self.found if not isinstance(each, Finding) or each.is_damage]
+        assert there or not wrong, f"what was hit is gone, but {wrong}"
+
+    def _is_live(self, flip: Flip) -> bool:
+        world = self.world
+        if not world.is_posix:
+            truth = world.witness.truth
+            return flip.place in {truth.segments[number].sealed for number in truth.live.values()}
+        queue, offset = flip.queue, flip.offset
+        return queue is not None and offset in world.model.required(queue)
