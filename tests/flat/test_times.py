@@ -374,6 +374,17 @@ def test_large_messages_are_not_read_for_their_times() -> None:
     assert sum(length for _, _, length in source.reads) < 2 << 20
 
 
+def test_a_unit_that_names_no_byte_of_the_log_is_damage() -> None:
+    tier = of_times([STORE_TIMESTAMP + n for n in range(10)])
+    tier.provider.held[SegmentType.CONSUME_QUEUE, 0][3] ^= 1
+    file = tier.open()
+    with pytest.raises(SegmentCorruptError, match="the unit of message 0"):
+        store_time(file, 0)
+    with pytest.raises(SegmentCorruptError, match="the unit of message 0"):
+        offset_by_time(file, STORE_TIMESTAMP + 1, LOWER)
+    assert store_time(file, 1) == STORE_TIMESTAMP + 1
+
+
 def test_a_unit_that_names_no_message_is_an_error_not_a_time() -> None:
     tier = of_times([STORE_TIMESTAMP + n for n in range(10)])
     tier.provider.held[SegmentType.COMMIT_LOG, 0][4:8] = bytes(4)

@@ -27,7 +27,7 @@ from tieredstore.codec.record import (
 from tieredstore.flat.append_file import FlatAppendFile, FlatSegment
 from tieredstore.flat.message_file import FlatMessageFile, UnitSpans, is_believed
 from tieredstore.flat.reading import DIRECT, ByteSource, damage_at, record_place
-from tieredstore.model.errors import SegmentCorruptError
+from tieredstore.model.errors import OffsetOutOfRangeError, SegmentCorruptError
 from tieredstore.model.values import INT64_MAX, Boundary, SegmentRecord, SegmentType
 
 HEAD_BYTES: Final = 92  # a coda, and a record up to and with the store time if born on IPv6
@@ -111,7 +111,8 @@ def store_time(file: FlatMessageFile, offset: int, *, source: ByteSource = DIREC
     """When a message was stored: two small reads."""
     unit = _unit(file.queue, offset, source)
     place = record_place(file, unit.log_offset)
-    data = source.read(file.log, place, min(max(unit.message_bytes, 0), HEAD_BYTES))
+    length = min(max(unit.message_bytes, 0), HEAD_BYTES)
+    data = _read_named(file, offset, place, length, source)
     at = CODA_BYTES if is_blank(data) else 0
     if peek_magic(data, at, path=file.path) not in MESSAGE_MAGICS:
         raise no_message(file, place)
@@ -356,7 +357,20 @@ class _Search:
         places = rows.places[first:last]
         head = min(int(rows.ends[last - 1] - rows.places[last - 1]), HEAD_BYTES)
         length = int(places[-1] - places[0]) + head
-        return times_at(self.file, places, self.source.read(self.file.log, int(places[0]), length))
+        offset, place = int(rows.offsets[first]), int(places[0])
+        data = _read_named(self.file, offset, place, length, self.source)
+        return times_at(self.file, places, data)
+
+
+def _read_named(
+    file: FlatMessageFile, offset: int, place: int, length: int, source: ByteSource
+) -> bytes:
+    """Bytes of the log from where the unit of a message says that its record is."""
+    try:
+        return source.read(file.log, place, length)
+    except OffsetOutOfRangeError as error:
+        reason = f"the unit of message {offset} names no record of the log"
+        raise damage_at(file.queue, offset * UNIT_BYTES, reason) from error
 
 
 def _unit(queue: FlatAppendFile, offset: int, source: ByteSource) -> QueueUnit:
