@@ -28,6 +28,7 @@ TIMES: Final = frozenset({"store time", "system flag"})  # the flag tells how lo
 PLACES: Final = frozenset({"topic", "queue id"})
 NUMBER: Final = "queue offset"
 TAGS: Final = frozenset({"unit tags", "properties"})
+UNREADABLE: Final = frozenset({"topic", "properties", "system flag"})  # with their lengths
 KEYS: Final = TIMES | {"properties", "not indexed"}
 
 
@@ -164,6 +165,9 @@ class Model:
         self, one: SelectedMessage, queue: QueueKey, *, deletions: int, is_by_key: bool = False
     ) -> Put:
         """A message was read that must be one that was put, and the one of its place."""
+        there = self.queues.get(queue, {}).get(one.queue_offset)
+        if there is not None and UNREADABLE.intersection(self.hit(there)):
+            return there  # whoever reads it sees that it makes no sense, if so
         message = decoded(one.record)
         put = self.puts.get(message.body.decode(errors="replace").split("|")[0])
         assert put is not None, f"{queue}/{one.queue_offset}: nobody has put {message.body!r}"

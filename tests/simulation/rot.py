@@ -76,6 +76,7 @@ class Rot:
         self.flips: list[Flip] = []
         self.dice = Random(f"{world.plan.seed} rot")
         self.left = self.dice.choice(FLIPS)
+        self.sizes: dict[str, int] = {}  # of the tier's segments, at the end
         self.is_reindexed = False  # without messages that were damaged
         self.not_indexed: set[tuple[QueueKey, int]] = set()
         self.found: list[Finding | ItemFailure | BaseException] = []  # at the end
@@ -270,4 +271,5 @@ class Rot:
             truth = world.witness.truth
             return flip.place in {truth.segments[number].sealed for number in truth.live.values()}
         queue, offset = flip.queue, flip.offset
-        return queue is not None and offset in world.model.required(queue)
+        is_required = queue is not None and offset in world.model.required(queue)
+        return is_required and flip.position < self.sizes.get(flip.place, 0)

@@ -421,8 +421,6 @@ class World:
         while self.bucket.late:
             self.bucket.land_one()
         self._end_with(machine)
-        if self.former is not None and not self.former.process.is_dead:
-            self._let_find_out(self.former)
         if self.has_segments(machine):  # without, verify takes a tier for the wrong one
             self._look_elsewhere(outsiders, machine)
 
@@ -430,8 +428,11 @@ class World:
         """Its last life."""
         if ROT in self.plan.faults:
             self.rot.flip()
-        if not self.is_refused:
-            self._live(machine, [Client(self, "auditor", 0, 1)])
+        if self.is_refused:
+            return
+        self._live(machine, [Client(self, "auditor", 0, 1)])
+        if self.former is not None and not self.former.process.is_dead and not self.is_refused:
+            self._let_find_out(self.former)
 
     def _set_up(self) -> None:
         self.dispatch_ms = self.dice.choice([1, 10, 100])
