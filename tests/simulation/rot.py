@@ -15,6 +15,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from tests.local.bit_flips import HEAD
+from tests.simulation.model import DOUBTFUL
 from tieredstore.codec.message import decode_message
 from tieredstore.jobs.job import ItemFailure
 from tieredstore.model.errors import (
@@ -26,6 +27,7 @@ from tieredstore.model.errors import (
     UnknownNameError,
 )
 from tieredstore.model.findings import Finding
+from tieredstore.model.messages import SelectedMessage
 from tieredstore.model.values import QueueKey, SegmentType
 
 if TYPE_CHECKING:
@@ -203,12 +205,26 @@ class Rot:
             is_passed = True
         return fields | {"not indexed"} if is_passed else fields
 
+    def makes_no_sense(self, one: SelectedMessage) -> bool:
+        try:
+            decode_message(one.record)
+        except TieredStoreError:
+            assert self.flips, f"{one} makes no sense"
+            return True
+        return False
+
     def heard(self, record: logging.LogRecord) -> None:
-        """A message that was damaged before the index had its keys: this is all that says so."""
+        """Of a message that was damaged before the index had its keys this is all that says so. One
+        whose bytes were in the tier, and its row not, may be lost: that is told of so too."""
         if self.flips and record.msg == "message %d of %s is not indexed: %s":
             offset, path, _ = cast(tuple[int, str, object], record.args)
-            _, topic, queue_id = path.split("/")
-            self.not_indexed.add((QueueKey(topic, int(queue_id)), offset))
+            self.not_indexed.add((queue_of(path), offset))
+        elif self.flips and record.msg == "%s: %d messages from %d were lost":
+            path, count, first = cast(tuple[str, int, int], record.args)
+            known = self.world.model.queues.get(queue_of(path), {})
+            for at in range(first, first + count):
+                if at in known and self.hit(known[at]):
+                    known[at].state = DOUBTFUL
 
     def _is_of(self, flip: Flip, put: Put) -> bool:
         if flip.name:
@@ -273,3 +289,8 @@ class Rot:
         queue, offset = flip.queue, flip.offset
         is_required = queue is not None and offset in world.model.required(queue)
         return is_required and flip.position < self.sizes.get(flip.place, 0)
+
+
+def queue_of(path: str) -> QueueKey:
+    _, topic, queue_id = path.split("/")
+    return QueueKey(topic, int(queue_id))

@@ -832,6 +832,9 @@ class World:
                         at, unread = at + 1, {*unread, queue}
                     continue
                 for one in page.messages:
+                    if self.rot.makes_no_sense(one):
+                        unread.add(queue)
+                        continue
                     body = decode_message(one.record).body.decode(errors="replace")
                     seen[one.queue_offset] = body.split("|")[0]
                 if page.next_offset <= at:
