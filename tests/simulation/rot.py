@@ -79,7 +79,7 @@ class Rot:
         self.dice = Random(f"{world.plan.seed} rot")
         self.left = self.dice.choice(FLIPS)
         self.sizes: dict[str, int] = {}  # of the tier's segments, at the end
-        self.is_reindexed = False  # without messages that were damaged
+        self.passes_damaged = False  # the index was made without messages that were damaged
         self.not_indexed: set[tuple[QueueKey, int]] = set()
         self.found: list[Finding | ItemFailure | BaseException] = []  # at the end
 
@@ -201,7 +201,7 @@ class Rot:
         """Fields of this message that have been hit, ever: copies may have been made since."""
         fields = {flip.field for flip in self.flips if self._is_of(flip, put)}
         is_passed = (put.queue, put.offset) in self.not_indexed
-        if self.is_reindexed and (fields or any(flip.queue is None for flip in self.flips)):
+        if self.passes_damaged and (fields or any(flip.queue is None for flip in self.flips)):
             is_passed = True
         return fields | {"not indexed"} if is_passed else fields
 
@@ -219,6 +219,8 @@ class Rot:
         if self.flips and record.msg == "message %d of %s is not indexed: %s":
             offset, path, _ = cast(tuple[int, str, object], record.args)
             self.not_indexed.add((queue_of(path), offset))
+        elif self.flips and record.msg == "%d messages without a sound record are not indexed":
+            self.passes_damaged = True
         elif self.flips and record.msg == "%s: %d messages from %d were lost":
             path, count, first = cast(tuple[str, int, int], record.args)
             known = self.world.model.queues.get(queue_of(path), {})
