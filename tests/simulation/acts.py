@@ -351,7 +351,7 @@ def audit_all(client: Client, life: Life) -> None:
     report = audit(tier.metadata, tier.provider, tier_config_of(life), life.runtime)
     damage = [each for each in report.left if each.severity is Severity.DAMAGE]
     rot.found += damage
-    for file in tier.files.files():
+    for file in tier.files.files() if rot.flips else ():
         held = *file.log.segments, *file.queue.segments
         rot.sizes |= {each.segment.path: each.record.size for each in held}
     assert not damage or rot.flips, f"audit: {damage}"
