@@ -332,7 +332,8 @@ class TieredReader:
         return ask()
 
     def indexed_offset(self, topic: str, queue_id: int) -> int | None:
-        """Below this the uploaded index has every message; None where that was never noted.
+        """Below this the uploaded index has every message: 0 where there is none. None where that
+        was never noted, of RocketMQ's files.
 
         On the broker's host `query_message` finds what lies behind it too.
 
