@@ -292,6 +292,17 @@ def test_nor_when_the_entries_of_his_time_have_given_way_to_states() -> None:
     assert (taken.segment_count, taken.losses) == (0, ())
 
 
+def test_a_first_entry_that_is_damaged_does_not_say_when_its_log_began() -> None:
+    tier = Tier()
+    log, _ = tier.opened()
+    write(tier, log, 2)
+    first = log.key("log/00000000000000000001")
+    assert salvage.begun_by(tier.opened()[0], 7) == 1
+    data, facts = tier.objects.held[first]
+    tier.objects.held[first] = bytes(len(data)), facts
+    assert salvage.begun_by(tier.opened()[0], 7) == 1  # as the second one says
+
+
 def test_an_object_that_was_deleted_or_damaged_is_not_adopted_again() -> None:
     tier = Tier()
     log, _ = tier.opened()
