@@ -9,6 +9,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import islice
+from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow.parquet as pq
@@ -63,7 +64,7 @@ def produce(client: Client, life: Life) -> None:
     if draw < 0.2:
         world.saw_time()
     queue = dice.choice([*KEPT, KEPT[0], BRIEF])
-    puts = [a_put(client, queue) for _ in range(dice.choice([1, 1, 1, 3]))]
+    puts = [a_put(world, dice, queue) for _ in range(dice.choice([1, 1, 1, 3]))]
     messages = [a_message(put, dice.choice([0, 100, 100, 900])) for put in puts]
     if dice.random() < 0.3:
         future = life.store.put_messages_future(messages)
@@ -76,9 +77,8 @@ def produce(client: Client, life: Life) -> None:
     world.acknowledged(puts, results)
 
 
-def a_put(client: Client, queue: QueueKey) -> Put:
+def a_put(world: World, dice: Random, queue: QueueKey) -> Put:
     """A message that nobody has sent yet, known to the model from now on."""
-    world, dice = client.world, client.dice
     world.names += 1
     put = Put(
         name=f"m{world.names}",
@@ -349,7 +349,7 @@ def audit_all(client: Client, life: Life) -> None:
         model.check_answer(topic, question, answer, before, model.deletions.get(topic, 0))
     tier = store._loaded().tier
     report = audit(tier.metadata, tier.provider, tier_config_of(life), life.runtime)
-    damage = [each for each in report.left if each.severity is Severity.DAMAGE]
+    damage = report.damage
     rot.found += damage
     for file in tier.files.files() if rot.flips else ():
         held = *file.log.segments, *file.queue.segments
@@ -634,7 +634,7 @@ def audit_beside(outsider: Outsider) -> None:
         reconcile(catalogue, provider, [config.broker_name])
         published = partial(published_catalogue, config, provider)
         report = audit(catalogue, provider, config, runtime, published=published)
-    check_damage(world, [each for each in report.findings if each.severity is Severity.DAMAGE])
+    check_damage(world, report.damage)
 
 
 def export_beside(outsider: Outsider) -> None:

@@ -79,7 +79,7 @@ async def _put_some(client: Client, life: Life, store: AsyncTieredStore, called:
     dice = client.dice
     queue = dice.choice(KEPT)
     for _ in range(dice.choice([1, 3])):
-        puts = [a_put(client, queue) for _ in range(dice.choice([1, 1, 3]))]
+        puts = [a_put(client.world, dice, queue) for _ in range(dice.choice([1, 1, 3]))]
         messages = [a_message(put, dice.choice([0, 100, 900])) for put in puts]
         called += puts
         results = await _stored(store, messages)

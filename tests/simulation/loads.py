@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
+from tests.simulation.acts import a_put
 from tests.simulation.model import GONE, SENT, STORED, Put
 from tieredstore.access.reader import TieredReader
 from tieredstore.codec.message import decode_message
@@ -79,12 +80,8 @@ class Loads:
         for _ in range(dice.choice([1, 1, 2])):
             part = []
             for _ in range(dice.choice([1, 3, 12])):
-                world.names += 1
-                keys = (f"u{world.names}", dice.choice(["red", "green"]))
-                name, queue, tag = f"m{world.names}", dice.choice(LOADED), dice.choice(["a", "b"])
-                put = Put(name=name, queue=queue, keys=keys, tag=tag, begun=0)
+                put = a_put(world, dice, dice.choice(LOADED))
                 put.store_ms = runtime.clock.now_ms()
-                world.model.send(put)
                 part.append(put)
             parts.append(part)
         is_batch = dice.random() < 0.3

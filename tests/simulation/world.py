@@ -379,11 +379,7 @@ class World:
             patch.setattr(LocalStore, "of", classmethod(with_our_lock))
             patch.setattr(Runtime, "threads", lambda **named: self._runtime_here())
             patch.setattr(worker, "_PARTS", PartsOfProcesses(self.scheduler))
-            patch.setattr(
-                aio,
-                "ThreadPool",
-                lambda name, **named: ActorPool(self.scheduler, self._here(), name),
-            )
+            patch.setattr(aio, "ThreadPool", self._pool_here)
             stack.enter_context(self.disks.installed())
             stack.enter_context(hearing(self.failed, self.rot.heard))
             yield

@@ -18,6 +18,7 @@ from tieredstore.codec.record import (
 from tieredstore.driver.message_store import (
     MessageStore,
     ReadRequest,
+    begun_time_of,
     read_from,
     run_from,
 )
@@ -341,7 +342,7 @@ class Answers:
         if not forced and border is not None and end >= border:
             near = self._all_near(topic, key, count_max, begin, end)
             border = self._all_from(topic)  # again: what went meanwhile is the tier's to find
-            if len(near.messages) >= count_max and not self._begun_time(topic):
+            if len(near.messages) >= count_max and not begun_time_of(self._next, topic):
                 return near
             if border is not None and begin > border and near.complete:
                 return near
@@ -381,11 +382,7 @@ class Answers:
         """The next store has every message of the topic that was stored later; None where it has
         none at all. What a load brought, say, is in the tier alone, however new it is."""
         earliest = self._next.earliest_time()
-        return None if earliest is None else max(earliest, self._begun_time(topic))
-
-    def _begun_time(self, topic: str) -> int:
-        begun_time = getattr(self._next, "begun_time", None)
-        return 0 if begun_time is None else int(begun_time(topic))
+        return None if earliest is None else max(earliest, begun_time_of(self._next, topic))
 
     def _waits_for_upload(self, topic: str) -> bool:
         """Whether the next store has messages of the topic that the tier has not got yet; what

@@ -296,6 +296,12 @@ def run_from(store: RunReads, request: ReadRequest) -> MessageRun:
     )
 
 
+def begun_time_of(store: MessageStore, topic: str) -> int:
+    """What a store that has `begun_time` says; 0 of another."""
+    begun_time = getattr(store, "begun_time", None)
+    return 0 if begun_time is None else int(begun_time(topic))
+
+
 def puts_at_once(store: MessageStore) -> Callable[[Message], PutResult | None] | None:
     """The `put_at_once` of a store, where its class has one: what an object forwards to another by
     `__getattr__` would pass its own `put_message` by."""
@@ -353,8 +359,7 @@ class AbstractPluginMessageStore:
 
     def begun_time(self, topic: str) -> int:
         """What the next store says; 0 from one whose queues cannot begin anywhere."""
-        begun_time = getattr(self.next_store, "begun_time", None)
-        return 0 if begun_time is None else int(begun_time(topic))
+        return begun_time_of(self.next_store, topic)
 
     def put_message(self, message: Message) -> PutResult:
         """Store one message, and say where, or by the status why not."""

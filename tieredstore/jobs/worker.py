@@ -236,14 +236,19 @@ class OwnedTier:
             self._withdraw(paths)
             raise
         try:
-            self._tell()
+            for path in paths:
+                self._tell(path)
         except TieredStoreError as error:
             log.warning("what is no longer used stays until the tier is opened next: %s", error)
         else:
             self._withdraw(paths)
 
-    def _tell(self) -> None:
-        if self.publisher is not None:
+    def _tell(self, path: str | None) -> None:
+        """Readers elsewhere of what is about to go there, or anywhere. What is marked and in the
+        catalogue stays: only its mark goes."""
+        marked = append_file.PendingDeletions(self.provider, self.metadata).marked()
+        going = (key for key in marked if path in (None, key[0]))
+        if self.publisher is not None and any(self.metadata.segment(*key) is None for key in going):
             self.publisher.publish()
 
     def announce(self, rows: Sequence[SegmentRecord]) -> None:
@@ -267,8 +272,7 @@ class OwnedTier:
         """Delete what an earlier writer left to be deleted there, or anywhere; before, readers
         elsewhere are told. BackendUnavailableError where it is still there, since its names are
         needed."""
-        if append_file.PendingDeletions(self.provider, self.metadata).count(path):
-            self._tell()
+        self._tell(path)
         if append_file.delete_pending(self.provider, self.metadata, path):
             place = path or self.config.broker_name
             raise BackendUnavailableError(place, "create", "what was deleted there is still there")

@@ -11,12 +11,12 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tieredstore.codec.columns import ParsedRun, Properties, RecordColumns, sound_count
+from tieredstore.codec.columns import ParsedRun, sound_count
 from tieredstore.codec.queue_unit import (
     UNIT_BYTES,
     QueueUnit,
@@ -360,8 +360,13 @@ class QueueReader:
             found, properties = self._truth.fitting(key, offset, units.tags_codes, columns)
             if found:
                 records = records if found == count else records[: int(sizes[:found].sum())]
-                run = _run(offset, units, found, records)
-                return run if properties is None else _parsed(run, properties, columns)
+                if properties is None or len(properties) != found:
+                    return _run(offset, units, found, records)
+                return _run(
+                    *(offset, units, found, records, ParsedRun),
+                    properties=properties,
+                    store_timestamps=columns.store_timestamps[:found],
+                )
         return self._few(key, queue, offset, units, count)
 
     def _few(
@@ -426,30 +431,23 @@ def _rows(
         )
 
 
-def _run(first_offset: int, units: QueueUnits, count: int, records: bytearray) -> MessageRun:
+def _run(
+    first_offset: int,
+    units: QueueUnits,
+    count: int,
+    records: bytearray,
+    kind: type[MessageRun] = MessageRun,
+    **parsed: Any,
+) -> MessageRun:
     message_bytes = units.message_bytes[:count]
-    return MessageRun(
+    return kind(
         first_offset=first_offset,
         log_offsets=units.log_offsets[:count],
         message_bytes=message_bytes,
         tags_codes=units.tags_codes[:count],
         starts=np.cumsum(message_bytes, dtype=np.int64) - message_bytes,
         records=records,
-    )
-
-
-def _parsed(run: MessageRun, properties: Properties, columns: RecordColumns) -> MessageRun:
-    if len(properties) != len(run):  # so rare that nobody waits for what is parsed once more
-        return run
-    return ParsedRun(
-        first_offset=run.first_offset,
-        log_offsets=run.log_offsets,
-        message_bytes=run.message_bytes,
-        tags_codes=run.tags_codes,
-        starts=run.starts,
-        records=run.records,
-        properties=properties,
-        store_timestamps=columns.store_timestamps[: len(run)],
+        **parsed,
     )
 
 
