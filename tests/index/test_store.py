@@ -45,6 +45,7 @@ from tieredstore.index.contract import IndexAnswer, NoIndex
 from tieredstore.index.footer import UNCHECKED, NearFooter, groups_of
 from tieredstore.index.keys import IndexColumns, RunKeys
 from tieredstore.index.local_file import IndexStoreFile
+from tieredstore.index.search import ASKED_AGAIN_MAX
 from tieredstore.index.uploaded import UploadedFile, UploadedIndex
 from tieredstore.index.watermarks import QueueId
 from tieredstore.index.writer import PendingKeys, still_pending
@@ -608,6 +609,26 @@ def test_questions_while_files_are_filled_and_uploaded_miss_nothing(tmp_path: Pa
         assert len(shop.found("k")) == 60 * 25
         assert not shop.local_files()
         shop.index.shutdown()
+
+
+def test_a_question_under_which_files_always_go_has_an_answer_that_is_not_complete(
+    tmp_path: Path,
+) -> None:
+    shop = Shop(tmp_path)
+    shop.upload_files(1)
+    gone = []
+
+    def turn_over() -> None:
+        shop.provider.before_read = lambda: None
+        shop.upload_files(1)
+        gone.append(shop.index.expire(shop.clock.now_ms() - 60_000))
+        shop.provider.before_read = turn_over
+
+    shop.provider.before_read = turn_over
+    assert shop.ask("k") == IndexAnswer(complete=False)
+    assert gone == [1] * ASKED_AGAIN_MAX
+    shop.provider.before_read = lambda: None
+    assert len(shop.found("k")) == 1
 
 
 def test_a_question_asked_in_the_pool_itself_never_waits_for_the_pool(tmp_path: Path) -> None:
