@@ -19,6 +19,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -199,7 +200,7 @@ class IndexStore:
         full_before = len(writer.full)
         writer.put(queue, first, first + len(run), keys)
         if writer.is_due:
-            self._try(lambda _: writer.sync(), 0)
+            self._try(writer.sync)
         if self._service is not None and len(writer.full) > full_before:
             self._service.wake()
 
@@ -259,12 +260,12 @@ class IndexStore:
             *(self._expire, self._copy_footers, self._forget_gone),
         ):
             with self._uploading:
-                failures.append(self._try(work, now))
+                failures.append(self._try(partial(work, now)))
         self.failure = next((failure for failure in failures if failure is not None), None)
 
-    def _try(self, work: Callable[[int], None], now: int) -> TieredStoreError | None:
+    def _try(self, work: Callable[[], None]) -> TieredStoreError | None:
         try:
-            work(now)
+            work()
         except TieredStoreError as error:
             log.warning("the key index: %s", error)
             self.failure = error

@@ -114,9 +114,6 @@ class IndexWriter:
             # One that was begun by somebody else would never get a filter.
             open_ones = [file for file in files if file.notes is not None and file.room]
             last = max(open_ones, key=self._folder.last_put, default=None)
-            for file in files:
-                if file is not last:
-                    file.seal()
             self._current = last
             self._begins = {*begins, *(file.begin_timestamp for file in files)}
             self._begun = 0 if last is None else last.begin_timestamp
@@ -211,7 +208,6 @@ class IndexWriter:
             self.drain()
             current = self._current
             if current is not None and current.item_count:
-                current.seal()
                 self._current = None
 
     def roll_if_older(self, before_ms: int) -> None:
@@ -271,7 +267,6 @@ class IndexWriter:
             self.problem = f"made again after a restart: {error}"
         begin = file.begin_timestamp
         with self._guard:
-            file.seal()
             self._given_up[begin] = file
             if self._current is file:
                 self._current = None
@@ -323,7 +318,6 @@ class IndexWriter:
             self._note_starts(file.begin_timestamp, pending, done, done + count)
             self._unsynced[file.begin_timestamp] = file
         if done + count < len(columns) or not file.room:
-            file.seal()
             self._current = None
         return count
 
@@ -350,7 +344,6 @@ class IndexWriter:
             if file is None:
                 file = self._begin_file(begin or next(filter(self._is_free, itertools.count(1))))
             elif begin is not None:
-                file.seal()
                 file = self._begin_file(begin)
         self._newest = max(self._newest, int(times.max()))
         return file
