@@ -496,3 +496,50 @@ def test_a_lost_oldest_segment_is_damage_only_to_those_who_read_in_it() -> None:
     behind = read(file, first + 3)
     assert behind.first_offset == first + 3
     assert behind.end_offset == 12
+
+
+class Torn(CountingSource):
+    """Whoever reads this byte of a file is told of damage to it."""
+
+    def __init__(self, file: FlatAppendFile, position: int, *, path: str = "") -> None:
+        super().__init__()
+        self.file = file
+        self.end = position + 1
+        self.error = SegmentCorruptError(
+            path or file.segments[0].segment.path, "torn", position=position
+        )
+
+    def read(self, file: FlatAppendFile, offset: int, length: int) -> bytes:
+        data = super().read(file, offset, length)
+        if file is self.file and offset < self.end <= offset + length:
+            raise self.error
+        return data
+
+
+@pytest.mark.parametrize("count", [6, MANY])
+@pytest.mark.parametrize("torn", [LOG, QUEUE])
+def test_rows_before_bytes_that_a_backend_calls_torn_are_served(
+    count: int, torn: SegmentType
+) -> None:
+    file = OneQueue().open()
+    records = numbered(0, count)
+    fill(file, records)
+    at = 4 * (len(records[0]) if torn is LOG else UNIT_BYTES)
+    source = Torn(file.log if torn is LOG else file.queue, at)
+    run = read_run(file, 0, count_max=count, bytes_max=1 << 20, source=source)
+    assert same_but_for_log_offset(run, records[:4])
+    source.reads.clear()
+    with pytest.raises(SegmentCorruptError) as caught:
+        read_run(file, 4, count_max=count, bytes_max=1 << 20, source=source)
+    assert caught.value is source.error
+    assert [kind for kind, _, _ in source.reads] == ([QUEUE, LOG] if torn is LOG else [QUEUE])
+
+
+@pytest.mark.parametrize("torn", [LOG, QUEUE])
+def test_damage_that_a_backend_tells_of_another_file_is_told_as_it_is(torn: SegmentType) -> None:
+    file = OneQueue().open()
+    fill(file, numbered(0, 6))
+    source = Torn(file.log if torn is LOG else file.queue, 40, path="another file")
+    with pytest.raises(SegmentCorruptError) as caught:
+        read_run(file, 0, count_max=6, bytes_max=1 << 20, source=source)
+    assert caught.value is source.error
