@@ -137,6 +137,26 @@ def test_a_footer_is_no_longer_than_what_it_has(more: int) -> None:
         assert decode_tail(tail, file_bytes=END + total).footer_bytes == total
 
 
+def test_a_footer_without_a_group_is_damage() -> None:
+    """Though its checksum is right, and the lengths add up."""
+    body = footer._BODY.pack(TRAILER_BYTES, 4, 3, 2, 0, 0, 0, 0, 1, 2, 1, 2, CRC32C)
+    tail = body + footer._END.pack(checksum(body), CHECKED, MAGIC)
+    with pytest.raises(SegmentCorruptError, match="another checksum"):
+        decode_tail(tail, file_bytes=END + TRAILER_BYTES)
+
+
+@pytest.mark.parametrize(("used", "is_sound"), [(-1, False), (0, True), (4, True), (5, False)])
+def test_no_more_slots_are_in_use_than_there_are(used: int, is_sound: bool) -> None:
+    """None, where a file of somebody else says so of itself."""
+    tail = encode_tail(replace(FOOTER, used_slot_count=used))
+    file_bytes = FOOTER.position + FOOTER.footer_bytes
+    if is_sound:
+        assert decode_tail(tail, file_bytes=file_bytes).used_slot_count == used
+    else:
+        with pytest.raises(SegmentCorruptError, match="another checksum"):
+            decode_tail(tail, file_bytes=file_bytes)
+
+
 @pytest.mark.parametrize(
     ("seconds", "known"), [(0, True), ((1 << 30) - 2, True), ((1 << 30) - 1, False)]
 )

@@ -6,18 +6,23 @@ import dataclasses
 import os
 import struct
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.access.fetch_kit import Shelf, numbered
 from tests.access.tiered_kit import ListIndex
+from tests.fuzz.limits import peak_bytes
 from tests.index.store_kit import ALL, INDEX_PATH, SLOTS, Shop, open_below, running
 from tieredstore.codec.java import tiered_probes
 from tieredstore.codec.tiered_index import BEGIN_MAGIC, END_MAGIC, ITEM_BYTES, slot_position
+from tieredstore.index import search
 from tieredstore.index.contract import NOTHING, IndexHit
-from tieredstore.index.keys import DAY_MS
+from tieredstore.index.keys import DAY_MS, Match
+from tieredstore.index.search import KeyQuery
 from tieredstore.index.uploaded import UploadedIndex
+from tieredstore.index.writer import FOLDER
 from tieredstore.model.values import INT64_MAX, SegmentRecord, SegmentType
 from tieredstore.testing.faults import Fault
 from tieredstore.testing.samples import STORE_TIMESTAMP, TOPIC
@@ -54,7 +59,8 @@ def test_senseless_questions_have_empty_answers(
 ) -> None:
     shop = Shop(tmp_path)
     shop.put(["k"])
-    assert shop.index.query(topic, shop.topic_id, key, **{**ALL, **window}) == NOTHING
+    for asked in (shop.index, shop.reader()):
+        assert asked.query(topic, shop.topic_id, key, **{**ALL, **window}) == NOTHING
 
 
 def test_any_text_is_a_key_and_any_number_a_limit(tmp_path: Path) -> None:
@@ -163,6 +169,16 @@ def test_the_newest_of_many_are_found_in_whatever_order_they_were_put(
         assert len(shop.found("k", count_max=4004)) == 4004, state
 
 
+def test_a_search_holds_no_more_messages_than_it_gives() -> None:
+    """Also where each was stored later than all that came before it."""
+    query = KeyQuery(TOPIC, 1, "k", 3, 0, INT64_MAX)
+    held = []
+    for count in (100, 10_000):
+        items = [Match(1, 0, 1000 * number, 9, number) for number in range(count)]
+        held.append(peak_bytes(partial(query.newest, items)))
+    assert held[1] < 2 * held[0]
+
+
 YEAR_MS = 365 * 86_400_000
 FAR = [
     STORE_TIMESTAMP + 70 * YEAR_MS,
@@ -214,7 +230,7 @@ def beside_the_broker(shop: Shop) -> UploadedIndex:
         provider=shop.provider,
         metadata=shop.catalogue,
         runtime=shop.runtime,
-        local_folder=shop.local_path().parent,
+        local_folder=shop.folder / FOLDER,
     )
     reader.load()
     return reader
@@ -271,6 +287,21 @@ def test_a_reader_beside_the_broker_believes_no_damaged_file(tmp_path: Path, at:
     path.write_bytes(data)
     reader, before = beside_the_broker(shop), open_below(tmp_path)
     assert not reader.query(TOPIC, shop.topic_id, "k", **ALL).complete
+    assert open_below(tmp_path) == before
+
+
+@pytest.mark.parametrize("files_max", [3, 2])
+def test_a_reader_beside_the_broker_opens_no_more_files_than_a_broker_has(
+    tmp_path: Path, files_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "FILES_MAX", files_max)
+    shop = Shop(tmp_path, items=20)
+    shop.put(["k"] * 50, unique=False)
+    shop.index._writer.sync()
+    assert len(shop.local_files()) == 3
+    reader, before = beside_the_broker(shop), open_below(tmp_path)
+    answer = reader.query(TOPIC, shop.topic_id, "k", **ALL)
+    assert (len(answer.hits), answer.complete) == ((50, True) if files_max == 3 else (0, False))
     assert open_below(tmp_path) == before
 
 

@@ -41,7 +41,7 @@ from tieredstore.flat.append_file import DELETION_NOTE, mark_for_deletion
 from tieredstore.flat.file_store import FlatFileStore
 from tieredstore.index import uploaded as uploaded_module
 from tieredstore.index import writer as writer_module
-from tieredstore.index.contract import IndexAnswer, NoIndex
+from tieredstore.index.contract import IndexAnswer, IndexFigures, NoIndex
 from tieredstore.index.footer import UNCHECKED, NearFooter, groups_of
 from tieredstore.index.keys import IndexColumns, RunKeys
 from tieredstore.index.local_file import IndexStoreFile
@@ -410,6 +410,7 @@ def test_an_index_that_is_only_read_takes_nothing_and_destroys_nothing(tmp_path:
         shop.reader().destroy()
     assert len(shop.found("k")) == 1
     reader = shop.reader()
+    assert reader.figures == IndexFigures(uploaded_count=1)
     reader.shutdown()
     with pytest.raises(StoreClosedError):
         reader.query(TOPIC, shop.topic_id, "k", **ALL)
@@ -875,12 +876,16 @@ def test_java_leftovers_are_cleared_away(tmp_path: Path) -> None:
     assert shop.found("k") == [(0, 0)]
 
 
-def test_a_file_of_rocketmq_5_1_that_never_had_a_key_goes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("begin", [0, -1])
+def test_a_file_of_rocketmq_5_1_without_a_sensible_begin_goes(tmp_path: Path, begin: int) -> None:
+    """It never had a key, or is damaged."""
     folder = tmp_path / "tiered_index_file"
     folder.mkdir()
-    (folder / "0000").write_bytes(bytes(1000))
-    Shop(tmp_path)
+    header = encode_header(TieredIndexHeader(begin_timestamp=begin))
+    (folder / "0000").write_bytes(header.ljust(1000, b"\0"))
+    shop = Shop(tmp_path)
     assert not (folder / "0000").exists()
+    assert not shop.local_files()
 
 
 def test_a_local_file_of_rocketmq_5_1_is_made_again(tmp_path: Path) -> None:
@@ -1024,6 +1029,8 @@ def test_what_rocketmq_put_after_us_is_not_put_again(
     """But from the first message on that its files lack, and all where the queue cannot be read."""
     monkeypatch.setattr(uploaded_module, "COPY_BYTES", 100)
     shop = Shop(tmp_path)
+    shop.catalogue.apply([DeleteTopic(TOPIC)])
+    shop.topic_id = shop.catalogue.add_topic(TOPIC).topic_id  # no longer 0
     shop.put(["k0", "k1"], queue_id=queue_id, unique=False)
     shop.index.shutdown()
     shop.clock.advance(1000)

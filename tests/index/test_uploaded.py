@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -28,7 +29,7 @@ from tests.index.index_kit import (
     uploaded,
     warm,
 )
-from tests.index.store_kit import ALL, Shop
+from tests.index.store_kit import ALL, INDEX_PATH, Shop
 from tieredstore.codec.java import tiered_probes
 from tieredstore.codec.tiered_index import (
     BEGIN_MAGIC,
@@ -43,9 +44,9 @@ from tieredstore.index.compaction import fences_of_table
 from tieredstore.index.footer import DamagedItemsError, NearFooter, decode_tail
 from tieredstore.index.footer_cache import FooterCache, Origin
 from tieredstore.index.keys import Match, TimeRange
-from tieredstore.index.uploaded import ASKED_OFTEN, UploadedFile
+from tieredstore.index.uploaded import ASKED_OFTEN, UploadedFile, first_row_below
 from tieredstore.model.errors import SegmentCorruptError
-from tieredstore.model.values import INT64_MAX, SegmentType
+from tieredstore.model.values import INT64_MAX, SegmentRecord, SegmentType
 from tieredstore.testing.samples import TOPIC
 
 FOREVER = {"begin": -INT64_MAX, "end": INT64_MAX}
@@ -380,6 +381,43 @@ def test_a_damaged_footer_is_passed_over(tmp_path: Path) -> None:
     shop.reopen()
     assert len(shop.found("k")) == 5
     assert shop.index.figures.damaged_count == 1
+
+
+def test_two_who_find_a_footer_damaged_at_once_both_pass_it_over(tmp_path: Path) -> None:
+    shop = Shop(tmp_path)
+    shop.put(["k"] * 5)
+    shop.index.seal()
+    data = shop.uploaded_bytes()
+    data[-100:-90] = b"x" * 10
+    shop.replace_uploaded(bytes(data))
+    shop.reopen()
+    found = []
+
+    def ask_too() -> None:
+        shop.provider.before_read = lambda: None
+        found.append(shop.found("k"))
+
+    shop.provider.before_read = ask_too
+    assert [shop.found("k")] == found
+    assert len(found[0]) == 5
+
+
+@pytest.mark.parametrize(
+    ("begins", "lowered"),
+    [([7, 9], None), ([7, 7], None), ([7, 9, 5], 4), ([7, 1], 0), ([7, 0], 0)],
+)
+def test_the_first_row_begins_before_all_others_and_never_before_zero(
+    begins: list[int], lowered: int | None
+) -> None:
+    """RocketMQ takes files for expired that begin before the first one."""
+    rows = [
+        SegmentRecord(
+            path=INDEX_PATH, type=SegmentType.INDEX, base_offset=at, begin_timestamp=begin
+        )
+        for at, begin in enumerate(begins)
+    ]
+    found = first_row_below(rows)
+    assert found == (None if lowered is None else replace(rows[0], begin_timestamp=lowered))
 
 
 def test_the_cache_keeps_to_its_size(tmp_path: Path) -> None:

@@ -54,6 +54,7 @@ def index_file(base: int, begin: int | None, end: int | None) -> SegmentRecord:
         ([(10, NOW - 9, NOW)], None, IndexCoverage(NOW - 9, NOW)),
         ([(10, NOW - 9, NOW)], NOW - 3, IndexCoverage(NOW - 3, NOW)),
         ([(10, NOW - 9, NOW)], 5, None),
+        ([(10, NOW - 9, NOW)], 0, None),
         ([(10, None, NOW)], None, None),
     ],
 )
