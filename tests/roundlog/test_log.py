@@ -211,6 +211,25 @@ def test_a_state_that_goes_while_it_is_read_gives_way_to_a_newer_one(tier: Tier)
     assert newest not in tier.objects.held
 
 
+def test_a_claim_goes_on_from_an_older_state_where_the_newest_one_goes(tier: Tier) -> None:
+    first = tier.open()
+    for data in (b"one", b"two"):
+        put(first, data)
+        state = first.state()
+        first.calls.put(first.key(state_name(state.sequence)), state.encoded())
+    second = tier.open(claims=False)
+    newest = second.key(state_name(3))
+
+    def mood(name: str, key: str, is_done: bool) -> None:
+        if name == "get" and key == newest:
+            tier.objects.held.pop(newest, None)
+
+    tier.clients[-1].mood = mood
+    assert second.claim() == 2
+    assert newest not in tier.objects.held
+    assert second.state().segments[1].size == 6
+
+
 def test_states_that_always_go_while_they_are_read_are_an_outage(tier: Tier) -> None:
     writer = tier.open()
     state = writer.state()
@@ -344,6 +363,20 @@ def test_what_is_staged_while_an_entry_is_sent_is_newer_than_it(tier: Tier) -> N
     assert log.state().tables.topics == {"topic": newer.record}
     log.append([])
     assert tier.open(claims=False).follow().tables.topics == {"topic": newer.record}
+
+
+def test_what_is_staged_is_in_the_newer_state_that_is_read(tier: Tier) -> None:
+    log, other = (tier.open(joins=True) for _ in range(2))
+    staged, theirs = (Put(TopicRecord(topic=name, topic_id=1)) for name in ("staged", "theirs"))
+    log.state().tables.apply([staged])
+    log.staged.append(staged)
+    other.append([Draft(changes=[theirs])])
+    state = other.state()
+    other.calls.put(other.key(state_name(state.sequence)), state.encoded())
+    tier.runtime.clock.sleep(2)
+    assert log.state(recent=True).sequence == state.sequence
+    assert log.state().tables.topics == {"staged": staged.record, "theirs": theirs.record}
+    assert log.staged == [staged]
 
 
 def test_a_sealing_of_what_is_gone_is_passed_over(tier: Tier) -> None:

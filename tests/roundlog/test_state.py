@@ -198,6 +198,18 @@ def test_entries_of_an_epoch_that_is_over_count_for_nothing() -> None:
     assert {"data/stale", "log/00000000000000000003"} <= set(log.state.dead)
 
 
+def test_a_sealing_of_an_epoch_that_is_over_leaves_objects_whose_names_nobody_else_has() -> None:
+    log = Folded()
+    log.put(write(KEY, 0, b"one"))
+    log.epoch = 2
+    log.put(Draft())
+    keys = ("data/own", "load/own", "key of the segment")
+    sealed = tuple(Sealed(1, key, 3, 7) for key in keys)
+    assert not log.state.fold(Entry(sequence=3, epoch=1, nonce="n", time_ms=0, sealed=sealed))
+    assert log.state.is_open(1)
+    assert [key for key in keys if key in log.state.dead] == ["data/own", "load/own"]
+
+
 def test_an_epoch_that_has_not_begun_counts_for_nothing() -> None:
     state = LogState()
     assert not state.fold(Entry(sequence=1, epoch=1, nonce="n", time_ms=0))
