@@ -13,17 +13,25 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.access.tiered_kit import a_config
 from tests.codec.golden_files import BROKER, GOLDEN, expected
+from tests.jobs.job_kit import verified
 from tests.jobs.written_tier import START_MS, WrittenTier, a_run, posix_config
 from tieredstore.access.reader import TieredReader, retry_after_refresh
 from tieredstore.access.wiring import AnotherTierError, NoCatalogueError, open_tier
-from tieredstore.codec.tiered_index import TieredIndexHeader, encode_header, file_bytes
+from tieredstore.codec.tiered_index import (
+    HEADER_BYTES,
+    TieredIndexHeader,
+    encode_header,
+    file_bytes,
+)
 from tieredstore.driver.provider import ProviderWrapper, SegmentWrapper
 from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import FileSegment
+from tieredstore.index.local_file import FileSizes
 from tieredstore.index.store import IndexStore
 from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.model.config import StoreConfig
@@ -331,9 +339,9 @@ ORDERS = "orders"
 SEALED, LATER = 17, 3
 
 
-def tier(tmp_path: Path) -> StoreConfig:
+def tier(tmp_path: Path, **settings: int) -> StoreConfig:
     """20 messages, the keys of the last 3 of which are only on the broker's disk."""
-    config = posix_config(tmp_path)
+    config = posix_config(tmp_path, **settings)
     made = WrittenTier(config=config)
     made.add(ORDERS, 0, SEALED, seal=True)
     made.add(ORDERS, 0, LATER)
@@ -361,9 +369,13 @@ WITH_KEYS = sum(number % 7 != 6 for number in range(SEALED + LATER))
 LATER_WITH_KEYS = sum(number % 7 != 6 for number in range(SEALED, SEALED + LATER))
 
 
+def index_folder(config: StoreConfig) -> Path:
+    return Path(config.store_path) / "tiered_index_file"
+
+
 def local_bytes(config: StoreConfig) -> dict[str, bytes]:
-    folder = Path(config.store_path) / "tiered_index_file"
-    return {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    files = index_folder(config).rglob("*")
+    return {path.name: path.read_bytes() for path in files if path.is_file()}
 
 
 def test_a_reader_on_the_brokers_host_finds_what_is_not_uploaded_and_changes_nothing(
@@ -419,13 +431,44 @@ def test_a_reader_elsewhere_says_up_to_where_the_index_goes(tmp_path: Path) -> N
         assert (old.messages, old.complete) == ([], True)
 
 
+@pytest.mark.parametrize("left", ["slots", "header", "all but a word"])
+def test_what_a_power_cut_left_behind_durable_keys_hides_none_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: str
+) -> None:
+    """Of one more item the slots came to the disk, the header too, or all but the word that leads
+    to the one before. The broker has not been started since."""
+    monkeypatch.setattr("tieredstore.access.wiring.SCAN_BYTES_MAX", 0)
+    config = tier(tmp_path, index_slot_count=17)
+    (path,) = [each for each in index_folder(config).iterdir() if each.name.isdigit()]
+    data = bytearray(path.read_bytes())
+    sizes = FileSizes.of(path, config.index_slot_count, config.index_item_count)
+    last = int.from_bytes(data[24:28])
+    assert last == 3 * LATER_WITH_KEYS
+    heads = np.frombuffer(data, ">i4", 2 * sizes.slot_count, HEADER_BYTES)[::2]
+    at = sizes.position(last + 1)
+    if left == "all but a word":
+        assert (at + 28) % 512 == 0
+        before = sizes.position(last - 1)
+        key_hash = int.from_bytes(data[before : before + 4])
+        data[at : at + 28] = data[before : before + 28]
+        data[at : at + 4] = (key_hash + sizes.slot_count).to_bytes(4)  # of the same slot
+        heads[key_hash % sizes.slot_count] = last + 1
+    else:
+        heads[heads > 0] = last + 1
+    if left != "slots":
+        data[24:28] = (last + 1).to_bytes(4)
+    path.write_bytes(data)
+    with TieredReader.open(config) as reader:
+        assert ask_all(reader) == (WITH_KEYS, 0)
+    assert verified(config).findings == ()
+
+
 @pytest.mark.parametrize("harm", ["items", "cut off", "header"])
 def test_a_damaged_file_on_the_brokers_disk_is_named_by_no_answer_that_is_complete(
     tmp_path: Path, harm: str
 ) -> None:
     config = tier(tmp_path)
-    folder = Path(config.store_path) / "tiered_index_file"
-    (path,) = [each for each in folder.iterdir() if each.name.isdigit()]
+    (path,) = [each for each in index_folder(config).iterdir() if each.name.isdigit()]
     data = bytearray(path.read_bytes())
     if harm == "items":
         data[28 + 8 * config.index_slot_count + 32 + 3] ^= 4

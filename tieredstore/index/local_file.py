@@ -62,6 +62,8 @@ from tieredstore.model.values import INT32_MAX
 
 LAYOUT: Final = ChainLayout(header_bytes=HEADER_BYTES, slot_bytes=SLOT_BYTES)
 _BLOCK_ITEMS: Final = 1 << 19
+_SECTOR_BYTES: Final = 512  # a disk writes all of it or nothing
+_PLAIN_END_BYTES: Final = 8  # of an item: seconds and `previous` may be 0, no other field shows it
 # The codec checks what it packs and unpacks, which would triple the cost of a lookup or a put.
 _HEADER: Final = Struct(">iqqii")
 _ITEM: Final = Struct(">iiiqiii")
@@ -90,6 +92,7 @@ class IndexStoreFile:
         self._mapped = mapped
         self._disorder = TimeDisorder()
         self._sealed = mapped.read_only
+        self._heads: NDArray[np.int32] | None = None  # instead of what its slots say
 
     @classmethod
     def create(
@@ -142,6 +145,18 @@ class IndexStoreFile:
                 notes.close()
             raise
         return file
+
+    def leave_out_torn(self, durable_count: int) -> bool:
+        """Whether all is whole that lies behind the durable items. Else those alone count of a file
+        that is read only: what a power cut left is mended when the broker starts."""
+        data, sizes = self._mapped.data, self.sizes
+        try:
+            examine_tail(data, sizes, durable_count, self.item_count)
+        except SegmentCorruptError:
+            self._heads = examine(data, sizes, durable_count).heads
+            self.state = replace(self.state, item_count=durable_count)
+            return False
+        return True
 
     def _mend(self, item_count: int | None) -> None:
         data = self._mapped.data
@@ -242,9 +257,12 @@ class IndexStoreFile:
 
         A chain always leads to smaller numbers: one that does not is damage, not an endless walk.
         """
-        item = LAYOUT.head(data, slot)
-        if self._mapped.read_only:  # another process may fill it: the slot was read first
-            self.state = read_state(data, self.sizes)
+        if self._heads is not None:
+            item = int(self._heads[slot])
+        else:
+            item = LAYOUT.head(data, slot)
+            if self._mapped.read_only:  # another process may fill it: the slot was read first
+                self.state = read_state(data, self.sizes)
         first, last = window
         items = self.sizes.position(0)
         unpack = _ITEM.unpack_from
@@ -591,19 +609,12 @@ def examine(data: mmap, sizes: FileSizes, item_count: int) -> Examined:
     seconds: list[int] = []
     for start in range(0, item_count, _BLOCK_ITEMS):
         block = items[start : start + _BLOCK_ITEMS]
-        slots = _slots(block, start, sizes)
-        numbers = np.arange(start + 1, start + 1 + len(block), dtype=np.int32)
-        previous = block["previous"].astype(np.int32)
-        _refuse((previous < 0) | (previous >= numbers), start, sizes, "has no older one")
-        held = previous > 0
-        before = previous[held]
-        theirs = slots_of(hashes[before - 1].astype(np.int32), slot_count)
-        strange = np.zeros(len(block), np.bool_)
-        strange[held] = theirs != slots[held]
-        _refuse(strange, start, sizes, "follows one of another slot")
+        slots, previous = _links(block, start, sizes, hashes)
+        before = previous[previous > 0]
         chained += len(before)
         followed[before] = True
-        heads[slots] = numbers  # of equal ones the last stays
+        # Of equal ones the last stays.
+        heads[slots] = np.arange(start + 1, start + 1 + len(block), dtype=np.int32)
         seconds += (int(block["seconds"].min()), int(block["seconds"].max()))
     used_slots = int(np.count_nonzero(heads))
     if np.count_nonzero(followed) != chained or item_count - chained != used_slots:
@@ -618,6 +629,43 @@ def examine(data: mmap, sizes: FileSizes, item_count: int) -> Examined:
         least_end=begin + 1000 * greatest - (SECOND_SLACK_MS if greatest <= 0 else 0),
         times=times_of_seconds(min(seconds), greatest, begin_timestamp=begin),
     )
+
+
+def examine_tail(data: mmap, sizes: FileSizes, first: int, item_count: int) -> None:
+    """SegmentCorruptError where a power cut may have left an item behind the first ones unfinished.
+
+    One that leads to no older item would hide all of its slot.
+    """
+    items = view_items(
+        memoryview(data), slot_count=sizes.slot_count, item_count=item_count, path=sizes.path
+    )
+    for start in range(first, item_count, _BLOCK_ITEMS):
+        block = items[start : start + _BLOCK_ITEMS]
+        _, previous = _links(block, start, sizes, items["key_hash"])
+        ends = sizes.position(start + 2) + ITEM_BYTES * np.arange(len(block))
+        behind = ends % _SECTOR_BYTES  # how much of it lies in another sector than its begin
+        is_torn = (previous == 0) & (behind > 0) & (behind <= _PLAIN_END_BYTES)
+        _refuse(is_torn, start, sizes, "may lack its end")
+    last = int(LAYOUT.heads(data, sizes.slot_count).max())
+    if last > item_count:
+        reason = f"a slot leads to item {last} of {item_count}"
+        raise SegmentCorruptError(sizes.path, reason, position=HEADER_BYTES)
+
+
+def _links(
+    block: NDArray[Any], start: int, sizes: FileSizes, hashes: NDArray[Any]
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """The slots of the items, and the numbers of those that they follow; 0 for none."""
+    slots = _slots(block, start, sizes)
+    numbers = np.arange(start + 1, start + 1 + len(block), dtype=np.int32)
+    previous = block["previous"].astype(np.int32)
+    _refuse((previous < 0) | (previous >= numbers), start, sizes, "has no older one")
+    held = previous > 0
+    theirs = slots_of(hashes[previous[held] - 1].astype(np.int32), sizes.slot_count)
+    strange = np.zeros(len(block), np.bool_)
+    strange[held] = theirs != slots[held]
+    _refuse(strange, start, sizes, "follows one of another slot")
+    return slots, previous
 
 
 def _slots(block: NDArray[Any], start: int, sizes: FileSizes) -> NDArray[np.int32]:

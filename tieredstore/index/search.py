@@ -189,6 +189,7 @@ class LocalFiles:
         self._folder = folder
         self._watermarks = watermarks
         self._checked: dict[int, ItemsChecksum] = {}
+        self._whole: set[int] = set()  # whoever lives on has seen no power cut since
 
     def missing(self) -> set[int]:
         """Files that the catalogue knows as local ones and that are not here."""
@@ -237,6 +238,8 @@ class LocalFiles:
         try:
             if durable is not None:
                 self._check(file, durable)
+            if begin not in self._whole:
+                self._leave_out_torn(file, durable)
         except BaseException:
             file.close()
             raise
@@ -244,6 +247,13 @@ class LocalFiles:
         if times is not None and times.outruns_seconds(begin):
             file.state = replace(file.state, times=times)
         return file
+
+    def _leave_out_torn(self, file: IndexStoreFile, durable: Durable | None) -> None:
+        begin = file.begin_timestamp
+        if durable is None and self._folder.is_ours(begin):
+            durable = Durable(0)
+        if durable is None or file.leave_out_torn(durable.item_count):
+            self._whole.add(begin)
 
     def _check(self, file: IndexStoreFile, durable: Durable) -> None:
         path, count = str(file.path), durable.item_count

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -12,6 +12,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from tieredstore.access.wiring import open_tier
 from tieredstore.codec.java import INT32_MIN
 from tieredstore.codec.key_hashes import slots_of
 from tieredstore.codec.tiered_index import (
@@ -46,6 +47,7 @@ from tieredstore.index.footer import (
     has_footer,
 )
 from tieredstore.index.local_file import LAYOUT, FileSizes, examine
+from tieredstore.index.watermarks import Watermarks
 from tieredstore.index.writer import LocalFolder
 from tieredstore.jobs.verify_findings import (
     Findings,
@@ -417,25 +419,57 @@ def _of_file(data: mmap, path: Path, config: StoreConfig, findings: Findings, ta
         raise
     if is_empty and not header.item_count:
         return 0
-    begin, items_held = header.begin_timestamp, header.item_count
+    begin = header.begin_timestamp
     if begin != int(path.name):
         findings.add(VerifyKind.INDEX_FILE, (str(path), 4), f"it begins at {begin}")
         begin = int(path.name)
     sizes = FileSizes.of(path, slots, config.index_item_count)
-    examined = examine(data, sizes, items_held)
-    heads = np.where(LAYOUT.heads(data, slots) > 0, LAYOUT.heads(data, slots), 0)
-    wrong = heads != examined.heads
-    # A broker that is just putting has changed the header before the slots.
-    if wrong.any() and data[:HEADER_BYTES] == head:
-        at = int(np.flatnonzero(wrong)[0])
-        text = f"slot {at} leads to item {heads[at]}, not to {examined.heads[at]}"
-        findings.add(VerifyKind.INDEX_SLOT, (str(path), slot_position(at)), text)
+    items_held = header.item_count
+    found = _wrong_links(data, sizes, items_held)
+    if found.has_damage and (durable := _durable_count(config, begin, items_held)) is not None:
+        # What a power cut left behind the durable items is mended when the broker starts.
+        items_held, found = durable, _wrong_links(data, sizes, durable, is_cut=True)
+    findings.take(found)
+    if found.totals[VerifyKind.INDEX_FILE]:
+        return 0
     items = view_items(memoryview(data), slot_count=slots, item_count=items_held)
     for at in range(0, items_held, _NEAR_ITEMS_AT_ONCE):
         block = items[at : at + _NEAR_ITEMS_AT_ONCE].copy()
         times = begin + 1000 * block["seconds"].astype(np.int64)
         take(block, times, str(path), item_position(at + 1, slot_count=slots), ITEM_BYTES)
     return items_held
+
+
+def _wrong_links(
+    data: mmap, sizes: FileSizes, item_count: int, *, is_cut: bool = False
+) -> Findings:
+    """What is wrong with the chains of the first items; `is_cut`: a slot may lead behind them."""
+    findings, head = Findings(), data[:HEADER_BYTES]
+    try:
+        examined = examine(data, sizes, item_count)
+    except SegmentError as error:
+        findings.add(VerifyKind.INDEX_FILE, (sizes.path, _position(error)), str(error))
+        return findings
+    heads = np.maximum(LAYOUT.heads(data, sizes.slot_count), 0)
+    wrong = heads != examined.heads
+    if is_cut:
+        wrong &= heads <= item_count
+    # A broker that is just putting has changed the header before the slots.
+    if wrong.any() and data[:HEADER_BYTES] == head:
+        at = int(np.flatnonzero(wrong)[0])
+        text = f"slot {at} leads to item {heads[at]}, not to {examined.heads[at]}"
+        findings.add(VerifyKind.INDEX_SLOT, (sizes.path, slot_position(at)), text)
+    return findings
+
+
+def _durable_count(config: StoreConfig, begin: int, items_held: int) -> int | None:
+    """How many of the items the catalogue calls durable by now; None of a file that is not ours."""
+    plain = replace(config, index_enabled=False, read_ahead_enabled=False)
+    with closing(open_tier(plain, read_only=True)) as parts:
+        durable = Watermarks(parts.metadata, config.broker_name).durable(begin)
+    if durable is not None:
+        return min(durable.item_count, items_held)
+    return 0 if LocalFolder(config).is_ours(begin) else None
 
 
 def _position(error: Exception) -> int | None:
