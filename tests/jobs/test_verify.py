@@ -19,10 +19,12 @@ from tieredstore.access.upkeep import expire
 from tieredstore.codec.columns import Properties
 from tieredstore.codec.java import string_hash
 from tieredstore.codec.message import decode_message
+from tieredstore.codec.names import index_queue_path
 from tieredstore.codec.queue_unit import UNIT_BYTES
 from tieredstore.codec.tiered_index import compacted_file_bytes
 from tieredstore.driver.runtime import Runtime
 from tieredstore.flat.times import first_unit_from
+from tieredstore.index.watermarks import Watermarks
 from tieredstore.index.writer import LocalFolder
 from tieredstore.jobs.job import JobExit
 from tieredstore.jobs.verify import VerifyJob
@@ -446,6 +448,25 @@ def test_keys_of_the_oldest_messages_may_have_expired_with_their_index_file(
     report = verified(tier.config)
     assert kinds(report) == {"keys-expired"}
     assert report.exit_code is JobExit.DONE
+
+
+@pytest.mark.parametrize("body_bytes", [100, 6_000])
+@pytest.mark.parametrize(("dropped_seconds", "wanted"), [(70, set()), (30, {"key-missing"})])
+def test_those_of_the_newest_may_have_expired_first(
+    tmp_path: Path, body_bytes: int, dropped_seconds: int, wanted: set[str]
+) -> None:
+    """Files are dropped by their times alone, and one with older messages may not be full yet."""
+    tier = WrittenTier(config=posix_config(tmp_path, commit_log_segment_bytes=1 << 20))
+    for _ in range(2):
+        tier.add("Orders", 0, 20, body_bytes=body_bytes, seal=True)
+    with tier.open() as parts:
+        path = index_queue_path(tier.config.broker_name)
+        newest = parts.metadata.segments(path, SegmentType.INDEX)[-1]
+        parts.metadata.delete_segment(path, SegmentType.INDEX, newest.base_offset)
+        parts.metadata.apply([Watermarks.dropped(START_MS + 1_000 * dropped_seconds)])
+        parts.provider.open(path, SegmentType.INDEX, newest.base_offset).delete()
+    report = verified(tier.config)
+    assert kinds(report) == {"keys-expired", *wanted}, report.findings
 
 
 @pytest.mark.parametrize(

@@ -299,6 +299,7 @@ class VerifyJob:
             now.gone_from(queues),
             [item for row in now.index for item in parts(row)],
             has_expired=bool(plan.facts["index_has_expired"] or now.index_has_expired or gone),
+            dropped_before=now.dropped_before,
         )
         counts = comparison.compare(sums.table())
         counts |= {"entries": entries, "entries_local": sum(local.values())}
@@ -339,6 +340,7 @@ class TierPicture:
     index: tuple[SegmentRecord, ...]
     slot_count: int
     index_has_expired: bool
+    dropped_before: int
     sure_below: Mapping[QueueId, int]
     shift: int
     has_segments: bool  # of any topic
@@ -376,6 +378,7 @@ class TierPicture:
                 index=index,
                 slot_count=marks.slot_count() or config.index_slot_count,
                 index_has_expired=(index[0].base_offset if index else marks.end()) > 0,
+                dropped_before=marks.dropped_before() or 0,
                 sure_below=dict(_sure_below(config, found, topic_ids, marks)),
                 shift=stretch_shift(sum(queue.log_bytes for queue in found)),
                 has_segments=bool(rows),

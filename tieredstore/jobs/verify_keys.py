@@ -14,9 +14,11 @@ oldest messages of a queue need not be found.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -85,6 +87,7 @@ class KeyComparison:
         shift: int,
         findings: Findings,
         has_expired: bool = False,
+        dropped_before: int = 0,
     ) -> None:
         self._config = config
         self._queues = queues
@@ -92,6 +95,7 @@ class KeyComparison:
         self._shift = shift
         self._findings = findings
         self._has_expired = has_expired
+        self._dropped_before = dropped_before  # what was stored before may have been in such files
         # Of each queue the first and the last stretch that the index has anything of.
         self._first_held: dict[QueueId, int] = {}
         self._last_held: dict[QueueId, int] = {}
@@ -184,7 +188,13 @@ class KeyComparison:
             self._findings.add(kind, ("the key index", None), text, count=count)
             return wrong.chosen(~behind)
         for number, mine in _by_queue(unseen):
-            self._add_not_uploaded(number, int(mine["wanted"].sum()), int(mine["first"].min()))
+            # Times grow along a queue, but for clocks that went back.
+            firsts = mine["first"].tolist()
+            old = bisect_left(firsts, True, key=partial(self._is_young, number))
+            if old:
+                self._add_expired(number, int(mine["wanted"][:old].sum()), firsts[0])
+            if old < len(mine):
+                self._add_not_uploaded(number, int(mine["wanted"][old:].sum()), firsts[old])
         return wrong.chosen(~behind)
 
     def _can_be_looked_at(self, suspects: Sums) -> bool:
@@ -210,7 +220,10 @@ class KeyComparison:
                 kind = VerifyKind.KEY_UNFOUNDED if row["print"] else VerifyKind.KEY_TIME
             number, stretch = _queue_of(row), int(row["stretch"])
             first = int(row["first"]) if wanted else None
-            if wanted > held and self._has_expired and stretch == self._first_held.get(number):
+            if wanted > held and (
+                (self._has_expired and stretch == self._first_held.get(number))
+                or not self._is_young(number, int(row["first"]))
+            ):
                 self._add_expired(number, wanted - held, int(row["first"]))
             elif wanted > held and (
                 stretch == self._last_held.get(number)
@@ -219,6 +232,14 @@ class KeyComparison:
                 self._add_not_uploaded(number, wanted - held, int(row["end"]) - 1)
             else:
                 self._add(kind, number, text, max(1, wanted - held), first, position=start)
+
+    def _is_young(self, number: QueueId, queue_offset: int) -> bool:
+        """Whether no file that was dropped can have had this message. A file with older ones may be
+        there still: they are dropped by their times, and not in the order of what they have."""
+        if not self._dropped_before:
+            return True
+        with closing(self._slice(number, queue_offset, queue_offset + 1)) as check:
+            return all((keys.times >= self._dropped_before).all() for keys in check.run())
 
     def _add_not_uploaded(self, number: QueueId, count: int, first: int) -> None:
         queue = self._queues[number]
@@ -230,7 +251,7 @@ class KeyComparison:
         self._add(kind, number, text, count, first)
 
     def _add_expired(self, number: QueueId, count: int, first: int) -> None:
-        text = f"{count} keys of the oldest messages from {first} on: index files were dropped"
+        text = f"{count} keys of old messages from {first} on: index files were dropped"
         self._add(VerifyKind.KEYS_EXPIRED, number, text, count, first)
 
     def _add(
@@ -382,7 +403,8 @@ class KeyComparison:
                 newest = np.array([start - 1])  # it has there what has expired, and nothing else
             if self._has_expired:
                 oldest = self._oldest.get(number, INT64_MAX)
-                before = mine & (missing["log_offset"] <= oldest)
+                before = missing["log_offset"] <= oldest
+                before = mine & (before | (missing["time"] < self._dropped_before))
                 explained |= before
                 if before.any():
                     first = int(missing["queue_offset"][before].min())
