@@ -398,7 +398,8 @@ def read_elsewhere(outsider: Outsider) -> None:
     """A reader of the tier, without a broker, while all goes on."""
     world, dice = outsider.world, outsider.dice
     outsider.runtime.clock.sleep(dice.choice([0.1, 2, 20, 1_000]))
-    ends = durable_ends(world)
+    is_here = stands_here(outsider)
+    ends = durable_ends(world, is_here=is_here)
     if not world.has_segments(world.machine):
         return  # no tier, which is an error to say
     reader = TieredReader(outsider.config)
@@ -406,7 +407,7 @@ def read_elsewhere(outsider: Outsider) -> None:
     for _ in range(dice.choice([1, 3, 6])):
         draw = dice.random()
         if draw < 0.2:
-            now = durable_ends(world)
+            now = durable_ends(world, is_here=is_here)
             reader.refresh()
             ends = now
         elif draw < 0.6:
@@ -418,10 +419,24 @@ def read_elsewhere(outsider: Outsider) -> None:
     reader.close()
 
 
-def durable_ends(world: World) -> dict[QueueKey, tuple[int, int]]:
+def stands_here(outsider: Outsider) -> bool:
+    """Half of those who read a directory do so on the broker's host, where its catalogue is."""
+    world = outsider.world
+    is_here = world.is_posix and outsider.dice.random() < 0.5
+    outsider.config = world.tier_config(world.machine if is_here else outsider.machine)
+    return is_here
+
+
+def durable_ends(world: World, *, is_here: bool) -> dict[QueueKey, tuple[int, int]]:
     """Of each queue the deletions of its topic, and where it ends in the tier."""
-    deletions = world.model.deletions
-    return {key: (deletions.get(key.topic, 0), world.durable_end(key)) for key in world.queues}
+    model = world.model
+    return {
+        key: (
+            model.deletions.get(key.topic, 0),
+            model.committed.get(key, 0) if is_here else world.durable_end(key),
+        )
+        for key in world.queues
+    }
 
 
 def read_page_elsewhere(
@@ -483,7 +498,7 @@ def scan_elsewhere(outsider: Outsider) -> None:
     """What Spark does: plan from a picture of the tier, then read each slice of it."""
     world, dice, model = outsider.world, outsider.dice, outsider.world.model
     outsider.runtime.clock.sleep(dice.choice([1, 100, 3_000]))
-    ends = durable_ends(world)
+    ends = durable_ends(world, is_here=stands_here(outsider))
     before = {key: model.required(key) for key in world.queues}
     if not world.has_segments(world.machine):
         return
@@ -564,8 +579,7 @@ def verify_beside(outsider: Outsider) -> None:
     outsider.runtime.clock.sleep(dice.choice([1, 100, 3_000]))
     if not world.has_segments(world.machine):
         return
-    if world.is_posix and dice.random() < 0.5:
-        outsider.config = world.tier_config(world.machine)  # on the broker's host
+    stands_here(outsider)
     with nothing_there():
         check_damage(world, damage_of(outsider, outsider.config))
 
@@ -625,8 +639,7 @@ def audit_beside(outsider: Outsider) -> None:
     runtime.clock.sleep(outsider.dice.choice([1, 100, 3_000]))
     if not world.has_segments(world.machine):
         return
-    if world.is_posix and outsider.dice.random() < 0.5:
-        outsider.config = world.tier_config(world.machine)  # on the broker's host
+    stands_here(outsider)
     config = outsider.config
     with ExitStack() as opened:
         provider = opened.enter_context(closing(provider_of(config, runtime, NoMetrics())))

@@ -49,7 +49,7 @@ class Machine:
 
     def __init__(self, name: str, folder: Path) -> None:
         self.name, self.folder = name, folder
-        self._folder_text = str(folder)
+        self._world = str(folder.parent)
         self.used_percent = 50
         self.is_full = False  # then no step that needs room works
         self.lies = 0  # so many steps fail with an input/output error
@@ -59,9 +59,9 @@ class Machine:
         self.disk = ForgetfulDisk(folder)
 
     def holds(self, arguments: tuple[Any, ...]) -> bool:
-        """Whether the first argument is a descriptor, or a path of this machine."""
+        """Whether the first argument is a descriptor, or a path of a machine."""
         place = arguments[0] if arguments else ""
-        return type(place) is int or str(place).startswith(self._folder_text)
+        return type(place) is int or str(place).startswith(self._world)
 
     def lose_power(self, dice: Random) -> None:
         """What was synced is there, and of each later change perhaps some."""

@@ -43,6 +43,7 @@ from tests.simulation.awaited import await_things
 from tests.simulation.loads import LOADED, Loads
 from tests.simulation.machines import Bucket, Disks, Machine, refuse_for_room
 from tests.simulation.model import GONE, SENT, Model, Put
+from tests.simulation.neighbours import Neighbour
 from tests.simulation.rot import DAMAGE, Rot
 from tests.simulation.scheduler import ActorPool, ActorRuntime, Process, Scheduler
 from tests.simulation.streams import Checkpoint, follow, follow_rest
@@ -96,11 +97,16 @@ REINDEX: Final = "reindex"  # all index files are made anew
 AWAITER: Final = "awaiter"
 SETTINGS: Final = "settings"  # each life may have others
 LOAD: Final = "load"  # or messages are loaded
+NEIGHBOUR: Final = "neighbour"
 CARES: Final = (REPAIR, REINDEX, LOAD)
 START_MS: Final = 4_000_000_000_000  # behind all times of real files: these are always old
 HOUR_MS: Final = 3_600_000
 CLIENTS: Final = {**ACTS, AWAITER: await_things}
-OUTSIDERS: Final = {**OUTSIDE, "stream": follow}
+OUTSIDERS: Final[dict[str, Callable[[Outsider], None]]] = {
+    **OUTSIDE,
+    "stream": follow,
+    NEIGHBOUR: lambda outsider: outsider.neighbour.act(),
+}
 EXTRAS: Final = (
     AWAITER,
     "operator",
@@ -117,6 +123,7 @@ EXTRAS: Final = (
     "stream",
     "mover",
     "successor",
+    NEIGHBOUR,
     RECOVER,
     REPAIR,
     REINDEX,
@@ -174,6 +181,13 @@ class Plan:
         ops = dice.choice([2, 4, 8] if is_pair else [3, 6, 12, 20])
         return cls(seed=seed, tier=tier, clients=tuple(clients), faults=faults, ops=ops)
 
+    def takes(self, client: str) -> bool:
+        if client == LOAD:  # whether it was made may be what nobody can read
+            return ROT not in self.faults
+        if client == NEIGHBOUR:  # on the same disk, in a directory: then that must go on
+            return not {ROT, *([POWER, ROOM] if self.tier == "posix" else [])} & {*self.faults}
+        return True
+
 
 class Forked(Exception):
     """Another machine is the broker now: what this one says is about a history of its own."""
@@ -204,15 +218,24 @@ class Client:
 class Outsider:
     """Somebody elsewhere, who works in a process and on a machine of his own."""
 
+    neighbour: Neighbour
+
     def __init__(self, world: World, kind: str, number: int, ops: int) -> None:
         self.world, self.kind, self.name = world, kind, f"{kind}{number}"
         self.left = ops
         self.dice = Random(f"{world.plan.seed} {self.name}")
-        self.machine = Machine(self.name, world.folder / self.name)
+        is_beside = kind == NEIGHBOUR and world.is_posix
+        self.machine = world.machine if is_beside else Machine(self.name, world.folder / self.name)
         self.process = Process(self.name, self.machine)
         self.runtime = world.runtime(self.process)
         self.config = world.tier_config(self.machine)
         self.checkpoint = Checkpoint()
+        if kind == NEIGHBOUR:
+            store_path = str(self.machine.folder / self.name)
+            self.config = replace(
+                self.config, broker_name=f"{BROKER}{number}", store_path=store_path
+            )
+            self.neighbour = Neighbour(self)
 
     def run(self) -> None:
         while self.left and not self.world.is_sound:
@@ -300,8 +323,7 @@ class World:
     current: ClassVar[World]
 
     def __init__(self, plan: Plan, folder: Path, *, salt: int = 0) -> None:
-        if ROT in plan.faults:  # whether a load was made may be what nobody can read
-            plan = replace(plan, clients=tuple(each for each in plan.clients if each != LOAD))
+        plan = replace(plan, clients=tuple(each for each in plan.clients if plan.takes(each)))
         self.plan, self.folder = plan, folder
         self.dice = Random(f"{plan.seed} world")
         self.scheduler = Scheduler(f"{plan.seed} {salt}", now_ms=START_MS)
@@ -416,9 +438,15 @@ class World:
         machine.is_full, machine.used_percent, machine.lies = False, 50, 0
         while self.bucket.late:
             self.bucket.land_one()
+        self._end_neighbours(outsiders)
         self._end_with(machine)
         if self.has_segments(machine):  # without, verify takes a tier for the wrong one
             self._look_elsewhere(outsiders, machine)
+
+    def _end_neighbours(self, outsiders: list[Outsider]) -> None:
+        for each in outsiders:
+            if each.kind == NEIGHBOUR:
+                self._do_elsewhere(lambda outsider: outsider.neighbour.end(), each)
 
     def _end_with(self, machine: Machine) -> None:
         """Its last life."""
@@ -460,20 +488,16 @@ class World:
 
     def _look_elsewhere(self, outsiders: list[Outsider], machine: Machine) -> None:
         """At a tier that nobody changes any more."""
-        self._do_elsewhere(verify_elsewhere, Outsider(self, "verify", 0, 1), machine)
-        if self.rot.flips:
-            return
+        here = [(verify_elsewhere, Outsider(self, "verify", 0, 1))]
         last = {"exporter": export_rest, "stream": follow_rest, "mover": cut_over}
-        for kind, act in last.items():
-            for each in outsiders:
-                if each.kind == kind:
-                    self._do_elsewhere(act, each, machine)
+        if not self.rot.flips:
+            here += [(last[each.kind], each) for each in outsiders if each.kind in last]
+        for act, outsider in here:
+            if self.is_posix:
+                outsider.config = self.tier_config(machine)  # on the broker's host
+            self._do_elsewhere(act, outsider)
 
-    def _do_elsewhere(
-        self, act: Callable[[Outsider], None], outsider: Outsider, machine: Machine
-    ) -> None:
-        if self.is_posix:
-            outsider.config = self.tier_config(machine)  # on the broker's host
+    def _do_elsewhere(self, act: Callable[[Outsider], None], outsider: Outsider) -> None:
         actor = self.scheduler.spawn(outsider.kind, outsider.process, partial(act, outsider))
         self.scheduler.wait(lambda: actor.is_done)
 
@@ -512,7 +536,7 @@ class World:
         if not self.is_posix:
             kinds = {kind for _, kind, _ in self.witness.truth.live}
             return bool(kinds - {SegmentType.INDEX})
-        return any(map(has_bytes, (machine.folder / "tier").rglob("*COMMIT_LOG*/*")))
+        return any(map(has_bytes, (machine.folder / "tier").glob(f"*/{BROKER}/**/*COMMIT_LOG*/*")))
 
     @property
     def weather(self) -> list[str]:
@@ -568,7 +592,7 @@ class World:
         if self.former is not None or not (care == LOAD or self.has_segments(machine)):
             return
         machine.is_full, machine.lies = False, 0
-        call = {REPAIR: self._repair, REINDEX: self._reindex, LOAD: self._load}[care]
+        call = {REPAIR: self.repair, REINDEX: self.reindex, LOAD: self._load}[care]
         expected: tuple[type[Exception], ...] = (NoCatalogueError, *self.expected)
         self.scheduler.note(f"{care} begins")
 
@@ -588,7 +612,7 @@ class World:
             )
             self.graves.append(actor)
 
-    def _repair(self, config: StoreConfig) -> None:
+    def repair(self, config: StoreConfig) -> None:
         runtime = self._runtime_here()
         with ExitStack() as opened:
             provider = opened.enter_context(closing(provider_of(config, runtime, NoMetrics())))
@@ -604,7 +628,7 @@ class World:
         assert not report.damage or self.rot.flips, f"audit --repair: {report.damage}"
         self.scheduler.note(f"repaired {sum(each.repaired for each in report.findings)}")
 
-    def _reindex(self, config: StoreConfig) -> None:
+    def reindex(self, config: StoreConfig) -> None:
         if not config.index_enabled:
             return
         runtime = self._runtime_here()
