@@ -92,6 +92,7 @@ from tieredstore.testing.disk import Crash, ForgetfulDisk
 BROKER: Final = "broker-a"
 CLUSTER: Final = "cluster-a"
 RECOVER: Final = "recover"  # the disk is lost once, and another one goes on with the tier
+RESTORE: Final = "restore"  # an older copy of the disk takes its place once
 REPAIR: Final = "repair"  # between two lives what `audit --repair` does, and
 REINDEX: Final = "reindex"  # all index files are made anew
 AWAITER: Final = "awaiter"
@@ -125,6 +126,7 @@ EXTRAS: Final = (
     "successor",
     NEIGHBOUR,
     RECOVER,
+    RESTORE,
     REPAIR,
     REINDEX,
     LOAD,
@@ -184,6 +186,8 @@ class Plan:
     def takes(self, client: str) -> bool:
         if client == LOAD:  # whether it was made may be what nobody can read
             return ROT not in self.faults
+        if client == RESTORE:  # else the copy may have another history: then its queues stop
+            return not {ROT, POWER} & {*self.faults} and "deleter" not in self.clients
         if client == NEIGHBOUR:  # on the same disk, in a directory: then that must go on
             return not {ROT, *([POWER, ROOM] if self.tier == "posix" else [])} & {*self.faults}
         return True
@@ -420,6 +424,8 @@ class World:
             self._live(machine, clients)
             if RECOVER in plan.clients and not self.has_lost_disk and self.dice.random() < 0.5:
                 self._lose_disk(machine)
+            if RESTORE in plan.clients and not self.has_lost_disk and self.dice.random() < 0.5:
+                self._restore(machine)
             for care in CARES:
                 if care in plan.clients and self.dice.random() < 0.5:
                     self._take_care(machine, care)
@@ -573,13 +579,33 @@ class World:
         """What the broker had on its own disk is gone; not a tier in a directory beside it."""
         if self.former is not None or not self.has_segments(machine):
             return
-        self.has_lost_disk = True
-        self.loads.lose_notes(of_tier=self.is_posix)
         self.scheduler.note("the disk is lost")
         shutil.rmtree(machine.folder / "store")
+        self._go_on(machine, also_copies=self.is_posix)
+
+    def _restore(self, machine: Machine) -> None:
+        """An older copy of the broker's disk, which was made between two lives."""
+        store, copy = machine.folder / "store", self.folder / "copy"
+        if self.former is not None or not self.has_segments(machine):
+            return
+        if not copy.exists():
+            shutil.copytree(store, copy)
+            return
+        self.scheduler.note("an older copy of the disk is restored")
+        shutil.rmtree(store)
+        copy.rename(store)
+        if self.is_posix:  # `recover` would take that catalogue for the right one
+            for path in (store / "config").glob("tieredStoreMetadata.json*"):
+                path.unlink()
+        self._go_on(machine, also_copies=True)
+
+    def _go_on(self, machine: Machine, *, also_copies: bool) -> None:
+        """With what the disk has now, where the tier ends."""
+        self.has_lost_disk = True
+        self.loads.lose_notes(of_tier=self.is_posix)
         machine.disk = ForgetfulDisk(machine.folder)
         self.model.fork()
-        self.model.lose_tables(also_copies=self.is_posix)
+        self.model.lose_tables(also_copies=also_copies)
         if self.is_posix:
             process = Process("recover", machine)
             actor = self.scheduler.spawn("recover", process, lambda: self._recover(machine))
