@@ -6,7 +6,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from random import Random
@@ -394,29 +394,43 @@ ACTS: Final[dict[str, Callable[[Client, Life], None]]] = {
 # What somebody elsewhere does
 
 
+@dataclass
+class Reading:
+    """A reader that may be old by now, and what the tier had when it last looked."""
+
+    reader: TieredReader
+    is_here: bool
+    ends: dict[QueueKey, tuple[int, int]]
+
+
 def read_elsewhere(outsider: Outsider) -> None:
-    """A reader of the tier, without a broker, while all goes on."""
+    """A reader of the tier, without a broker, while all goes on; some are kept for a long time."""
     world, dice = outsider.world, outsider.dice
     outsider.runtime.clock.sleep(dice.choice([0.1, 2, 20, 1_000]))
-    is_here = stands_here(outsider)
-    ends = durable_ends(world, is_here=is_here)
-    if not world.has_segments(world.machine):
-        return  # no tier, which is an error to say
-    reader = TieredReader(outsider.config)
-    reader.load()
+    held, outsider.reading = outsider.reading, None
+    if held is None:
+        is_here = stands_here(outsider)
+        ends = durable_ends(world, is_here=is_here)
+        if not world.has_segments(world.machine):
+            return  # no tier, which is an error to say
+        held = Reading(TieredReader(outsider.config), is_here, ends)
+        held.reader.load()
+    if dice.random() < 0.5:
+        outsider.reading = held
     for _ in range(dice.choice([1, 3, 6])):
         draw = dice.random()
         if draw < 0.2:
-            now = durable_ends(world, is_here=is_here)
-            reader.refresh()
-            ends = now
+            now = durable_ends(world, is_here=held.is_here)
+            held.reader.refresh()
+            held.ends = now
         elif draw < 0.6:
-            read_page_elsewhere(outsider, reader, ends)
+            read_page_elsewhere(outsider, held.reader, held.ends)
         elif draw < 0.7:
-            ask_time_elsewhere(outsider, reader, ends)
+            ask_time_elsewhere(outsider, held.reader, held.ends)
         else:
-            ask_key_elsewhere(outsider, reader, ends)
-    reader.close()
+            ask_key_elsewhere(outsider, held.reader, held.ends)
+    if outsider.reading is None:
+        held.reader.close()
 
 
 def stands_here(outsider: Outsider) -> bool:

@@ -34,6 +34,7 @@ from tests.simulation.acts import (
     LEVELS,
     OUTSIDE,
     QUEUES,
+    Reading,
     cut_over,
     export_rest,
     find_out,
@@ -234,6 +235,7 @@ class Outsider:
         self.runtime = world.runtime(self.process)
         self.config = world.tier_config(self.machine)
         self.checkpoint = Checkpoint()
+        self.reading: Reading | None = None
         if kind == NEIGHBOUR:
             store_path = str(self.machine.folder / self.name)
             self.config = replace(
