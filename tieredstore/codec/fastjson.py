@@ -26,14 +26,10 @@ Document: TypeAlias = (
     "bool | int | float | str | list[Json] | Mapping[str, Document] | Mapping[int, Document] | None"
 )
 
-# All up to a bare key, and the key. Strings are passed whole, so that nothing inside of one looks
-# like a key; the closing quote may be missing, which is refused later. What was passed is never
-# tried again (possessive), so no text takes longer than its length.
-_UP_TO_KEY = re.compile(
-    rb"""(?: [^"{,]*+ (?: "[^"\\]*+(?:\\.[^"\\]*+)*+"?+ | [{,](?!\s*+-?\d++\s*+:) ) )*+
-    [^"{,]*+ [{,]\s*+(-?\d++)\s*+:""",
-    re.DOTALL | re.VERBOSE,
-)
+# A bare key, or something in a string that looks like one. There is no quote in it, so it lies in a
+# string as a whole or not at all.
+_KEY: Final = re.compile(rb"[{,]\s*(-?[0-9]+)\s*:")
+_ESCAPE: Final = re.compile(rb"\\.", re.DOTALL)
 # fastjson escapes these; everything else goes out as it is.
 _SPECIAL = re.compile('[\x00-\x1f"\\\\\x7f-\x9f\u2028\u2029]')
 _SHORT_ESCAPES = {
@@ -68,12 +64,19 @@ def encode(document: Mapping[str, Document]) -> bytes:
 
 
 def _quote_keys(data: bytes) -> bytes:
+    plain = (
+        _ESCAPE.sub(b"__", data) if b"\\" in data else data
+    )  # each quote begins or ends a string
     parts: list[bytes] = []
-    copied = 0
-    while found := _UP_TO_KEY.match(data, copied):
+    counted = copied = 0
+    is_in_string = False
+    for found in _KEY.finditer(plain):
         start, end = found.span(1)
-        parts += (data[copied:start], b'"', data[start:end], b'"')
-        copied = end
+        is_in_string ^= plain.count(b'"', counted, start) % 2 == 1
+        counted = start
+        if not is_in_string:
+            parts += (data[copied:start], b'"', data[start:end], b'"')
+            copied = end
     parts.append(data[copied:])
     return b"".join(parts)
 
