@@ -243,6 +243,11 @@ class Outsider:
             )
             self.neighbour = Neighbour(self)
 
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether it sees nothing of the broker's disk but a tier in a directory."""
+        return self.config.store_path == self.world.tier_config(self.machine).store_path
+
     def run(self) -> None:
         while self.left and not self.world.is_sound:
             self.left -= 1
