@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.access.dispatch_kit import KEY, RecordingIndex, Tier, a_tier
-from tieredstore.access import upkeep
-from tieredstore.access.queue_upload import STOPPED_QUEUE
+from tieredstore.access import queue_upload, upkeep
+from tieredstore.access.queue_upload import DAMAGED_MS, STOPPED_QUEUE
 from tieredstore.access.upkeep import Retention
 from tieredstore.driver.metadata import Change
 from tieredstore.driver.provider import ProviderWrapper, SegmentProvider, SegmentWrapper
@@ -117,17 +117,76 @@ def test_a_missing_unit_holds_up_what_lies_behind_it_and_nobody_else(
     tier.check()
 
 
-def test_the_local_retention_leads_out_of_a_damaged_record(tmp_path: Path) -> None:
-    store, tier, _ = a_tier(tmp_path, group_commit_count=4)
+def a_tier_before_damage(
+    root: Path, *damaged: int
+) -> tuple[ListMessageStore, Tier, RecordingIndex]:
+    """Ten messages, of which these cannot be read."""
+    store, tier, index = a_tier(root, group_commit_count=4)
     store.fill(10)
-    store.damaged.add((TOPIC, 0, 4))
-    tier.dispatch(force=True)
-    assert tier.file().commit_offset == 4
-    assert tier.dispatcher.needed_from() is None
-    store.kept_from = 6
+    store.damaged |= {(TOPIC, 0, offset) for offset in damaged}
+    assert not tier.dispatch(force=True)
+    assert tier.file().commit_offset == damaged[0]
+    return store, tier, index
+
+
+def test_the_local_retention_leads_out_of_a_damaged_record_and_keeps_what_is_behind(
+    tmp_path: Path,
+) -> None:
+    store, tier, _ = a_tier_before_damage(tmp_path, 4)
+    behind = store.read_range(*KEY, 5, count_max=1, bytes_max=1)
+    assert tier.dispatcher.needed_from() == behind.log_offsets[0]
+    store.kept_from = 5
     tier.dispatch(force=True)
     assert tier.file().commit_offset == 10
+    assert tier.dispatcher.health().lost == {KEY: 1}
+
+
+def test_the_upload_goes_on_behind_damage_that_nobody_has_mended_for_a_day(tmp_path: Path) -> None:
+    _, tier, index = a_tier_before_damage(tmp_path, 4, 5)
+    tier.later(DAMAGED_MS - 1)
+    assert not tier.dispatch(force=True)
+    assert "damaged" in tier.dispatcher.health().failing[KEY]
+    tier.later(1)
+    assert tier.dispatch(force=True)
+    assert tier.file().commit_offset == 10
+    assert index.offsets() == [*range(4), *range(6, 10)]
     assert tier.dispatcher.health().lost == {KEY: 2}
+    assert tier.dispatcher.needed_from() is None
+
+
+def test_what_is_brought_back_within_a_day_is_uploaded(tmp_path: Path) -> None:
+    store, tier, index = a_tier_before_damage(tmp_path, 4)
+    tier.later(DAMAGED_MS - 1)
+    assert not tier.dispatch(force=True)
+    store.damaged.clear()
+    assert tier.dispatch(force=True)
+    assert index.offsets() == list(range(10))
+    assert tier.is_sound
+
+
+def test_nothing_is_needed_of_a_queue_that_is_damaged_to_its_end(tmp_path: Path) -> None:
+    store, tier, _ = a_tier_before_damage(tmp_path, *range(4, 10))
+    tier.later(DAMAGED_MS)
+    assert not tier.dispatch(force=True)
+    assert tier.file().commit_offset == 4
+    assert tier.dispatcher.needed_from() is None
+    store.fill(1)
+    assert tier.dispatcher.needed_from() is not None
+
+
+def test_a_search_behind_much_damage_goes_on_at_the_next_look_and_all_is_kept_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue_upload, "SEARCHED_MAX", 2)
+    store, tier, _ = a_tier_before_damage(tmp_path, *range(4, 9))
+    behind = store.read_range(*KEY, 9, count_max=1, bytes_max=1)
+    needed = [tier.dispatcher.needed_from() for _ in range(4)]
+    assert needed[0] == 0
+    assert needed[-1] == behind.log_offsets[0]
+    tier.later(DAMAGED_MS)
+    while not tier.dispatch(force=True):
+        pass
+    assert tier.file().commit_offset == 10
 
 
 def test_failing_queues_give_their_memory_to_healthy_ones(tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ from tieredstore.access.queue_upload import (
     QueueChores,
     QueueRules,
     QueueWork,
-    behind_lost,
+    first_sound,
+    is_searched,
 )
 from tieredstore.access.rounds import Batches, BatchOutcome, Rounds
 from tieredstore.codec.queue_unit import UNIT_BYTES
@@ -34,7 +35,7 @@ from tieredstore.flat.file_store import FlatFileStore
 from tieredstore.flat.message_file import FlatMessageFile
 from tieredstore.index.contract import Index, NoIndex
 from tieredstore.model.config import MIB, StoreConfig
-from tieredstore.model.errors import FencedError, SegmentCorruptError, StoreClosedError
+from tieredstore.model.errors import FencedError, StoreClosedError
 from tieredstore.model.messages import DispatchRequest
 from tieredstore.model.printable import log_of
 from tieredstore.model.topics import TopicFilter
@@ -354,8 +355,8 @@ class LocalNeeds:
 
     Queues that take no uploads need nothing: those of filtered topics, and stopped ones, which
     would keep everything for ever. One that may still be recovered is none of these: it needs what
-    the catalogue does not know of. Nor does one whose next local message is
-    damaged: once that has expired, the upload goes on behind it.
+    the catalogue does not know of. What is damaged is not needed, but the first sound message
+    behind it is: the upload goes on there, once the damaged ones have expired or waited for long.
     """
 
     def __init__(
@@ -397,27 +398,11 @@ class LocalNeeds:
             return None
         known = work.needed_from
         if known is None or known[0] != first:
-            at = self._first_kept(key, first, maximum)
-            if at is None:
-                return None
-            known = work.needed_from = first, at
+            run = first_sound(self._store, work, first)
+            if run is None:
+                return None if is_searched(work, first, maximum) else 0
+            known = work.needed_from = first, int(run.log_offsets[0])
         return known[1]
-
-    def _first_kept(self, key: QueueKey, offset: int, maximum: int) -> int | None:
-        """Where the first message of the queue that is not lost lies in the local log; None where
-        one that is damaged comes before it."""
-        at: int | None = offset
-        while at is not None and at < maximum:
-            try:
-                run = self._store.read_range(*key, at, count_max=1, bytes_max=1)
-            except StoreClosedError:
-                raise
-            except SegmentCorruptError:
-                return None
-            if len(run):
-                return int(run.log_offsets[0])
-            at = behind_lost(self._store, key, at)
-        return None
 
 
 LOOK_AGAIN_MS: Final = 500  # at whether messages that were not confirmed are so now
@@ -487,6 +472,7 @@ class Dispatcher:
                 self._pending,
                 config,
                 self.mark,
+                clock=clock,
                 is_indexed=not isinstance(index, NoIndex),
             ),
             Rounds(

@@ -5,6 +5,7 @@ they name.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final, TypeAlias
@@ -16,7 +17,7 @@ from tieredstore.driver.metadata import Change, DeleteNote, MetadataStore, Put, 
 from tieredstore.driver.runtime import Clock
 from tieredstore.flat import recovery
 from tieredstore.flat.file_store import FlatFileStore
-from tieredstore.flat.message_file import FlatMessageFile
+from tieredstore.flat.message_file import HOUR_MS, FlatMessageFile
 from tieredstore.flat.reading import DIRECT, ByteSource, read_run
 from tieredstore.index.contract import CommittedRun, Index
 from tieredstore.model.config import MIB, StoreConfig
@@ -52,6 +53,7 @@ class QueueWork:
     rows: list[SegmentRecord] = field(default_factory=list)
     first_waiting: tuple[int, int] | None = None  # queue offset and store time
     needed_from: tuple[int, int] | None = None  # queue offset and its place in the local log
+    searched: tuple[int, int] = 0, 0  # from this queue offset up to that one nothing can be read
     wanted_bytes: int = 0  # of the budget, for a batch that did not fit
     more_waits: bool = True  # as far as is known, behind what was appended last
     lost_count: int = 0  # messages skipped since the start
@@ -138,6 +140,51 @@ def behind_lost(store: MessageStore, key: QueueKey, offset: int) -> int | None:
     page = store.get_message(*key, offset, count_max=1)
     is_lost = page.status is GetStatus.MESSAGE_WAS_REMOVING and page.next_offset > offset
     return page.next_offset if is_lost else None
+
+
+DAMAGED_MS: Final = 24 * HOUR_MS
+"""So long a queue waits for somebody to bring back a message that the local disk has damaged."""
+SEARCHED_MAX: Final = 1_024  # messages of one look
+
+
+def first_sound(store: MessageStore, work: QueueWork, offset: int) -> MessageRun | None:
+    """The first message from there on that is neither lost nor damaged; None without one.
+
+    None also while a search through many damaged ones goes on, which `is_searched` tells: the next
+    look continues it.
+    """
+    first, end = work.searched
+    at = end if first == offset else offset
+    maximum = store.max_offset(*work.key) or 0
+    for _ in range(SEARCHED_MAX):
+        if at >= maximum:
+            break
+        behind: int | None = at + 1
+        with suppress(SegmentCorruptError):
+            run = store.read_range(*work.key, at, count_max=1, bytes_max=1)
+            if len(run):
+                return run
+            behind = behind_lost(store, work.key, at)
+        at = maximum if behind is None else behind
+    work.searched = offset, at
+    return None
+
+
+def is_searched(work: QueueWork, offset: int, maximum: int) -> bool:
+    """Whether nothing sound was found from there on up to the end of the queue."""
+    return work.searched[0] == offset and work.searched[1] >= maximum
+
+
+def behind_damaged(store: MessageStore, work: QueueWork, *, now_ms: int) -> int | None:
+    """Where the upload goes on behind damage that nobody has mended: at a message that has waited
+    for a day."""
+    offset = 0 if work.file is None else work.file.append_offset
+    run = first_sound(store, work, offset)
+    if run is None or run.first_offset <= offset:
+        return None
+    stored_ms = store.store_time(*work.key, run.first_offset)
+    is_time = stored_ms is None or stored_ms + DAMAGED_MS <= now_ms
+    return run.first_offset if is_time else None
 
 
 def _why_ahead(file: FlatMessageFile, local_max: int) -> str:
@@ -333,6 +380,7 @@ class QueueChores:
         work.file, work.batches, work.rows, work.buffered_bytes = file, [], [], 0
         work.is_checked, work.is_index_known = False, False
         work.index_from = work.failure = work.first_waiting = work.needed_from = None
+        work.searched = 0, 0
         work.stopped = None if file is None else stopped_before(file, self._metadata)
         work.is_to_resume = file is not None and is_asked_to_resume(file.path, self._metadata)
 
@@ -383,7 +431,12 @@ class QueueChores:
         self._feed.catch_up(work, file)
 
     def skip_lost(self, work: QueueWork, file: FlatMessageFile) -> None:
-        behind = behind_lost(self._store, work.key, file.append_offset)
+        """Also what is damaged, and has been for long."""
+        behind: int | None = None
+        with suppress(SegmentCorruptError):
+            behind = behind_lost(self._store, work.key, file.append_offset)
+        if behind is None:
+            behind = behind_damaged(self._store, work, now_ms=self._clock.now_ms())
         if behind is not None:
             self.skip(work, file, behind)
 

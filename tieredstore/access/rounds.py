@@ -15,18 +15,18 @@ import numpy as np
 
 from tieredstore.access.admission import PendingCounts, UploadBudget
 from tieredstore.access.log_mark import LogMark
-from tieredstore.access.queue_upload import IndexFeed, QueueWork, behind_lost
+from tieredstore.access.queue_upload import IndexFeed, QueueWork, behind_damaged, behind_lost
 from tieredstore.codec.columns import FoundKeys
 from tieredstore.driver.message_store import MessageStore
 from tieredstore.driver.metadata import MetadataStore, Put
 from tieredstore.driver.metrics import MESSAGES_DISPATCHED, Metrics
 from tieredstore.driver.provider import SegmentProvider
-from tieredstore.driver.runtime import Runtime
+from tieredstore.driver.runtime import Clock, Runtime
 from tieredstore.flat.file_store import FlatFileStore
 from tieredstore.flat.message_file import CommitAttempt, FlatMessageFile
 from tieredstore.index.contract import CommittedRun
 from tieredstore.model.config import StoreConfig
-from tieredstore.model.errors import StoreClosedError, TieredStoreError
+from tieredstore.model.errors import SegmentCorruptError, StoreClosedError, TieredStoreError
 from tieredstore.model.messages import MessageRun
 from tieredstore.model.printable import log_of
 
@@ -325,7 +325,7 @@ class BatchOutcome(Enum):
     APPENDED = "it waits for its commit"
     NO_ROOM = "the budget is used up"
     UNCONFIRMED = "the local store may still lose it"
-    LOST = "the local store has lost it, and has what follows"
+    LOST = "the local store has lost it, or damaged it for good, and has what follows"
 
 
 class Batches:
@@ -345,12 +345,14 @@ class Batches:
         config: StoreConfig,
         mark: LogMark,
         *,
+        clock: Clock,
         is_indexed: bool,
     ) -> None:
         self._store = store
         self._budget = budget
         self._pending = pending
         self._mark = mark
+        self._clock = clock
         self._is_indexed = is_indexed
         self._count_max = config.group_commit_count
         self._bytes_max = min(config.group_commit_bytes, max(1, config.dispatch_buffer_bytes // 2))
@@ -375,7 +377,12 @@ class Batches:
         try:
             confirmed = self._store.confirmed_offset()
             bytes_max = min(self._bytes_max, reserved // 2)
-            run = self._read(file, None if all_of else confirmed, bytes_max=bytes_max)
+            try:
+                run = self._read(file, None if all_of else confirmed, bytes_max=bytes_max)
+            except SegmentCorruptError:
+                if behind_damaged(self._store, work, now_ms=self._clock.now_ms()) is None:
+                    raise
+                return BatchOutcome.LOST
             if not len(run):
                 return BatchOutcome.LOST
             if len(run) < all_of:
