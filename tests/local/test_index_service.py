@@ -38,6 +38,7 @@ from tests.local.index_kit import (
     row_of,
     service_at,
 )
+from tests.local.store_audit import flip_bits
 from tieredstore.codec.local_index import HEADER_BYTES, decode_header
 from tieredstore.local import index_file, index_service
 from tieredstore.local.index_file import IndexCut, IndexFile, IndexSize, cut_back, next_index_name
@@ -638,6 +639,22 @@ def test_a_truncation_that_was_interrupted_is_done_again(
     rows = [row for row in rows if row.log_offset < log_end]
     with service_at(tmp_path) as service:
         service.load(abnormal=True)
+        replay(service, rows, start=service.truncate(log_end))
+        found_once(service, rows)
+    assert list(index_bytes(tmp_path).values()) == clean_files(rows)
+
+
+@pytest.mark.parametrize("log_end", [350, 900, 2800])
+def test_a_file_that_is_to_be_cut_and_is_damaged_is_made_again(
+    tmp_path: Path, log_end: int
+) -> None:
+    rows = put_some(tmp_path, 30)
+    with service_at(tmp_path) as service:
+        service.load(abnormal=False)
+        for file in service._files:
+            if file.header.begin_log_offset <= log_end <= file.header.end_log_offset:
+                flip_bits(file.path, file.size.position(1), 0x80)  # no hash is below zero
+        rows = [row for row in rows if row.log_offset < log_end]
         replay(service, rows, start=service.truncate(log_end))
         found_once(service, rows)
     assert list(index_bytes(tmp_path).values()) == clean_files(rows)

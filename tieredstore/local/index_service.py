@@ -184,7 +184,10 @@ class IndexService:
         return [file.name for file in self._files]
 
     def truncate(self, log_end: int) -> int:
-        """Forget the keys of messages at or behind the end of the log; return `replay_from`."""
+        """Forget the keys of messages at or behind the end of the log; return `replay_from`.
+
+        A file that is to be cut and is damaged goes as a whole: the log has what it held.
+        """
         with self._putting:
             kept, cut = cut_before(self._files, log_end)
             if cut is None and len(kept) == len(self._files):
@@ -192,20 +195,29 @@ class IndexService:
                 return self._indexed_to
             for file in kept:
                 file.flush()
-            end = kept[-1].header.end_log_offset if kept else self._min_log_offset
+            self._keep(kept, cut)
             if cut is not None:
-                end = kept[-1].log_offset_at(cut.item_count)
-            self._indexed_to = max(self._min_log_offset, min(self._indexed_to, end))
-            # The entry comes first: it must never count items that are gone.
-            cuts = {kept[-1].name: cut} if cut is not None else {}
-            self._save(IndexState.of(self._indexed_to, kept, cuts))
-            self._remove(self._files[len(kept) :])
-            if cut is not None:
-                name = kept[-1].name
-                kept.pop().close()
-                kept.append(self._directory.cut_back(name, cut))
+                file = kept.pop()
+                file.close()
+                try:
+                    kept.append(self._directory.cut_back(file.name, cut))
+                except SegmentCorruptError as error:
+                    log.warning("an index file is made again from the log: %s", error)
+                    self._keep(kept, None)
             self._files = tuple(kept)
             return self._indexed_to
+
+    def _keep(self, kept: Sequence[IndexFile], cut: IndexCut | None) -> None:
+        """Delete all other files; `cut` is what the last one is going to hold. The entry comes
+        first: it must never count items that are gone."""
+        end = kept[-1].header.end_log_offset if kept else self._min_log_offset
+        if cut is not None:
+            end = kept[-1].log_offset_at(cut.item_count)
+        self._indexed_to = max(self._min_log_offset, min(self._indexed_to, end))
+        cuts = {kept[-1].name: cut} if cut is not None else {}
+        self._save(IndexState.of(self._indexed_to, kept, cuts))
+        self._remove(self._files[len(kept) :])
+        self._files = tuple(kept)
 
     def put(self, batch: IndexBatch) -> int:
         """Index a run of messages in the order of the log; return how many keys were new."""
