@@ -11,9 +11,11 @@ import pytest
 
 from tests.local.bit_flips import Flips
 from tests.local.store_audit import (
+    EXPIRING,
     check_acks,
     check_agreement,
     crash,
+    expire_one_file,
     filled,
     flip_bits,
     opened,
@@ -112,6 +114,36 @@ def test_a_repair_that_was_cut_short_is_taken_up_by_the_next_opening(
             opened(tmp_path)
     store = opened(tmp_path)
     check_acks(store, acks)
+
+
+@pytest.mark.parametrize("is_open", [False, True], ids=["between two lives", "in one"])
+@pytest.mark.parametrize("bit", ["highest", "sign"])
+def test_a_flip_lets_no_message_expire_before_its_time(
+    tmp_path: Path, bit: str, is_open: bool
+) -> None:
+    """A unit that names a place below the log is taken for one whose record has gone."""
+    store = opened(tmp_path, **EXPIRING)
+    for number in range(50):
+        store.put_message(a_message(number, body_bytes=400))
+    assert expire_one_file(store) == 1
+    first = store.min_offset(TOPIC, 0) or 0
+    assert 0 < first < PER_FILE
+    if not is_open:
+        store.shutdown()
+    path = tmp_path / "consumequeue" / TOPIC / "0" / f"{0:020d}"
+    named = int.from_bytes(path.read_bytes()[first * 20 :][:8])
+    flipped = 63 if bit == "sign" else named.bit_length() - 1
+    flip_bits(path, first * 20 + 7 - flipped // 8, 1 << flipped % 8)
+    if not is_open:
+        store = opened(tmp_path, **EXPIRING)
+    store.put_message(a_message(50, body_bytes=400))
+    parts_of(store).retention.step()
+    assert store.min_offset(TOPIC, 0) == first
+    assert store.read_range(TOPIC, 0, first, count_max=1, bytes_max=1).first_offset == first
+    assert int.from_bytes(path.read_bytes()[first * 20 :][:8]) == named
+    flip_bits(path, first * 20 + 7 - flipped // 8, 1 << flipped % 8)
+    assert expire_one_file(store) == 1
+    assert (store.min_offset(TOPIC, 0) or 0) > first
 
 
 def test_a_unit_that_names_another_message_is_made_again_when_it_is_read(tmp_path: Path) -> None:

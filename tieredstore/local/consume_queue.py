@@ -106,6 +106,8 @@ class ConsumeQueue:
     """
 
     def __init__(self, files: MappedFileQueue, found: Found) -> None:
+        self.is_kept: Callable[[int, QueueUnit], bool] = lambda _offset, _unit: False
+        """Whether the log has the message of a unit that names a place below it."""
         self._files = files
         self._min = found.first_message
         self._max = found.end
@@ -278,7 +280,17 @@ class ConsumeQueue:
             min(minimum + 1, maximum - 1), min_log_offset
         ):
             return minimum  # the usual case
-        return first_where(minimum, maximum, lambda offset: self._is_from(offset, min_log_offset))
+        first = first_where(minimum, maximum, lambda offset: self._is_from(offset, min_log_offset))
+        while first > minimum and self._is_damaged(first - 1, min_log_offset):
+            first -= 1
+        return first
+
+    def _is_damaged(self, offset: int, min_log_offset: int) -> bool:
+        """Whether this unit says wrongly that its record has gone."""
+        unit = self._peek_any(offset)
+        if unit is None or unit.is_prefill:
+            return False
+        return unit.log_offset >= min_log_offset or self.is_kept(offset, unit)
 
     def delete_before(self, min_log_offset: int) -> int:
         """Delete files all of whose messages have gone from the log, never the last; how many."""

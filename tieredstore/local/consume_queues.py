@@ -20,11 +20,13 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from tieredstore.codec.names import parse_local_file_name
+from tieredstore.codec.queue_unit import QueueUnit
 from tieredstore.driver.durable import fsync_directory
 from tieredstore.local.consume_queue import ConsumeQueue, QueueEnd
 from tieredstore.local.mapped_file import MappedFiles
@@ -131,6 +133,8 @@ class ConsumeQueues:
     def __init__(self, root: Path, *, file_bytes: int, files: MappedFiles) -> None:
         self.root = root
         self.file_bytes = file_bytes
+        self.is_kept: Callable[[QueueKey, int, QueueUnit], bool] = lambda *_: False
+        """What each queue asks before it gives up its oldest messages; set before `load`."""
         self._open_files = files
         self._queues: dict[QueueKey, ConsumeQueue] = {}
         self._dirty: set[QueueKey] = set()
@@ -326,7 +330,9 @@ class ConsumeQueues:
 
     def _open(self, key: QueueKey) -> ConsumeQueue:
         directory = queue_directory(self.root, *key)
-        return ConsumeQueue.open(directory, file_bytes=self.file_bytes, files=self._open_files)
+        queue = ConsumeQueue.open(directory, file_bytes=self.file_bytes, files=self._open_files)
+        queue.is_kept = partial(self.is_kept, key)
+        return queue
 
 
 def _keys_under(root: Path) -> Iterator[QueueKey]:

@@ -174,6 +174,7 @@ class LocalStore:
         deleted = DeletedTopics(files.config / DELETED_FILE)
         begun = BegunQueues(files.config / BEGUN_FILE, deleted)
         truth = UnitTruth(log, queues, delays, begun)
+        queues.is_kept = truth.is_one_bit_away
         return cls(
             process=OneProcess(config.store_path),
             config=config,

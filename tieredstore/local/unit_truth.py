@@ -40,6 +40,7 @@ log = log_of(__name__)
 NOTED_MAX: Final = 1_000  # damages that are remembered for health
 SEARCHED_BYTES_MAX: Final = 16 << 20  # of the log, for one unit
 _NEIGHBOURS_MAX: Final = 64
+_ALL_BITS: Final = (1 << 64) - 1
 
 
 class UnitTruth:
@@ -114,6 +115,17 @@ class UnitTruth:
         except SegmentCorruptError:
             return False
         return record is not None and not self.misfit(key, offset, unit.tags_code, record)
+
+    def is_one_bit_away(self, key: QueueKey, offset: int, unit: QueueUnit) -> bool:
+        """Whether the log soundly holds the message at a place that differs in one bit. Then a bit
+        of the unit has flipped."""
+        minimum, maximum = self._log.min_offset or 0, self._log.max_offset
+        places = ((unit.log_offset & _ALL_BITS) ^ (1 << bit) for bit in range(64))
+        return any(
+            self.agrees(key, offset, unit._replace(log_offset=place))
+            for place in places
+            if minimum <= place < maximum
+        )
 
     def is_named(self, record: bytes, log_offset: int) -> bool:
         """Whether the queue that a record says it is in has it where the record says.
