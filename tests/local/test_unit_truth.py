@@ -146,6 +146,25 @@ def test_a_flip_lets_no_message_expire_before_its_time(
     assert (store.min_offset(TOPIC, 0) or 0) > first
 
 
+def test_the_unit_of_an_expired_message_does_not_hide_the_messages_behind_it(
+    tmp_path: Path,
+) -> None:
+    """With another size it ends behind the records of those that follow."""
+    store = opened(tmp_path, **EXPIRING)
+    for number in range(30):
+        store.put_message(a_message(number, body_bytes=400))
+    assert expire_one_file(store) == 1
+    first = store.min_offset(TOPIC, 0) or 0
+    assert 2 < first < PER_FILE
+    store.shutdown()
+    flip(tmp_path, 0, 10, 0x80)
+    store = opened(tmp_path, **EXPIRING)
+    assert (store.min_offset(TOPIC, 0), store.max_offset(TOPIC, 0)) == (first, 30)
+    for offset in range(first, 30):
+        assert store.get_message(TOPIC, 0, offset).messages[0].queue_offset == offset
+    assert store.put_message(a_message(30)).queue_offset == 30
+
+
 def test_a_unit_that_names_another_message_is_made_again_when_it_is_read(tmp_path: Path) -> None:
     store = opened(tmp_path, queue_file_bytes=4_000)
     puts = store.put_messages([a_message(0, body_bytes=41) for _ in range(8)])

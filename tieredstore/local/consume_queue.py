@@ -341,7 +341,7 @@ class ConsumeQueue:
             while kept > self.first_kept:
                 unit = self._peek_any(kept - 1)
                 if unit is not None and (
-                    unit.is_prefill or unit.log_offset < log_min or agrees(kept - 1, unit)
+                    unit.is_prefill or _has_gone(unit, log_min) or agrees(kept - 1, unit)
                 ):
                     break
                 kept -= 1
@@ -446,6 +446,12 @@ class ConsumeQueue:
     def _is_from(self, offset: int, log_offset: int) -> bool:
         unit = self._peek_any(offset)
         return unit is not None and unit.log_offset >= log_offset
+
+
+def _has_gone(unit: QueueUnit, log_min: int) -> bool:
+    """Whether the record lay below the log, and no part of it in what is there: none lies in two
+    files."""
+    return 0 <= unit.log_offset < unit.log_offset + unit.message_bytes <= log_min
 
 
 class Found(NamedTuple):
