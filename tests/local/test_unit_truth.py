@@ -146,18 +146,20 @@ def test_a_flip_lets_no_message_expire_before_its_time(
     assert (store.min_offset(TOPIC, 0) or 0) > first
 
 
-def test_the_unit_of_an_expired_message_does_not_hide_the_messages_behind_it(
-    tmp_path: Path,
+@pytest.mark.parametrize(("unit", "at", "bit"), [(0, 10, 128), (6, 6, 16), (10, 10, 8), (12, 6, 4)])
+def test_the_unit_of_an_expired_message_neither_hides_nor_damages_what_is_behind_it(
+    tmp_path: Path, unit: int, at: int, bit: int
 ) -> None:
-    """With another size it ends behind the records of those that follow."""
+    """The queue ends at a unit that reaches into the next one. What followed is made again from the
+    log, but of what has expired, which is not there."""
     store = opened(tmp_path, **EXPIRING)
     for number in range(30):
         store.put_message(a_message(number, body_bytes=400))
     assert expire_one_file(store) == 1
     first = store.min_offset(TOPIC, 0) or 0
-    assert 2 < first < PER_FILE
+    assert unit < first < PER_FILE
     store.shutdown()
-    flip(tmp_path, 0, 10, 0x80)
+    flip(tmp_path, unit, at, bit)
     store = opened(tmp_path, **EXPIRING)
     assert (store.min_offset(TOPIC, 0), store.max_offset(TOPIC, 0)) == (first, 30)
     for offset in range(first, 30):

@@ -369,7 +369,7 @@ class Redispatch:
             if queue is not None and queue.last_log_end:
                 last = queue.last_log_end
                 missing = row.queue_offset - queue.max_offset
-                if _is_no_number(missing, row.log_offset - last):
+                if self._is_no_number(missing, last, row.log_offset):
                     continue
                 self._fill(key, queue.max_offset, row.queue_offset, last, row.log_offset)
             self._queues.put(*key, row.queue_offset, [row.log_offset], [row.size], [row.tags_code])
@@ -414,7 +414,7 @@ class Redispatch:
         key, queue = self._queues.at(hole.path)
         at = next(row.log_offset for row in _rows(run, key) if row.queue_offset == hole.expected)
         last = queue.last_log_end
-        if _is_no_number(hole.expected - queue.max_offset, at - last):
+        if self._is_no_number(hole.expected - queue.max_offset, last, at):
             self._leave_out(run, key, hole.expected)
             return
         log.warning("queue %s: messages are missing before %d", key, hole.expected)
@@ -454,16 +454,29 @@ class Redispatch:
                 log_end = min(log_end, damage.resumed_at or log_end)
                 break
         else:
-            # Where no record starts: nothing of others is served in its place.
             lost = self._log.lost.first_between(log_start, log_end)
-            log_start, log_end = lost or (log_start + 1, log_end)
+            if lost is not None:
+                log_start, log_end = lost
+            elif self._has_gone(log_start):
+                log_end = self._log.min_offset or 0  # they have expired
+            else:
+                log_start += 1  # where no record starts: nothing of others is served in its place
         file = self._log.queue.find(log_start)
         if file is not None:
             log_end = min(log_end, file.end_offset)
         width = max(1, (log_end - log_start) // (end - first))
         count = end - first
-        places = [log_start + number * width for number in range(count)]
+        places = [min(log_start + number * width, log_end - 1) for number in range(count)]
         self._queues.put(*key, first, places, [width] * count, [0] * count)
+
+    def _has_gone(self, log_end: int) -> bool:
+        """Whether a message that ends there is not in the log any more."""
+        return 0 < log_end <= (self._log.min_offset or 0)
+
+    def _is_no_number(self, missing: int, last: int, at: int) -> bool:
+        """Whether more messages would be missing than the log has room for between two: nobody gave
+        that number. Of what has expired nothing says where it ended."""
+        return missing * RECORD_BYTES_MIN > (at if self._has_gone(last) else at - last)
 
     def _leave_out(self, run: DispatchRun, key: QueueKey, queue_offset: int) -> None:
         for row, found in enumerate(run.queue_offsets):
@@ -480,8 +493,3 @@ def _rows(run: DispatchRun, key: QueueKey) -> Iterator[_Row]:
                 run.sizes[row],
                 run.tags_codes[row],
             )
-
-
-def _is_no_number(missing: int, log_bytes: int) -> bool:
-    """Whether more messages would be missing than the log has room for: nobody gave that number."""
-    return missing * RECORD_BYTES_MIN > log_bytes
