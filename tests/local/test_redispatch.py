@@ -322,7 +322,8 @@ def test_a_message_with_an_untrue_place_costs_no_other_its_own(
     check_acks(again, [ack for row, ack in enumerate(acks) if row != bad])
 
 
-def test_a_topic_that_is_no_directory_is_damage(tmp_path: Path) -> None:
+@pytest.mark.parametrize("first", [b"/", b"\xd4"], ids=["a slash", "no UTF-8"])
+def test_a_topic_that_is_no_directory_is_damage(tmp_path: Path, first: bytes) -> None:
     acks = filled(tmp_path, COUNT)
     bad = acks[100]
     store = opened(tmp_path)
@@ -330,9 +331,10 @@ def test_a_topic_that_is_no_directory_is_damage(tmp_path: Path) -> None:
     store.shutdown()
     assert message is not None
     at = message.record.index(TOPIC.encode())
-    becomes(tmp_path, bad, at, b"/")
+    becomes(tmp_path, bad, at, first)
     store = without_queues(tmp_path)
     check_around(store, acks, 100)
+    assert {key.topic for key in store.queues()} == {TOPIC}
 
 
 def test_a_message_that_claims_a_place_in_another_queue_does_not_get_it(tmp_path: Path) -> None:

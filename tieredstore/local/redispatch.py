@@ -16,11 +16,12 @@ both names, so nothing here raises: a value that cannot be meant is passed over.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Final, NamedTuple
 
 from tieredstore.codec.columns import RecordColumns
+from tieredstore.codec.java import encode_utf8
 from tieredstore.codec.record import (
     INNER_BATCH,
     KEYS,
@@ -153,6 +154,16 @@ def impossible_rows(run: DispatchRun) -> Iterator[tuple[int, str]]:
             yield row, f"{queue_offset} is no queue offset: the log has no room for so many before"
         elif topic in wrong_topics:
             yield row, f"{topic!r:.80} is no topic"
+
+
+def rows_without_text(columns: RecordColumns, topics: Sequence[str]) -> Iterator[int]:
+    """The rows whose topic is no UTF-8: in a queue of the name that is read from it each read would
+    find a record of another one."""
+    for row, topic in enumerate(topics):
+        if "\ufffd" in topic:
+            start = int(columns.topic_starts[row])
+            if columns.data[start : start + int(columns.topic_bytes[row])] != encode_utf8(topic):
+                yield row
 
 
 def misplaced_rows(
@@ -378,6 +389,8 @@ class Redispatch:
         run = run_of_scan(columns, self._delays)
         for row, reason in impossible_rows(run):
             self._take_out(run, row, reason)
+        for row in rows_without_text(columns, run.topics):
+            self._take_out(run, row, "its topic is no UTF-8")
         for row in list(self._never_dispatched(run)):
             self._take_out(run, row, "its queue ended before it when all of the log was in queues")
         add_light_queues(run, columns)
