@@ -241,8 +241,10 @@ class CatalogueWriter:
         """Write the tables as the new snapshot and drop the journal.
 
         The steps, each durable before the next: notes; the snapshot under a name of its own; a
-        line in the journal that names it; its real name; the journal goes. Up to the line the
-        old snapshot and the journal count and a failure leaves them as they were.
+        line in the journal that names it; its real name; the journal goes; the backup. Up to the
+        line the old snapshot and the journal count and a failure leaves them as they were. The
+        backup is a copy, not what was before: it serves where a bit of the snapshot has flipped,
+        and nothing tells then what came between.
         """
         self._require_sound()
         data = fastjson.encode(tables.document())
@@ -262,6 +264,7 @@ class CatalogueWriter:
             self._journal.name_next(name)
             self._replace_snapshot()
             self._journal.remove()
+            keep_backup(self._files)
         except BaseException as error:
             self.fail(error)
             raise
@@ -290,9 +293,7 @@ class CatalogueWriter:
 
     def _replace_snapshot(self) -> None:
         files = self._files
-        if self._snapshot_is_sound:
-            keep_backup(files)
-        elif files.snapshot.exists():  # the backup is the only sound one: it stays
+        if not self._snapshot_is_sound and files.snapshot.exists():
             os.rename(files.snapshot, files.aside(SNAPSHOT_ASIDE))
         # The name is made durable when the journal is removed: before it goes.
         os.replace(files.next_snapshot, files.snapshot)
