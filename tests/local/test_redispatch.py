@@ -27,6 +27,7 @@ from tieredstore.local.redispatch import light_places
 from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.errors import SegmentCorruptError
 from tieredstore.model.values import GetStatus, QueueKey
+from tieredstore.testing.message_store_contract import NamedTagFilter, TagFilter
 from tieredstore.testing.samples import TOPIC, a_message
 
 UNIT = Struct(">qiq")
@@ -335,6 +336,34 @@ def test_a_topic_that_is_no_directory_is_damage(tmp_path: Path, first: bytes) ->
     store = without_queues(tmp_path)
     check_around(store, acks, 100)
     assert {key.topic for key in store.queues()} == {TOPIC}
+
+
+@pytest.mark.parametrize("tag_filter", [TagFilter, NamedTagFilter])
+@pytest.mark.parametrize("bad", [100, COUNT - 2], ids=["between others", "the last one"])
+def test_no_filter_by_tags_passes_by_a_damaged_message(
+    tmp_path: Path, bad: int, tag_filter: Callable[[str], TagFilter]
+) -> None:
+    """Nobody knows which tags it had."""
+    acks = filled(tmp_path, COUNT)
+    ack = acks[bad]
+    store = opened(tmp_path)
+    message = store.message_at(ack.log_offset)
+    store.shutdown()
+    assert message is not None
+    becomes(tmp_path, ack, 90, bytes([message.record[90] ^ 1]))
+    store = without_queues(tmp_path)
+    before = store.get_message(
+        TOPIC, 0, ack.queue_offset - 1, message_filter=tag_filter("no message's")
+    )
+    assert before.next_offset == ack.queue_offset
+    with pytest.raises(SegmentCorruptError):
+        store.get_message(TOPIC, 0, ack.queue_offset, message_filter=tag_filter("no message's"))
+    store.shutdown()
+    becomes(tmp_path, ack, 90, message.record[90:91])  # brought back
+    store = opened(tmp_path)
+    assert store.get_message(TOPIC, 0, ack.queue_offset, count_max=1).messages
+    page = store.get_message(TOPIC, 0, ack.queue_offset, message_filter=tag_filter("no message's"))
+    assert not page.messages
 
 
 def test_a_message_that_claims_a_place_in_another_queue_does_not_get_it(tmp_path: Path) -> None:

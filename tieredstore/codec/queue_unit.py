@@ -39,6 +39,9 @@ _UNIT: Final = Struct(">qiq")
 _BLOCK_UNITS: Final = 1 << 14
 _DOZENS_MAX: Final = 64
 EXTENSION_ADDRESS_MAX: Final = -(2**31) - 1
+UNKNOWN_TAGS: Final = -(2**62)
+"""Of a message that cannot be read: it may have any, so no filter by tags passes by it. For Java an
+address in an extended queue, but far behind the end of any."""
 
 
 class QueueUnit(NamedTuple):
@@ -132,4 +135,4 @@ def _dozens(count: int) -> Struct:
 
 def is_extension_address(tags_code: int) -> bool:
     """Whether a tags code is an address in an extended queue: no 32-bit hash is that small."""
-    return tags_code <= EXTENSION_ADDRESS_MAX
+    return tags_code <= EXTENSION_ADDRESS_MAX and tags_code != UNKNOWN_TAGS

@@ -548,7 +548,8 @@ def matching_tags(units: QueueUnits, codes: Collection[int]) -> NDArray[np.bool_
     """Which units may hold a message with one of these 32-bit tag hashes.
 
     As in Java the low 32 bits are compared, and a unit whose tags code is an address in an
-    extended queue matches everything: what it stands for is not known here.
+    extended queue matches everything: what it stands for is not known here. Nor is it of a message
+    that is damaged.
     """
     tags_codes = units.tags_codes
     low = tags_codes.astype(np.int32)  # keeps the low 32 bits, with their sign

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from tieredstore.codec.columns import ParsedRun, sound_count
 from tieredstore.codec.queue_unit import (
+    EXTENSION_ADDRESS_MAX,
     UNIT_BYTES,
     QueueUnit,
     QueueUnits,
@@ -175,7 +176,9 @@ class QueueReader:
                 if full is not None:
                     return GetStatus.FOUND, offset + full, found
             looked = row + 1
-            if asked is not None and not asked.matches_tags_code(code):
+            if asked is not None and not (
+                code <= EXTENSION_ADDRESS_MAX or asked.matches_tags_code(code)
+            ):
                 continue
             unit = QueueUnit(log_offset, length, code)
             unit, record = self._record(key, queue, offset + row, unit, may_raise=not row)

@@ -22,6 +22,7 @@ from typing import Final, NamedTuple
 
 from tieredstore.codec.columns import RecordColumns
 from tieredstore.codec.java import encode_utf8
+from tieredstore.codec.queue_unit import UNKNOWN_TAGS
 from tieredstore.codec.record import (
     INNER_BATCH,
     KEYS,
@@ -352,7 +353,8 @@ class Redispatch:
                 damages += at_end
                 self._fill(key, held, end.end, queue.last_log_end, end.last_log_end, damages)
             else:
-                self._queues.put(*key, end.end - 1, [end.last_log_end - 1], [1], [0])
+                place = [end.last_log_end - 1]
+                self._queues.put(*key, end.end - 1, place, [1], [UNKNOWN_TAGS])
 
     def _between(
         self, key: QueueKey, start: int, end: int
@@ -480,7 +482,7 @@ class Redispatch:
         width = max(1, (log_end - log_start) // (end - first))
         count = end - first
         places = [min(log_start + number * width, log_end - 1) for number in range(count)]
-        self._queues.put(*key, first, places, [width] * count, [0] * count)
+        self._queues.put(*key, first, places, [width] * count, [UNKNOWN_TAGS] * count)
 
     def _has_gone(self, log_end: int) -> bool:
         """Whether a message that ends there is not in the log any more."""
