@@ -23,11 +23,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from tests.simulation.world import FAULTS, ROT, Plan, run, smaller
+from tests.simulation.world import FAULTS, LOCAL_ROT, ROT, Plan, run, smaller
 
 SALTS: tuple[int, ...] = tuple(range(8))  # other schedules of a plan that has become smaller
 SHRINKING_MAX = 200  # histories
 BLOCK = 1_000  # of one process
+ROTS = {"tier": ROT, "local": LOCAL_ROT}
 
 
 def plans(given: argparse.Namespace) -> Iterator[Plan]:
@@ -38,7 +39,7 @@ def plans(given: argparse.Namespace) -> Iterator[Plan]:
         if given.faults is not None:
             plan = replace(plan, faults=tuple(filter(None, given.faults.split(","))))
         if given.rot:
-            plan = replace(plan, faults=(*plan.faults, ROT))
+            plan = replace(plan, faults=(*plan.faults, ROTS[given.rot]))
         yield replace(plan, ops=given.ops or plan.ops)
 
 
@@ -91,8 +92,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--hours", type=float, help="as many seeds as it takes, on all cores")
     parser.add_argument("--tier", default="")
     parser.add_argument("--clients")
-    parser.add_argument("--faults", help=f"some of {','.join([*FAULTS, ROT])}")
-    parser.add_argument("--rot", action="store_true", help=f"{ROT} beside those faults")
+    parser.add_argument("--faults", help=f"some of {','.join([*FAULTS, *ROTS.values()])}")
+    parser.add_argument("--rot", choices=ROTS, help="beside those faults, where bits flip")
     parser.add_argument("--ops", type=int)
     parser.add_argument("--salt", type=int, default=0)
     parser.add_argument("--shrink", action=argparse.BooleanOptionalAction, default=True)

@@ -354,7 +354,7 @@ def audit_all(client: Client, life: Life) -> None:
     for file in tier.files.files() if rot.flips else ():
         held = *file.log.segments, *file.queue.segments
         rot.sizes |= {each.segment.path: each.record.size for each in held}
-    assert not damage or rot.flips, f"audit: {damage}"
+    assert not damage or rot.harms_tier, f"audit: {damage}"
 
 
 def tier_config_of(life: Life) -> Any:
@@ -607,7 +607,7 @@ def check_damage(outsider: Outsider, damage: Sequence[Finding]) -> None:
         if world.is_posix and outsider.is_elsewhere:  # what could not be told for ten minutes went
             excused |= {AuditKind.MISSING, VerifyKind.LOST_BYTES}
     damage = [each for each in damage if each.kind not in excused]
-    assert not damage or world.rot.flips, f"damage: {damage}"
+    assert not damage or world.rot.harms_tier, f"damage: {damage}"
 
 
 class Patience(Clock):
@@ -623,7 +623,7 @@ class Patience(Clock):
         return self._clock.monotonic()
 
     def sleep(self, seconds: float) -> None:
-        if self._world.is_sound and self._world.rot.flips:
+        if self._world.is_sound and self._world.rot.harms_tier:
             raise BackendUnavailableError("scrub", "wait", "it is ended")
         self._clock.sleep(seconds)
 
@@ -705,10 +705,10 @@ def export_rest(outsider: Outsider) -> None:
             assert queue == BRIEF or row["queue_offset"] not in known, f"{queue}: {row} again"
             known[row["queue_offset"]] = row["body"].decode().split("|")[0]
     for queue in KEPT:
-        exported = found.get(queue, {})
-        lacks = model.required(queue) - exported.keys()
+        exported, uploaded = found.get(queue, {}), outsider.world.uploaded(queue)
+        lacks = uploaded - exported.keys()
         assert not lacks, f"the export lacks {sorted(lacks)} of {queue}"
-        for at in model.required(queue):
+        for at in uploaded:
             assert exported[at] == model.queues[queue][at].name, f"{queue}: {at}"
 
 
@@ -728,7 +728,7 @@ def grow_copy(outsider: Outsider) -> None:
     world = outsider.world
     report = migrated(outsider, cut_over=False)
     damage = [each for each in report.findings if each.severity is Severity.DAMAGE]
-    assert not damage or world.rot.flips, f"migrate: {damage}"
+    assert not damage or world.rot.harms_tier, f"migrate: {damage}"
     world.scheduler.note(f"migrate: {dict(report.counts)}")
 
 
@@ -739,13 +739,18 @@ def cut_over(outsider: Outsider) -> None:
     assert report.facts["cut_over"] == "done", f"migrate: {report}"
     with TieredReader(target_of(outsider)) as reader:
         for queue in world.queues:
-            walk(world, reader.get_message, queue, model.end(queue))
+            walk(world, reader.get_message, queue, max(world.uploaded(queue), default=-1) + 1)
         puts = list(model.puts.values())
         for put in outsider.dice.sample(puts, min(KEYS_ASKED, len(puts))):
             topic, question = put.queue.topic, Question(put.keys[1])
             answer = reader.query_message(topic, question.key, **question.limits)
             assert answer.complete, f"{question}: not complete in the copy"
-            known = model.having(topic, question.key), model.deletions.get(topic, 0)
+            before = [
+                each
+                for each in model.having(topic, question.key)
+                if each.offset in world.uploaded(each.queue)
+            ]
+            known = before, model.deletions.get(topic, 0)
             model.check_answer(topic, question, answer, *known)
     verify_tier(outsider, target_of(outsider))
 

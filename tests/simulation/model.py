@@ -103,6 +103,8 @@ class Model:
     acknowledged: int = 0
     hit: Callable[[Put], Collection[str]] = lambda put: ()
     """The fields of a message in which a bit has flipped."""
+    may_be_lost: Callable[[Put], bool] = lambda put: False
+    """Whether it was hit where there was no other copy."""
 
     # Puts
 
@@ -141,12 +143,13 @@ class Model:
         return {
             offset
             for offset, put in self.queues.get(queue, {}).items()
-            if put.state == STORED and put.store_ms > border
+            if put.state == STORED and put.store_ms > border and not self.may_be_lost(put)
         }
 
     def end(self, queue: QueueKey) -> int:
         """One more than the last that is known to be stored."""
-        known = (n for n, put in self.queues.get(queue, {}).items() if put.state == STORED)
+        puts = self.queues.get(queue, {}).items()
+        known = (n for n, put in puts if put.state == STORED and not self.may_be_lost(put))
         return max(known, default=-1) + 1
 
     def first_unknown(self, queue: QueueKey) -> int:
@@ -172,7 +175,8 @@ class Model:
         put = self.puts.get(message.body.decode(errors="replace").split("|")[0])
         assert put is not None, f"{queue}/{one.queue_offset}: nobody has put {message.body!r}"
         where, hit = QueueKey(message.topic, message.queue_id), self.hit(put)
-        is_there = put.queue == queue and (where == queue or bool(PLACES.intersection(hit)))
+        is_hit = bool(PLACES.intersection(hit))  # then it may be the first of a queue of its own
+        is_there = (put.queue == queue or (is_hit and is_by_key)) and (where == queue or is_hit)
         assert is_there, f"{put} was read from {queue}, its record says {where}"
         assert message.queue_offset == one.queue_offset, f"{put}: {message.queue_offset}"
         if self.deletions.get(queue.topic, 0) != deletions:
@@ -237,9 +241,11 @@ class Model:
             queue = QueueKey(message.topic, message.queue_id)
             assert message.topic == topic
             put = self.saw(one, queue, deletions=deletions, is_by_key=True)
-            assert key in put.keys, f"{put} has not got {key}"
+            has_key = key in put.keys or "properties" in self.hit(put)
+            assert has_key, f"{put} has not got {key}"
             assert begin <= message.store_timestamp <= end, f"{put} is not of {question}"
-            assert put not in found, f"{put} is there twice"
+            is_twice = put in found and not PLACES.intersection(self.hit(put))
+            assert not is_twice, f"{put} is there twice"
             found.append(put)
         times = [decoded(one.record).store_timestamp for one in answer.messages]
         assert times == sorted(times, reverse=True), f"{question}: not the newest first: {times}"
@@ -340,12 +346,20 @@ class Model:
         for each in self.consumed.values():
             each.on_disk_from = 0 if also_copies else each.in_tier_from
 
-    def opened_at(self, group: str, queue: QueueKey, found: int | None, end: int | None) -> None:
+    def opened_at(
+        self,
+        group: str,
+        queue: QueueKey,
+        found: int | None,
+        end: int | None,
+        *,
+        is_hit: bool = False,
+    ) -> None:
         """One of the last offsets is there, or the end of a queue that is shorter now, or gone."""
         each = self.consumed[group, queue]
         known = each.offsets[each.on_disk_from :]
         is_cut = any(one is not None and one > (end or 0) for one in known)
-        assert found in known or (is_cut and found == (end or 0)), (
+        assert is_hit or found in known or (is_cut and found == (end or 0)), (
             f"{group} is at {found} of {queue}, not at {known}"
         )
         self.consume(group, queue, found)
@@ -374,7 +388,7 @@ class Model:
         """A store was opened that has the messages `seen` (names by offset), and ends at `end`."""
         known = self.queues.setdefault(queue, {})
         for offset, put in sorted(known.items()):
-            if put.state == STORED:
+            if put.state == STORED and not self.may_be_lost(put):
                 assert offset < end, f"{put} is lost: {queue} ends at {end}"
             elif offset >= end or seen.get(offset, put.name) != put.name:
                 put.state, put.offset = GONE, None

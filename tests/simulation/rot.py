@@ -2,6 +2,7 @@
 
 The tables of docs/durability.md say of which fields a flip is found late or by nobody. Those of the
 message that was hit are the only excuse for another answer; for all else an error has to say so.
+`local_rot.py` does the same to the broker's own files.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ what nobody reads any more, or a time that might be true."""
 RECORD, UNIT = "COMMIT_LOG", "CONSUME_QUEUE"
 LIKELY: Final = ((RECORD, UNIT, "INDEX"), ("data",))
 """Kinds that are hit more often than others, the first more than the second: messages."""
+BETWEEN_LIVES: Final = 0.2
 UNIT_BYTES: Final = 20
 NEAR: Final = 16
 FLIPS: Final = (1, 1, 1, 2, 3)  # of one history
@@ -68,10 +70,14 @@ class Flip:
     generation: int = 0  # of its topic
     offset: int | None = None  # in the queue; None: nobody knows which message it is
     name: str = ""  # of the message, if that is known
+    is_only_copy: bool = False  # it is not in the tier
+    hides: frozenset[str] = frozenset()  # messages whose keys an index may not find any more
 
 
 class Rot:
-    """All flips of one history."""
+    """All flips of one history, which are of its tier."""
+
+    likely: tuple[tuple[str, ...], ...] = LIKELY
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -91,13 +97,13 @@ class Rot:
         if not places:
             return
         kinds = sorted(places)
-        for likely in LIKELY:
+        for likely in self.likely:
             if self.dice.random() < 0.6:
                 kinds = [each for each in kinds if each in likely] or kinds
         kind = self.dice.choice(kinds)
         place = self.dice.choice(sorted(places[kind]))
         data = bytearray(self._read(place))
-        position = self.dice.randrange(len(data))
+        position = self.dice.randrange(self._written(data))
         flip = self._seen(place, kind, bytes(data), position)
         data[position] ^= 1 << self.dice.randrange(8)
         self._write(place, data)
@@ -109,9 +115,22 @@ class Rot:
             f"rot: {flip.field} at {position} of {place}, {flip.queue} {flip.offset} {flip.name}"
         )
 
+    def flip_between_lives(self) -> None:
+        if self.dice.random() < BETWEEN_LIVES:
+            self.flip()
+
+    @staticmethod
+    def _written(data: bytearray) -> int:
+        """How many bytes may be hit: few of those that no one has written yet."""
+        return min(len(data), len(data.rstrip(b"\0")) + NEAR)
+
+    @property
+    def _is_in_files(self) -> bool:
+        return self.world.is_posix
+
     def _places(self) -> dict[str, list[str]]:
         found: dict[str, list[str]] = {}
-        if self.world.is_posix:
+        if self._is_in_files:
             root = self.world.machine.folder / "tier"
             names = [
                 str(path)
@@ -125,12 +144,12 @@ class Rot:
         return found
 
     def _read(self, place: str) -> bytes:
-        if self.world.is_posix:
+        if self._is_in_files:
             return Path(place).read_bytes()
         return self.world.objects.held[place][0]
 
     def _write(self, place: str, data: bytearray) -> None:
-        if self.world.is_posix:
+        if self._is_in_files:
             with Path(place).open("r+b") as file:
                 file.write(data)
         else:
@@ -145,9 +164,7 @@ class Rot:
         generation = self.world.model.deletions.get(topic, 0)
         flip = replace(flip, queue=QueueKey(topic, int(queue_id)), generation=generation)
         if kind == UNIT:
-            offset, at = divmod(int(place[-20:]) + position, UNIT_BYTES)
-            field = "unit offset" if at < 8 else "unit size" if at < 12 else "unit tags"
-            return replace(flip, field=field, offset=offset)
+            return replace(flip, **in_unit(int(place[-20:]) + position))
         with suppress(TieredStoreError, UnicodeDecodeError):  # it was hit before
             return replace(flip, **self._in_record(data, position))
         return flip
@@ -185,15 +202,8 @@ class Rot:
             return {}
         message = decode_message(data[start : start + size])
         name = message.body.decode().split("|")[0]
-        known = {"offset": message.queue_offset, "name": name}
-        at = position - start
-        for field, (first, width) in HEAD.items():
-            if first <= at < first + width:
-                return {**known, "field": field}
-        body = 88 + len(message.body)
-        topic = body + 1 + len(message.topic)
-        field = "body" if at < body else "topic" if at < topic else "properties"
-        return {**known, "field": field}
+        field = field_at(position - start, len(message.body), len(message.topic))
+        return {"offset": message.queue_offset, "name": name, "field": field}
 
     # What it excuses
 
@@ -204,6 +214,25 @@ class Rot:
         if self.passes_damaged and (fields or any(flip.queue is None for flip in self.flips)):
             is_passed = True
         return fields | {"not indexed"} if is_passed else fields
+
+    def may_be_lost(self, put: Put) -> bool:
+        """Whether its only copy was hit."""
+        return False
+
+    @property
+    def harms_tier(self) -> bool:
+        """Whether anything may be wrong in the tier."""
+        return bool(self.flips)
+
+    @property
+    def changes_offsets(self) -> bool:
+        """Whether groups may go on elsewhere."""
+        return False
+
+    def keeps_shut(self, error: Exception) -> bool:
+        """Whether it says that the store cannot be opened any more: another try is in vain."""
+        is_refused = isinstance(error, MetadataError) and not error.is_damage
+        return isinstance(error, DAMAGE) and bool(self.flips) and not is_refused
 
     def makes_no_sense(self, one: SelectedMessage) -> bool:
         try:
@@ -266,6 +295,10 @@ class Rot:
     def errors(self) -> tuple[type[TieredStoreError], ...]:
         return TOLD if self.flips else ()
 
+    @property
+    def errors_elsewhere(self) -> tuple[type[TieredStoreError], ...]:
+        return self.errors if self.harms_tier else ()
+
     # At the end
 
     def is_there(self, flip: Flip) -> bool:
@@ -280,8 +313,12 @@ class Rot:
         there = [flip for flip in self.flips if self.is_there(flip)]
         silent = [flip for flip in there if flip.field in MUST_FIND and self._is_live(flip)]
         assert not silent or self.found, f"verify and audit find nothing: {silent}"
-        wrong = [each for each in self.found if not isinstance(each, Finding) or each.is_damage]
-        assert there or not wrong, f"what was hit is gone, but {wrong}"
+        assert there or not self.wrong, f"what was hit is gone, but {self.wrong}"
+
+    @property
+    def wrong(self) -> list[Finding | ItemFailure | BaseException]:
+        """What was found that is damage."""
+        return [each for each in self.found if not isinstance(each, Finding) or each.is_damage]
 
     def _is_live(self, flip: Flip) -> bool:
         world = self.world
@@ -291,6 +328,21 @@ class Rot:
         queue, offset = flip.queue, flip.offset
         is_required = queue is not None and offset in world.model.required(queue)
         return is_required and flip.position < self.sizes.get(flip.place, 0)
+
+
+def in_unit(position: int) -> dict[str, Any]:
+    offset, at = divmod(position, UNIT_BYTES)
+    field = "unit offset" if at < 8 else "unit size" if at < 12 else "unit tags"
+    return {"offset": offset, "field": field}
+
+
+def field_at(at: int, body_bytes: int, topic_bytes: int) -> str:
+    """What of a record lies at this place of it."""
+    for field, (first, width) in HEAD.items():
+        if first <= at < first + width:
+            return field
+    body = 88 + body_bytes
+    return "body" if at < body else "topic" if at < body + 1 + topic_bytes else "properties"
 
 
 def queue_of(path: str) -> QueueKey:

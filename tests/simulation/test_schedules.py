@@ -16,7 +16,9 @@ from tests.simulation.__main__ import shrunk
 from tests.simulation.model import STORED, Model, Put
 from tests.simulation.scheduler import Process, Scheduler, Stuck
 from tests.simulation.world import FAULTS, HOUR_MS, START_MS, Plan, run, smaller
+from tieredstore.local import commit_log
 from tieredstore.local.mapped_file_queue import MappedFileQueue
+from tieredstore.local.record_scan import RecordCheck, RecordState
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import SegmentCorruptError
 from tieredstore.model.values import Boundary, QueueKey
@@ -24,6 +26,7 @@ from tieredstore.model.values import Boundary, QueueKey
 ROOT = Path(__file__).parents[2]
 SCHEDULES = 300
 ROTTEN = 100
+ROTTEN_LOCALLY = 60
 
 
 def simulated(seed: int, count: int, *options: str) -> str:
@@ -47,12 +50,17 @@ def test_whoever_goes_on_and_whatever_befalls_them_nothing_is_lost() -> None:
 
 @pytest.mark.slow
 def test_nor_is_anything_wrong_where_bits_of_the_tier_flip_and_nobody_says_so() -> None:
-    assert f"{ROTTEN} schedules" in simulated(0, ROTTEN, "--rot")
+    assert f"{ROTTEN} schedules" in simulated(0, ROTTEN, "--rot", "tier")
+
+
+@pytest.mark.slow
+def test_nor_where_they_are_bits_of_the_brokers_own_disk() -> None:
+    assert f"{ROTTEN_LOCALLY} schedules" in simulated(0, ROTTEN_LOCALLY, "--rot", "local")
 
 
 @pytest.mark.torture
 @pytest.mark.parametrize("share", range(20))
-@pytest.mark.parametrize("options", [(), ("--rot",)])
+@pytest.mark.parametrize("options", [(), ("--rot", "tier"), ("--rot", "local")])
 def test_nor_in_ten_thousand_other_schedules(share: int, options: tuple[str, ...]) -> None:
     simulated(random.SystemRandom().randrange(1 << 40), 500, *options)
 
@@ -97,6 +105,19 @@ def test_a_store_that_serves_what_has_changed_is_found_out(
     monkeypatch.setattr(StoreConfig, "checks_pages", property(lambda _: False))
     clients = ("producer", "producer", "weather")
     plans = [Plan(seed=n, tier="posix", clients=clients, faults=("rot",)) for n in range(20)]
+    with pytest.raises(AssertionError, match="served, but"):
+        deque((run(plan, tmp_path / "w") for plan in plans), maxlen=0)
+
+
+def test_a_store_that_uploads_what_has_changed_is_found_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unchecked(data: bytes, position: int = 0, **_: object) -> RecordCheck:
+        return RecordCheck(int.from_bytes(data[position : position + 4]), RecordState.MESSAGE)
+
+    monkeypatch.setattr(commit_log, "check_record", unchecked)
+    clients = ("producer", "producer", "weather")
+    plans = [Plan(seed=n, clients=clients, faults=("local-rot",)) for n in range(40)]
     with pytest.raises(AssertionError, match="served, but"):
         deque((run(plan, tmp_path / "w") for plan in plans), maxlen=0)
 

@@ -42,10 +42,11 @@ from tests.simulation.acts import (
 )
 from tests.simulation.awaited import await_things
 from tests.simulation.loads import LOADED, Loads
+from tests.simulation.local_rot import INDEX_SLOTS, LocalRot
 from tests.simulation.machines import Bucket, Disks, Machine, refuse_for_room
 from tests.simulation.model import GONE, SENT, Model, Put
 from tests.simulation.neighbours import Neighbour
-from tests.simulation.rot import DAMAGE, Rot
+from tests.simulation.rot import Rot
 from tests.simulation.scheduler import ActorPool, ActorRuntime, Process, Scheduler
 from tests.simulation.streams import Checkpoint, follow, follow_rest
 from tieredstore import aio
@@ -147,7 +148,8 @@ CLOCK: Final = "clock"
 SHORT: Final = "short"
 PAGED: Final = "paged"
 FAULTS: Final = (REQUESTS, POWER, KILLS, ROOM, CLOCK, SHORT, PAGED)
-ROT: Final = "rot"  # no plan draws it
+ROT: Final = "rot"  # no plan draws it, nor the next: bits of the tier flip,
+LOCAL_ROT: Final = "local-rot"  # or of the broker's own disk
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,13 +186,23 @@ class Plan:
         ops = dice.choice([2, 4, 8] if is_pair else [3, 6, 12, 20])
         return cls(seed=seed, tier=tier, clients=tuple(clients), faults=faults, ops=ops)
 
+    @property
+    def is_rotting(self) -> bool:
+        return bool({ROT, LOCAL_ROT} & {*self.faults})
+
     def takes(self, client: str) -> bool:
         if client == LOAD:  # whether it was made may be what nobody can read
-            return ROT not in self.faults
+            return not self.is_rotting
         if client == RESTORE:  # else the copy may have another history: then its queues stop
-            return not {ROT, POWER} & {*self.faults} and "deleter" not in self.clients
+            return (
+                not self.is_rotting
+                and not {POWER} & {*self.faults}
+                and "deleter" not in self.clients
+            )
         if client == NEIGHBOUR:  # on the same disk, in a directory: then that must go on
-            return not {ROT, *([POWER, ROOM] if self.tier == "posix" else [])} & {*self.faults}
+            return not self.is_rotting and not (
+                self.tier == "posix" and {POWER, ROOM} & {*self.faults}
+            )
         return True
 
 
@@ -286,7 +298,7 @@ class Life:
             except world.expected as error:
                 scheduler.note(f"load: {error!r}")
                 self.runtime.clock.sleep(1)
-                if world.is_told_damage(error):
+                if world.rot.keeps_shut(error):
                     self.is_refused = self.is_over = True
                     return
         scheduler.note("open")
@@ -335,6 +347,7 @@ class World:
 
     def __init__(self, plan: Plan, folder: Path, *, salt: int = 0) -> None:
         plan = replace(plan, clients=tuple(each for each in plan.clients if plan.takes(each)))
+        self.is_rotting = plan.is_rotting
         self.plan, self.folder = plan, folder
         self.dice = Random(f"{plan.seed} world")
         self.scheduler = Scheduler(f"{plan.seed} {salt}", now_ms=START_MS)
@@ -349,8 +362,8 @@ class World:
         self.sizes: dict[str, Any] = {}  # settings that change from life to life
         self.kill_odds = self.dice.choice([0.0003, 0.001, 0.003]) if KILLS in plan.faults else 0
         self.model = Model(kept_ms=self.reserve_hours * HOUR_MS)
-        self.rot = Rot(self)
-        self.model.hit = self.rot.hit
+        self.rot = LocalRot(self) if LOCAL_ROT in plan.faults else Rot(self)
+        self.model.hit, self.model.may_be_lost = self.rot.hit, self.rot.may_be_lost
         self.is_refused = False  # nobody can open the tier any more
         self.lives = 0
         self.life: Life | None = None
@@ -429,13 +442,7 @@ class World:
             self._take_care(machine, LOAD)  # of a tier that is not there yet
         while any(each.left for each in clients) and self.lives < LIVES_MAX:
             self._live(machine, clients)
-            if RECOVER in plan.clients and not self.has_lost_disk and self.dice.random() < 0.5:
-                self._lose_disk(machine)
-            if RESTORE in plan.clients and not self.has_lost_disk and self.dice.random() < 0.5:
-                self._restore(machine)
-            for care in CARES:
-                if care in plan.clients and self.dice.random() < 0.5:
-                    self._take_care(machine, care)
+            self._look_after(machine)
             if self.is_refused:
                 break
             if self.former is not None and self.former.machine is machine:
@@ -456,6 +463,17 @@ class World:
         if self.has_segments(machine):  # without, verify takes a tier for the wrong one
             self._look_elsewhere(outsiders, machine)
 
+    def _look_after(self, machine: Machine) -> None:
+        """What befalls the broker's disk and its tier between two lives."""
+        if self.is_rotting:
+            self.rot.flip_between_lives()
+        for loss, lose in ((RECOVER, self._lose_disk), (RESTORE, self._restore)):
+            if loss in self.plan.clients and not self.has_lost_disk and self.dice.random() < 0.5:
+                lose(machine)
+        for care in CARES:
+            if care in self.plan.clients and self.dice.random() < 0.5:
+                self._take_care(machine, care)
+
     def _end_neighbours(self, outsiders: list[Outsider]) -> None:
         for each in outsiders:
             if each.kind == NEIGHBOUR:
@@ -463,7 +481,7 @@ class World:
 
     def _end_with(self, machine: Machine) -> None:
         """Its last life."""
-        if ROT in self.plan.faults:
+        if self.is_rotting:
             self.rot.flip()
         if self.is_refused:
             return
@@ -503,7 +521,7 @@ class World:
         """At a tier that nobody changes any more."""
         here = [(verify_elsewhere, Outsider(self, "verify", 0, 1))]
         last = {"exporter": export_rest, "stream": follow_rest, "mover": cut_over}
-        if not self.rot.flips:
+        if not self.rot.harms_tier:
             here += [(last[each.kind], each) for each in outsiders if each.kind in last]
         for act, outsider in here:
             if self.is_posix:
@@ -522,6 +540,21 @@ class World:
                     self.furthest[queue] = max(self.durable_end(queue), self.furthest[queue])
         except Exception as error:  # noqa: BLE001 - `run` raises it
             self.scheduler.failure = self.scheduler.failure or error
+
+    def is_committed(self, put: Put) -> bool:
+        """Whether the tier has it, as far as anybody knows."""
+        if put.offset is None or self.model.is_of_another_topic(put):
+            return False
+        return put.offset < max(self.durable_end(put.queue), self.model.committed.get(put.queue, 0))
+
+    def uploaded(self, queue: QueueKey) -> set[int]:
+        """What must be in the tier when nothing goes wrong any more: all, but where the upload of
+        the queue cannot go on, or nobody could begin it."""
+        there = self.model.required(queue)
+        if not (self.is_refused or self.rot.is_hit(queue)):
+            return there
+        known = self.model.queues.get(queue, {})
+        return {at for at in there if self.is_committed(known[at])}
 
     def durable_end(self, queue: QueueKey) -> int:
         """Where a queue ends in a fold of the bucket; 0 where all of it has expired. Of a directory
@@ -559,6 +592,7 @@ class World:
             CLOCK: ["clock", "halt"],
             SHORT: ["short reads and writes"],
             ROT: ["rot"],
+            LOCAL_ROT: ["rot"],
         }
         return [each for fault in self.plan.faults for each in kinds.get(fault, [])]
 
@@ -658,7 +692,7 @@ class World:
                 publisher.publish()
             published = partial(published_catalogue, config, provider)
             report = audit(catalogue, provider, config, runtime, repair=True, published=published)
-        assert not report.damage or self.rot.flips, f"audit --repair: {report.damage}"
+        assert not report.damage or self.rot.harms_tier, f"audit --repair: {report.damage}"
         self.scheduler.note(f"repaired {sum(each.repaired for each in report.findings)}")
 
     def reindex(self, config: StoreConfig) -> None:
@@ -670,7 +704,7 @@ class World:
         self.scheduler.note(f"reindex: {report.state.value} {dict(report.counts)}")
         assert report.state is JobState.DONE or self.expected, f"reindex: {report}"
         self.rot.passes_damaged |= report.counts.get("damaged", 0) > 0
-        assert self.rot.flips or not self.rot.passes_damaged, f"reindex: {report}"
+        assert self.rot.harms_tier or not self.rot.passes_damaged, f"reindex: {report}"
 
     def _load(self, config: StoreConfig) -> None:
         try:
@@ -702,7 +736,7 @@ class World:
                 return
             except self.expected as error:
                 self.scheduler.note(f"recover: {error!r:.200}")
-                if self.is_told_damage(error):
+                if self.rot.keeps_shut(error):
                     self.is_refused = True
                     return
                 runtime.clock.sleep(1)
@@ -774,7 +808,7 @@ class World:
             store_path=str(machine.folder / "store"),
             commit_log_file_bytes=2_048,
             queue_file_bytes=200,
-            index_slot_count=8,
+            index_slot_count=INDEX_SLOTS,
             index_item_count=40,
             reserve_hours=0,
             expiry_interval_ms=10_000,
@@ -808,7 +842,7 @@ class World:
             read_ahead_enabled=self.cache_bytes > 0,
             read_cache_bytes=self.cache_bytes,
         )
-        sizes = {**self.sizes, "crc_check_enabled": True} if ROT in self.plan.faults else self.sizes
+        sizes = {**self.sizes, "crc_check_enabled": True} if self.is_rotting else self.sizes
         return replace(config, **sizes) if sizes else config
 
     # What may go wrong
@@ -829,12 +863,7 @@ class World:
     @property
     def is_away(self) -> tuple[type[Exception], ...]:
         away = BackendUnavailableError, SegmentNotFoundError, NoCatalogueError
-        return (*away, *self.rot.errors)
-
-    def is_told_damage(self, error: Exception) -> bool:
-        """Whether another try would be in vain."""
-        is_refused = isinstance(error, MetadataError) and not error.is_damage
-        return isinstance(error, DAMAGE) and bool(self.rot.flips) and not is_refused
+        return (*away, *self.rot.errors_elsewhere)
 
     def attempt(self, call: Callable[[], object]) -> None:
         """What a client does; a fault is no error of the store."""
@@ -863,7 +892,8 @@ class World:
         offsets = life.store.consumer_offsets
         for group, queue in list(model.consumed):
             end = life.store.max_offset(*queue)
-            model.opened_at(group, queue, offsets.get(group, *queue), end)
+            found = offsets.get(group, *queue)
+            model.opened_at(group, queue, found, end, is_hit=self.rot.changes_offsets)
         if model.deletions.get(BRIEF.topic, 0) % 2:
             self._delete_again(life)
         life_puts = [each for each in model.puts.values() if each.state == SENT]
