@@ -18,8 +18,9 @@ from tieredstore.driver.runtime import Runtime
 from tieredstore.local import dispatch
 from tieredstore.local.config import LocalConfig
 from tieredstore.local.consume_queues import ConsumeQueues
-from tieredstore.local.dispatch import Dispatch, Notifier
+from tieredstore.local.dispatch import INDEX_BATCHES, Dispatch, Notifier
 from tieredstore.local.encoder import RecordEncoder
+from tieredstore.local.index_service import IndexBatch, IndexService
 from tieredstore.local.mapped_file import MappedFiles
 from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.errors import BackendRefusedError
@@ -98,9 +99,11 @@ def test_a_dispatcher_that_fails_stops_nothing(
 class Puts:
     """One message after the other, as a log would have put them."""
 
-    def __init__(self, root: Path) -> None:
-        queues = ConsumeQueues(root, file_bytes=400, files=MappedFiles())
-        self.dispatch = Dispatch(queues, None, limit=lambda: 1_000_000, count_max=256)
+    def __init__(
+        self, root: Path, index: IndexService | None = None, *, count_max: int = 256
+    ) -> None:
+        self.queues = ConsumeQueues(root, file_bytes=400, files=MappedFiles())
+        self.dispatch = Dispatch(self.queues, index, limit=lambda: 1_000_000, count_max=count_max)
         self._encoder = RecordEncoder(LocalConfig(store_path=str(root)))
         self._count = 0
 
@@ -110,6 +113,57 @@ class Puts:
         record.placed(record.size * self._count, 1)
         self.dispatch.submit_one(record)
         self._count += 1
+
+
+class CountedIndex(IndexService):
+    """Counts what it is given instead of keeping it."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(LocalConfig(store_path=str(root)), clock=Runtime.inline().clock)
+        self.counts: list[int] = []
+        self.is_full = False
+
+    def put(self, batch: IndexBatch) -> int:
+        if self.is_full:
+            raise BackendRefusedError("index", "create", "No space left on device")
+        self.counts.append(len(batch))
+        return len(batch)
+
+
+def test_the_index_gets_several_batches_at_once_and_all_where_it_is_asked(tmp_path: Path) -> None:
+    index = CountedIndex(tmp_path)
+    puts = Puts(tmp_path, index, count_max=2)
+    for _ in range(2 * INDEX_BATCHES):
+        puts.put()
+        puts.dispatch.keep_up()
+    assert index.counts == [2 * INDEX_BATCHES]
+    puts.put()
+    puts.dispatch.drain(indexed=False)
+    assert puts.queues.max_offset(TOPIC, 0) == 2 * INDEX_BATCHES + 1
+    assert puts.dispatch.behind_count == 1
+    assert puts.dispatch.undispatched_from  # its part of the log must stay
+    puts.dispatch.drain()
+    assert index.counts == [2 * INDEX_BATCHES, 1]
+    assert puts.dispatch.behind_count == 0
+    assert puts.dispatch.undispatched_from is None
+
+
+def test_an_index_that_takes_nothing_holds_up_the_queues_behind_it(tmp_path: Path) -> None:
+    index = CountedIndex(tmp_path)
+    index.is_full = True
+    puts = Puts(tmp_path, index, count_max=2)
+    for _ in range(10 * INDEX_BATCHES):
+        puts.put()
+        puts.dispatch.keep_up()
+    assert puts.dispatch.failure
+    assert puts.queues.max_offset(TOPIC, 0) == 2 * INDEX_BATCHES
+    assert puts.dispatch.behind_count == 10 * INDEX_BATCHES
+    index.is_full = False
+    puts.dispatch.keep_up()
+    assert not puts.dispatch.failure
+    assert puts.queues.max_offset(TOPIC, 0) == 10 * INDEX_BATCHES
+    assert index.counts == [2 * INDEX_BATCHES] * 5
+    assert puts.dispatch.behind_count == 0
 
 
 def test_what_nobody_dispatches_is_dispatched_by_the_second_look(tmp_path: Path) -> None:

@@ -33,6 +33,8 @@ _DISPATCHED: Final = (
 Batch = Callable[[], Sequence[DispatchRequest]]
 FAILURES_COUNTED_MAX = 9
 _NO_DATA: Final = bytearray()
+INDEX_BATCHES: Final = 4  # that go into the index at once: half the time a message
+_INDEXED: Final = ["topics", "log_offsets", "store_timestamps", "sys_flags", "unique_keys", "keys"]
 
 
 class Notifier:
@@ -151,6 +153,12 @@ class DispatchRun:
         self.keys += [record.keys for record in records]
         self.in_queue += [record.in_queue for record in records]
 
+    def add_indexed(self, run: DispatchRun) -> None:
+        """Those columns of another run that `index_batch` is made of."""
+        for name in _INDEXED:
+            column = getattr(self, name)
+            column += getattr(run, name)
+
     def index_batch(self) -> IndexBatch:
         hashes, counts = hashes_of_messages(self.topics, self.unique_keys, self.keys)
         return IndexBatch(
@@ -216,6 +224,8 @@ class Dispatch:
 
     * One batch at a time, in any thread: that of the put that fills one, of a reader that must see
       earlier puts, or of the store's own service.
+    * The index gets some batches at once: when there are `INDEX_BATCHES`, when a caller asks for
+      it, or by the service.
     * Nothing beyond `limit()` is dispatched: with sync flush a message is invisible until it is
       on disk.
     * A batch whose queues or index fail stays and is tried again, and blocks what is behind it:
@@ -238,12 +248,14 @@ class Dispatch:
         self._index = index
         self._limit = limit
         self._count_max = count_max
+        self._index_count = INDEX_BATCHES * count_max
         self._behind_max = behind_max
         self._has_service = interval_ms > 0
         self.notifier = Notifier()
         self.failure = ""  # why the last try failed; empty if it did not
         self._waiting: deque[Record | _AppendedBatch] = deque()
         self._waiting_count = 0
+        self._unindexed = DispatchRun()
         self._taken = 0
         self._done = 0
         self._looked = -1
@@ -275,49 +287,56 @@ class Dispatch:
     def keep_up(self) -> None:
         """What a put does before it returns: what it may leave to the service, it leaves."""
         if self.must_keep_up:
-            self.try_drain()
+            self.try_drain(indexed=not self._has_service)
             self.notifier.keep_pace()
 
     @property
     def behind_count(self) -> int:
-        return self._waiting_count
+        return self._waiting_count + len(self._unindexed)
 
     @property
     def is_stuck(self) -> bool:
-        return bool(self.failure) and self._waiting_count >= self._behind_max
+        return bool(self.failure) and self.behind_count >= self._behind_max
 
     @property
     def undispatched_from(self) -> int | None:
         """Where the oldest append that waits begins in the log; None if none does."""
         with self._waiting_guard:
+            if self._unindexed:
+                return self._unindexed.log_offsets[0]
             return self._waiting[0].log_offset if self._waiting else None
 
-    def drain(self, *, notify: bool = True) -> None:
+    def drain(self, *, indexed: bool = True, notify: bool = True) -> None:
         """Dispatch all that waits and may be seen. What another thread has begun is waited for.
 
-        A caller that holds a lock does not `notify`; it calls `notifier` afterwards.
+        A caller that does not ask the index may leave the last messages out of it (`indexed`). One
+        that holds a lock does not `notify`; it calls `notifier` afterwards.
         """
         try:
-            if self._waiting:
-                self._drain()
+            if self._waiting or (indexed and self._unindexed):
+                self._drain(indexed)
         finally:
             if notify:
                 self.notifier.notify()
 
-    def try_drain(self) -> bool:
+    def try_drain(self, *, indexed: bool = True) -> bool:
         """The same for a put, whose messages are stored whatever comes of it: whether it worked."""
         try:
-            self.drain()
+            self.drain(indexed=indexed)
         except Exception:  # noqa: BLE001 - it is logged, and tried again
             return False
         return True
 
-    def _drain(self) -> None:
+    def _drain(self, indexed: bool) -> None:
         with self._turn:
             try:
+                self._put_into_index(least=self._index_count)  # what failed before blocks the rest
                 while run := self._next_run():
-                    self.put(run)
+                    self._put_into_queues(run)
                     self._done_with(run)
+                    self._put_into_index(least=self._index_count)
+                if indexed or self.failure:
+                    self._put_into_index(least=1)
             except BaseException as error:
                 if not self.failure:  # else it was said before
                     log.warning("what was put cannot be dispatched yet", exc_info=True)
@@ -348,18 +367,28 @@ class Dispatch:
 
     def put(self, run: DispatchRun) -> None:
         """Into the queues, then into the index. Repeating it is harmless."""
+        self._put_into_queues(run)
+        if self._index is not None:
+            self._index.put(run.index_batch())
+
+    def _put_into_queues(self, run: DispatchRun) -> None:
         columns = run.queue_columns()
         if run.is_of_one_queue:
             self._queues.put(run.topics[0], run.queue_ids[0], run.queue_offsets[0], *columns[3:])  # type: ignore[arg-type]
         else:
             self._queues.put_batch(*columns)  # type: ignore[arg-type]
-        if self._index is not None:
-            self._index.put(run.index_batch())
         if run.store_timestamps:
             self.last_store_timestamp = run.store_timestamps[-1]
 
+    def _put_into_index(self, *, least: int) -> None:
+        """What the queues have already, if it is so many messages."""
+        if self._index is not None and len(self._unindexed) >= least:
+            self._index.put(self._unindexed.index_batch())
+            with self._waiting_guard:
+                self._unindexed = DispatchRun()
+
     def _next_run(self) -> DispatchRun | None:
-        """The next batch; it leaves the queue only when it is dispatched."""
+        """The next batch; it leaves those that wait only when the queues have it."""
         limit = self._limit()
         run = DispatchRun()
         taken = 0
@@ -387,5 +416,7 @@ class Dispatch:
             for _ in range(self._taken):
                 self._waiting.popleft()
             self._waiting_count -= len(run)
+            if self._index is not None:
+                self._unindexed.add_indexed(run)
         self._done += self._taken
         self.notifier.add(run.requests)

@@ -87,6 +87,7 @@ _TIME_AFTER_IPV6: Final = STORE_TIMESTAMP_POSITION + IPV6_BYTES
 _length: Final = INT16.pack
 _VECTOR_RECORDS_MIN: Final = 12
 _COLUMN_MESSAGES_MIN: Final = 16  # for fewer the calls of numpy cost more than they save
+_STRING_END: Final = "\0"  # where properties hold one themselves, they are unusual
 _WORDS: Final = {"h": ">i2", "i": ">i4", "q": ">i8"}  # an array's codes in a record
 # What a message of an odd kind makes of code that is written for the usual ones.
 _UNUSUAL_ERRORS: Final = (
@@ -650,22 +651,19 @@ def _property_strings(properties: Sequence[Mapping[str, str]]) -> tuple[list[byt
     Raises ValueError unless all come back from the bytes as they are.
     """
     names = list(chain.from_iterable(properties))
-    texts = [""] * (2 * len(names) + 1)
-    texts[:-1:2] = names
-    texts[1::2] = chain.from_iterable([named.values() for named in properties])
-    text = NAME_END.join(texts)
-    _require(text.count(NAME_END) == 2 * len(names) and VALUE_END not in text)
+    texts = [NAME_END] * (4 * len(names) + 1)
+    texts[0] = ""
+    texts[1::4] = names
+    texts[3::4] = chain.from_iterable([named.values() for named in properties])
+    texts[4::4] = [VALUE_END] * len(names)
+    for count in accumulate(map(len, properties)):
+        texts[4 * count] += _STRING_END
+    text = "".join(texts)
+    _require(text.count(NAME_END) == text.count(VALUE_END) == len(names))
+    _require(text.count(_STRING_END) == len(properties))
     known = set(names)
     _require("" not in known and UNUSUAL.isdisjoint(known))
-    # Behind each text stands the end of a name: every other one shall be the end of a value.
-    data = bytearray(text.encode())
-    units: NDArray[np.uint8] = np.frombuffer(data, np.uint8)
-    text_ends = np.flatnonzero(units == ord(NAME_END))
-    units[text_ends[1::2]] = ord(VALUE_END)
-    starts = np.concatenate(([0], text_ends + 1))[::2]
-    ends = starts[_lengths(properties).cumsum()].tolist()
-    raw = bytes(data)
-    return [raw[start:end] for start, end in zip([0, *ends], ends, strict=False)], known
+    return text.encode().split(_STRING_END.encode())[:-1], known
 
 
 def _lengths(column: Sequence[Sized]) -> NDArray[np.int64]:

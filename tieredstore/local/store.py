@@ -589,7 +589,7 @@ class StoreReads:
     ) -> QueryResult:
         require_place(topic, count_max, begin, end)
         require_text("key", key)
-        parts = self._up_to_date()
+        parts = self._up_to_date(indexed=True)
         if parts.index is None:
             return QueryResult()
         result = query_message(
@@ -659,15 +659,16 @@ class StoreReads:
     def queues(self) -> Iterable[QueueKey]:
         return self._up_to_date().queues.queues()
 
-    def _up_to_date(self) -> LocalStore:
-        """The parts, after every put that returned before has been dispatched.
+    def _up_to_date(self, *, indexed: bool = False) -> LocalStore:
+        """The parts, after every put that returned before has been dispatched, to the index only
+        where that is asked for.
 
         Where that fails, a full disk say, reads go on with what was dispatched. The service tries
         again and logs it; puts are refused while too much waits (`dispatch_behind_max`).
         """
         parts = self._loaded()
         try:
-            parts.dispatch.drain()
+            parts.dispatch.drain(indexed=indexed)
         except (TieredStoreError, OSError) as error:
             log.debug("reads go on, but nothing new is dispatched: %s", error)
         return parts
