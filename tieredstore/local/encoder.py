@@ -269,7 +269,7 @@ class RecordBatch:
         words = every_word(self.data, ">i8")
         starts = at + move
         words[starts + QUEUE_OFFSET_POSITION] = offsets
-        words[starts + LOG_OFFSET_POSITION] = at
+        _write(words, starts + LOG_OFFSET_POSITION, at)
         words[starts + np.array(time_positions)] = store_timestamp
 
 
@@ -294,6 +294,11 @@ def every_word(data: bytearray, layout: str) -> NDArray[Any]:
     """A number for each byte, overlapping: numpy then writes words that are not aligned."""
     width = np.dtype(layout).itemsize
     return np.ndarray((len(data) - width + 1,), layout, data, strides=(1,))
+
+
+def _write(words: NDArray[Any], places: NDArray[np.int64], values: NDArray[np.int64]) -> None:
+    """An assignment that has to cast gives the interpreter away twice, for however few numbers."""
+    words[places] = values.astype(words.dtype)
 
 
 class PutRefusedError(TieredStoreError):
@@ -507,10 +512,11 @@ class RecordEncoder:
         _require(len(batch.data) == ends[-1])  # else the length of a body counts no bytes
         starts = ends - sizes
         words = {code: every_word(batch.data, layout) for code, layout in _WORDS.items()}
-        words["i"][starts] = sizes
-        words["i"][starts + BODY_CRC_POSITION] = _numbers(map(crc32, bodies), bodies) & INT32_MAX
-        words["i"][starts + (len(header) - 4)] = body_bytes
-        words["h"][ends - property_bytes - 2] = property_bytes
+        checksums = _numbers(map(crc32, bodies), bodies) & INT32_MAX
+        _write(words["i"], starts, sizes)
+        _write(words["i"], starts + BODY_CRC_POSITION, checksums)
+        _write(words["i"], starts + (len(header) - 4), body_bytes)
+        _write(words["h"], ends - property_bytes - 2, property_bytes)
         for position, code, column in others:
             words[code][starts + position] = array(code, column)  # which refuses what does not fit
 
