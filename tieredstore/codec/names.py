@@ -15,10 +15,10 @@ Parsers raise ValueError for any other text.
 from __future__ import annotations
 
 from hashlib import md5
-from struct import Struct
+from struct import Struct, error
 from typing import Final
 
-from tieredstore.codec.checks import pack_fields
+from tieredstore.codec.checks import misfit
 from tieredstore.codec.java import encode_utf8
 from tieredstore.model.values import INT64_MAX, Host
 
@@ -87,4 +87,7 @@ def encode_offset_id(store_host: Host, *, log_offset: int) -> str:
     address, port = store_host
     if len(address) not in (4, 16):
         raise ValueError(f"store_host: {len(address)} bytes are no address")
-    return (address + pack_fields(_TAIL, _FIELDS, port, log_offset)).hex().upper()
+    try:
+        return (address + _TAIL.pack(port, log_offset)).hex().upper()
+    except error:
+        raise misfit(_TAIL, _FIELDS, (port, log_offset)) from None

@@ -260,9 +260,9 @@ class CommitLog:
         Where it does not fit the last file, it is a batch of one.
         """
         with self._append_guard:
-            if self.has_room(record.size):
+            files = self.queue.files
+            if files and record.size <= _room_in(file := files[-1]):
                 store_timestamp = self._time_of_append()
-                file = self.queue.files[-1]
                 end = file.start_offset + file.wrote
                 try:
                     file.append(record.placed(end, store_timestamp), HEAD_BYTES)

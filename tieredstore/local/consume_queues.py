@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -196,13 +197,9 @@ class ConsumeQueues:
         Each queue gets its messages in that order. One that fails stops none of the others: the
         first error is raised when all had their turn. Repeating the batch is harmless.
         """
-        groups: dict[tuple[str, int], list[int]] = {}
+        groups: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
         for row, key in enumerate(zip(topics, queue_ids, strict=True)):
-            group = groups.get(key)
-            if group is None:
-                groups[key] = [row]
-            else:
-                group.append(row)
+            groups[key].append(row)
         count = 0
         failure: Exception | None = None
         for (topic, queue_id), rows in groups.items():
@@ -352,7 +349,7 @@ def _keys_under(root: Path) -> Iterator[QueueKey]:
 def _runs(rows: list[int], queue_offsets: Sequence[int]) -> Iterator[list[int]]:
     """The rows cut where the queue offsets are not consecutive: usually they all are."""
     first = queue_offsets[rows[0]]
-    if all(queue_offsets[row] == first + number for number, row in enumerate(rows)):
+    if [queue_offsets[row] for row in rows] == list(range(first, first + len(rows))):
         yield rows
         return
     start = 0

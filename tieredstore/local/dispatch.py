@@ -391,20 +391,22 @@ class Dispatch:
         """The next batch; it leaves those that wait only when the queues have it."""
         limit = self._limit()
         run = DispatchRun()
-        taken = 0
+        count = taken = 0
         with self._waiting_guard:  # puts go on, and a deque that grows cannot be walked
             waiting = list(islice(self._waiting, self._count_max))
         records: list[Record] = []
         for put in waiting:
-            if put.end_offset > limit or len(run) + len(records) >= self._count_max:
+            if put.end_offset > limit or count >= self._count_max:
                 break
             if isinstance(put, Record):
                 records.append(put)
+                count += 1
             else:
                 if records:
                     run.add_records(records)
                     records = []
                 run.add_put(*put)
+                count += len(put.batch)
             taken += 1
         if records:
             run.add_records(records)

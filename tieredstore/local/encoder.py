@@ -134,11 +134,13 @@ class Record(Struct, gc=False):
         self.store_timestamp = store_timestamp
         if self.delay_ms is not None:
             self.tags_code = store_timestamp + self.delay_ms
+        data = self.data
         queue_offset = self.queue_offset if self.in_queue else 0
-        _place(self.data, 0, self.sys_flag, queue_offset, log_offset, store_timestamp)
+        _OFFSETS.pack_into(data, QUEUE_OFFSET_POSITION, queue_offset, log_offset)
+        _TIME.pack_into(data, _time_position(self.sys_flag), store_timestamp)
         if self.has_property_crc:
-            fill_property_crc(memoryview(self.data))
-        return self.data
+            fill_property_crc(memoryview(data))
+        return data
 
     def result(self, status: PutStatus) -> PutResult:
         """The answer to its put, when it is in the log."""
@@ -242,10 +244,9 @@ class RecordBatch:
         for row, log_offset in zip(rows, log_offsets, strict=True):
             queue_offset = queue_offsets[row] if self.in_queue[row] else 0
             start = log_offset + move
-            _place(
-                *(self.data, start, self.sys_flags[row]),
-                *(queue_offset, log_offset, store_timestamp),
-            )
+            time_at = start + _time_position(self.sys_flags[row])
+            _OFFSETS.pack_into(self.data, start + QUEUE_OFFSET_POSITION, queue_offset, log_offset)
+            _TIME.pack_into(self.data, time_at, store_timestamp)
 
     def _place_many(
         self,
@@ -271,19 +272,6 @@ class RecordBatch:
         words[starts + QUEUE_OFFSET_POSITION] = offsets
         _write(words, starts + LOG_OFFSET_POSITION, at)
         words[starts + np.array(time_positions)] = store_timestamp
-
-
-def _place(
-    data: bytearray,
-    start: int,
-    sys_flag: int,
-    queue_offset: int,
-    log_offset: int,
-    store_timestamp: int,
-) -> None:
-    """What only the log knows of the record that begins at `start` of the data."""
-    _OFFSETS.pack_into(data, start + QUEUE_OFFSET_POSITION, queue_offset, log_offset)
-    _TIME.pack_into(data, start + _time_position(sys_flag), store_timestamp)
 
 
 def _time_position(sys_flag: int) -> int:
