@@ -84,7 +84,7 @@ class Disks:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self.fails: Callable[[Machine, str], None] = lambda machine, name: None
-        self._is_noting = False  # what the disk itself does then is no step of an actor
+        self._is_noting = False
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -95,6 +95,15 @@ class Disks:
                 patch.setattr(os, name, self._look(name, getattr(os, name)))
             patch.setattr(shutil, "disk_usage", self._usage)
             yield
+
+    @contextmanager
+    def unseen(self) -> Iterator[None]:
+        """What is done meanwhile is no step of an actor."""
+        self._is_noting = True
+        try:
+            yield
+        finally:
+            self._is_noting = False
 
     def _machine(self) -> Machine | None:
         actor = self._scheduler.running
@@ -123,11 +132,8 @@ class Disks:
                 arguments = descriptor, self._part_of(machine, data), position
             result = real(*arguments, **named)
             if name in {"fsync", "fdatasync"}:
-                self._is_noting = True
-                try:
+                with self.unseen():
                     machine.disk.note_sync(arguments[0])
-                finally:
-                    self._is_noting = False
             return result
 
         return step

@@ -93,7 +93,12 @@ class Rot:
 
     def flip(self) -> None:
         """One bit of one file or object. A power cut may take it back: the disk knows nothing."""
-        places = self._places() if self.left else {}
+        if self.left:
+            with self.world.disks.unseen():
+                self._flip()
+
+    def _flip(self) -> None:
+        places = self._places()
         if not places:
             return
         kinds = sorted(places)
