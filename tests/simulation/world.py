@@ -491,6 +491,7 @@ class World:
 
     def _set_up(self) -> None:
         self.dispatch_ms = self.dice.choice([1, 10, 100])
+        self.dispatch_count = self.dice.choice([1, 2, 256])
         self.level = self.dice.choice(LEVELS)
         self.cache_bytes = self.dice.choice([0, 2_000, 1 << 20])
 
@@ -814,6 +815,7 @@ class World:
             expiry_interval_ms=10_000,
             delete_count_max=2,
             dispatch_interval_ms=self.dispatch_ms,
+            dispatch_count_max=self.dispatch_count,
             flush_disk_type="SYNC_FLUSH" if self.sync_flush else "ASYNC_FLUSH",
             disk_full_percent=90,
             disk_clean_percent=75,
