@@ -10,7 +10,7 @@ import dataclasses
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +41,11 @@ ALL = {"count_max": 10_000, "begin": 0, "end": INT64_MAX}
 def open_below(folder: Path) -> list[str]:
     """Files below a folder that this process holds open; none where the system does not say."""
     held = Path("/proc/self/fd")
-    links = [path for path in held.iterdir() if path.is_symlink()] if held.is_dir() else []
-    return [name for name in map(os.readlink, links) if name.startswith(str(folder))]
+    names = []
+    for link in held.iterdir() if held.is_dir() else ():
+        with suppress(FileNotFoundError):  # another thread has closed it
+            names.append(os.readlink(link))
+    return [name for name in names if name.startswith(str(folder))]
 
 
 class Shop:
