@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from bench._messages import run_of
@@ -75,16 +76,17 @@ class Bench:
         self.bytes = self.file.log.commit_offset + self.file.queue.commit_offset
 
     @contextmanager
-    def fetcher(self) -> Iterator[Fetcher]:
-        """One with nothing in its cache."""
-        fetcher = Fetcher(self.store, NoIndex(), self.config, self.runtime, NoMetrics())
+    def fetcher(self, *, is_checked: bool = True) -> Iterator[Fetcher]:
+        """One with nothing in its cache; `is_checked`: it looks at the checksums of bodies."""
+        config = replace(self.config, crc_check_enabled=is_checked)
+        fetcher = Fetcher(self.store, NoIndex(), config, self.runtime, NoMetrics())
         self.provider.reads.clear()
         yield fetcher
         fetcher.close()
 
-    def cold_columns(self, count_max: int) -> tuple[float, int]:
+    def cold_columns(self, count_max: int, *, is_checked: bool = False) -> tuple[float, int]:
         """Seconds for the whole queue as columns, and how many reads it took."""
-        with self.fetcher() as fetcher:
+        with self.fetcher(is_checked=is_checked) as fetcher:
             started = time.perf_counter()
             at = 0
             while at < MESSAGES:

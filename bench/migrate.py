@@ -37,6 +37,7 @@ from tieredstore.providers.object_provider import open_client
 from tieredstore.providers.posix import PosixProvider
 from tieredstore.providers.s3_admin import create_bucket
 from tieredstore.providers.s3_settings import ObjectStoreSettings
+from tieredstore.testing.samples import a_record
 
 MIB: Final = 1 << 20
 BLOCK_BYTES: Final = 8 * MIB
@@ -60,7 +61,7 @@ def main() -> int:
 
 
 def made(place: Path) -> StoreConfig:
-    """A tier whose bytes are random and whose sizes are those of its catalogue."""
+    """A tier of messages of 1 KB, whose sizes are those of its catalogue."""
     config = StoreConfig(
         provider="posix",
         path=str(place / "tiered"),
@@ -69,7 +70,8 @@ def made(place: Path) -> StoreConfig:
         index_enabled=False,
     )
     Path(config.catalogue_path).parent.mkdir(parents=True)
-    block = os.urandom(LOG_BYTES)
+    record = a_record(body_bytes=1_024)
+    block = record * (LOG_BYTES // len(record))
     with Runtime.threads() as runtime, JsonMetadataStore.open(config.catalogue_path) as metadata:
         provider = PosixProvider.from_config(config, runtime)
         changes: list[Change] = [Put(TopicRecord(topic="orders", topic_id=0))]
@@ -77,7 +79,7 @@ def made(place: Path) -> StoreConfig:
             path = queue_path("broker-a", "orders", queue_id)
             queue = QueueRecord(broker_name="broker-a", topic="orders", queue_id=queue_id)
             changes.append(Put(queue))
-            bases = [(SegmentType.COMMIT_LOG, n * LOG_BYTES) for n in range(LOG_SEGMENTS)]
+            bases = [(SegmentType.COMMIT_LOG, n * len(block)) for n in range(LOG_SEGMENTS)]
             for kind, base in (*bases, (SegmentType.CONSUME_QUEUE, 0)):
                 data = block if kind is SegmentType.COMMIT_LOG else block[:UNIT_BYTES]
                 with provider.open(path, kind, base) as segment:
