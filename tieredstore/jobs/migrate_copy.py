@@ -462,8 +462,8 @@ class PassingBodies:
         data = self._held + block[start:] if start or self._held else block
         self._held = b""
         while data:
-            starts, at = self._walked(data)
-            self._check_whole(data, starts)
+            starts, sizes, at = self._walked(data)
+            self._check_whole(data, starts, sizes)
             if at == len(data):
                 self._position += at
                 return
@@ -476,14 +476,15 @@ class PassingBodies:
             self._position += found
             data = data[found:]
 
-    def _walked(self, data: bytes) -> tuple[list[int], int]:
-        """Where whole records begin that follow each other, and where that ends."""
+    def _walked(self, data: bytes) -> tuple[list[int], list[int], int]:
+        """Where whole records begin that follow each other, their sizes, and where that ends."""
         starts: list[int] = []
-        at, end = 0, len(data)
+        sizes: list[int] = []
+        at, end, unpack = 0, len(data), _HEAD.unpack_from
         if self._is_lost:
-            return starts, at
+            return starts, sizes, at
         while at + _HEAD_BYTES <= end:
-            size, magic = _HEAD.unpack_from(data, at)
+            size, magic = unpack(data, at)
             if magic not in MESSAGE_MAGICS:
                 if not is_coda(data, at):
                     break
@@ -492,8 +493,9 @@ class PassingBodies:
             if size < RECORD_BYTES_MIN or at + size > end:
                 break
             starts.append(at)
+            sizes.append(size)
             at += size
-        return starts, at
+        return starts, sizes, at
 
     def _next_record(self, data: bytes, at: int) -> int | None:
         """Where to go on; None where that takes more bytes, which `_open` may wait for."""
@@ -517,7 +519,7 @@ class PassingBodies:
             size, magic = _HEAD.unpack_from(data, at)
             if magic not in MESSAGE_MAGICS or not RECORD_BYTES_MIN <= size <= len(data) - at:
                 break
-            self._check_whole(data, [at])
+            self._check_whole(data, [at], [size])
             at += size
         return None
 
@@ -564,12 +566,11 @@ class PassingBodies:
         if not record.body_left and record.crc & INT32_MAX != record.wanted:
             raise self._damage(record.queue_offset, record.place)
 
-    def _check_whole(self, data: bytes, starts: list[int]) -> None:
+    def _check_whole(self, data: bytes, starts: list[int], sizes: list[int]) -> None:
         if not starts:
             return
-        at = np.array(starts, np.int64)
-        sizes = np.array([_HEAD.unpack_from(data, start)[0] for start in starts], np.int64)
-        sound = Records(data, at, sizes).sound_bodies()
+        records = Records(data, np.array(starts, np.int64), np.array(sizes, np.int64))
+        sound = records.sound_bodies()
         if not sound.all():
             first = starts[int(sound.argmin())]
             raise self._damage(peek_queue_offset(data, first), self._position + first)
