@@ -19,7 +19,7 @@ from tieredstore.access.reader import TieredReader
 from tieredstore.access.store import TieredMessageStore
 from tieredstore.codec.message import decode_message
 from tieredstore.codec.names import INDEX_TOPIC, index_queue_path
-from tieredstore.codec.record import TRANSACTION_PREPARED
+from tieredstore.codec.record import QUEUE_OFFSET_POSITION, TRANSACTION_PREPARED
 from tieredstore.driver.metadata import MetadataStore
 from tieredstore.driver.runtime import ManualClock, Runtime
 from tieredstore.index.contract import IndexAnswer, IndexHit
@@ -178,6 +178,18 @@ def test_a_damaged_message_is_left_out_and_told() -> None:
     shelf.tier.damage(SegmentType.COMMIT_LOG, 0, bytes(log))
     result = ask(shelf, "shared")
     assert found(result) == [9, 8, 7, 6, 5, 3, 2, 1, 0]
+    assert not result.complete
+
+
+def test_one_that_says_wrongly_that_it_has_expired_is_told_too() -> None:
+    shelf = Shelf()
+    file = shelf.put(numbered(100, 10), at=100)
+    log = bytearray(file.log.read(0, file.log.commit_offset))
+    place = int(file.units(104, 1).log_offsets[0]) + QUEUE_OFFSET_POSITION
+    log[place : place + 8] = (4).to_bytes(8)
+    shelf.tier.damage(SegmentType.COMMIT_LOG, 0, bytes(log))
+    result = ask(shelf, "shared")
+    assert found(result) == [n for n in range(109, 99, -1) if n != 104]
     assert not result.complete
 
 

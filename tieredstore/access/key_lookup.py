@@ -380,11 +380,9 @@ class _Search:
         if (stored.topic, stored.queue_id) != file.key or stored.queue_offset >= file.commit_offset:
             raise damage_at(file.log, place, "this is no message of the queue")
         is_wanted = (
-            (stored.unique_key == wanted.key or wanted.key in stored.keys)
-            and wanted.begin <= stored.store_timestamp <= wanted.end
-            and file.min_offset <= stored.queue_offset
-        )
-        if not is_wanted:
+            stored.unique_key == wanted.key or wanted.key in stored.keys
+        ) and wanted.begin <= stored.store_timestamp <= wanted.end
+        if not is_wanted or _has_no_unit(file, place, stored.queue_offset):
             return None
         message = SelectedRecord(
             queue_offset=stored.queue_offset,
@@ -400,6 +398,17 @@ class _Search:
         """Whether it expired while it was being read, or its queue was destroyed."""
         is_current = self._store.get(file.key) is file
         return not is_current or record_place(file, hit.log_offset) < file.log.min_offset
+
+
+def _has_no_unit(file: FlatMessageFile, place: int, queue_offset: int) -> bool:
+    """Whether the message has expired: units go before their records. SegmentCorruptError for one
+    that says so, and lies behind one that is there."""
+    first = file.queue.first_unit_from(file.min_offset)
+    if queue_offset >= first:
+        return False
+    if first < file.commit_offset and place >= int(file.units(first, 1).log_offsets[0]):
+        raise damage_at(file.log, place, f"message {queue_offset} does not lie here")
+    return True
 
 
 def _is_stale(file: FlatMessageFile, hit: IndexHit) -> bool:
