@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.codec.golden_files import GOLDEN, contents, expected, files_under, sha256
+from tests.index.store_kit import open_below
 from tests.local.store_audit import check_agreement, crash, opened, parts_of
 from tieredstore.codec.message import decode_message
 from tieredstore.codec.queue_unit import encode_units
@@ -306,13 +307,12 @@ def test_opening_many_queues_leaves_no_file_open(root: Path) -> None:
     queues = queues_at(root)
     put(queues, [(f"T{n}", 0, 0, 100 * n) for n in range(200)])
     queues.close()
-    before = len(os.listdir("/proc/self/fd"))
     files = MappedFiles(open_max=8)
     again = ConsumeQueues(root, file_bytes=FILE_BYTES, files=files)
     again.load()
     assert len(again.next_offsets()) == 200
     assert files.open_count == 0
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert not open_below(root)
     put(again, [(f"T{n}", 0, 1, 20_000 + 100 * n) for n in range(200)])
     assert files.open_count <= 8
     again.close()
