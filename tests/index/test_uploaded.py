@@ -371,26 +371,25 @@ def test_a_copy_that_was_damaged_before_a_restart_is_not_believed(filled: Shop) 
     filled.index.step()
 
 
-def test_a_damaged_footer_is_passed_over(tmp_path: Path) -> None:
-    shop = Shop(tmp_path)
+def with_a_damaged_footer(folder: Path) -> Shop:
+    shop = Shop(folder)
     shop.put(["k"] * 5)
     shop.index.seal()
     data = shop.uploaded_bytes()
     data[-100:-90] = b"x" * 10
     shop.replace_uploaded(bytes(data))
     shop.reopen()
+    return shop
+
+
+def test_a_damaged_footer_is_passed_over(tmp_path: Path) -> None:
+    shop = with_a_damaged_footer(tmp_path)
     assert len(shop.found("k")) == 5
     assert shop.index.figures.damaged_count == 1
 
 
 def test_two_who_find_a_footer_damaged_at_once_both_pass_it_over(tmp_path: Path) -> None:
-    shop = Shop(tmp_path)
-    shop.put(["k"] * 5)
-    shop.index.seal()
-    data = shop.uploaded_bytes()
-    data[-100:-90] = b"x" * 10
-    shop.replace_uploaded(bytes(data))
-    shop.reopen()
+    shop = with_a_damaged_footer(tmp_path)
     found = []
 
     def ask_too() -> None:

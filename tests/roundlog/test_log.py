@@ -193,12 +193,15 @@ def test_who_follows_lists_what_is_behind_the_last_entry_it_knows(
     assert asked == [reader.key(log_name(2))]
 
 
-def test_a_state_that_goes_while_it_is_read_gives_way_to_a_newer_one(tier: Tier) -> None:
-    writer = tier.open()
+def put_two_with_states(writer: BrokerLog) -> None:
     for data in (b"one", b"two"):
         put(writer, data)
         state = writer.state()
         writer.calls.put(writer.key(state_name(state.sequence)), state.encoded())
+
+
+def test_a_state_that_goes_while_it_is_read_gives_way_to_a_newer_one(tier: Tier) -> None:
+    put_two_with_states(tier.open())
     reader = tier.open(claims=False)
     newest = reader.key(state_name(3))
 
@@ -212,11 +215,7 @@ def test_a_state_that_goes_while_it_is_read_gives_way_to_a_newer_one(tier: Tier)
 
 
 def test_a_claim_goes_on_from_an_older_state_where_the_newest_one_goes(tier: Tier) -> None:
-    first = tier.open()
-    for data in (b"one", b"two"):
-        put(first, data)
-        state = first.state()
-        first.calls.put(first.key(state_name(state.sequence)), state.encoded())
+    put_two_with_states(tier.open())
     second = tier.open(claims=False)
     newest = second.key(state_name(3))
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow.parquet as pq
 
-from tests.simulation.model import Put, Question
+from tests.simulation.model import Model, Put, Question
 from tieredstore.access.audit import AuditKind, audit
 from tieredstore.access.reader import TieredReader, reconcile
 from tieredstore.access.wiring import catalogue_to_read, provider_of, published_catalogue
@@ -77,17 +77,18 @@ def produce(client: Client, life: Life) -> None:
     world.acknowledged(puts, results)
 
 
-def a_put(world: World, dice: Random, queue: QueueKey) -> Put:
-    """A message that nobody has sent yet, known to the model from now on."""
+def a_put(world: World, dice: Random, queue: QueueKey, model: Model | None = None) -> Put:
+    """A message that nobody has sent yet, known to the model, the world's own, from now on."""
+    model = world.model if model is None else model
     world.names += 1
     put = Put(
         name=f"m{world.names}",
         queue=queue,
         keys=(f"u{world.names}", dice.choice(SHARED_KEYS)),
         tag=dice.choice(TAGS),
-        begun=world.model.deletions.get(queue.topic, 0),
+        begun=model.deletions.get(queue.topic, 0),
     )
-    world.model.send(put)
+    model.send(put)
     return put
 
 

@@ -15,12 +15,11 @@ from tests.simulation.acts import (
     LEVELS,
     PAGES_MAX,
     QUEUES,
-    SHARED_KEYS,
-    TAGS,
     a_message,
+    a_put,
     verify_tier,
 )
-from tests.simulation.model import Model, Put, Question
+from tests.simulation.model import Model, Question
 from tieredstore.access.reader import TieredReader
 from tieredstore.access.store import TieredMessageStore
 from tieredstore.local.store import LocalMessageStore
@@ -41,7 +40,6 @@ class Neighbour:
             world.local_config(outsider.machine), store_path=outsider.config.store_path
         )
         self.model = Model(kept_ms=world.model.kept_ms)
-        self.count = 0  # of messages
         self.store: TieredMessageStore | None = None
         self.is_doomed = False  # it has begun to delete all it has
 
@@ -126,16 +124,7 @@ class Neighbour:
         care(self.outsider.config)
 
     def _put(self) -> None:
-        queue = self.dice.choice(QUEUES)
-        self.count += 1
-        put = Put(
-            name=f"n{self.count}",
-            queue=queue,
-            keys=(f"v{self.count}", self.dice.choice(SHARED_KEYS)),
-            tag=self.dice.choice(TAGS),
-            begun=self.model.deletions.get(queue.topic, 0),
-        )
-        self.model.send(put)
+        put = a_put(self.world, self.dice, self.dice.choice(QUEUES), self.model)
         result = self._opened().put_message(a_message(put, self.dice.choice([0, 100, 900])))
         if result.stored:
             self.model.acknowledge(put, result)

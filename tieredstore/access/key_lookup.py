@@ -403,9 +403,9 @@ class _Search:
 def _has_no_unit(file: FlatMessageFile, place: int, queue_offset: int) -> bool:
     """Whether the message has expired: units go before their records. SegmentCorruptError for one
     that says so, and lies behind one that is there."""
-    first = file.queue.first_unit_from(file.min_offset)
-    if queue_offset >= first:
+    if queue_offset >= file.min_offset:
         return False
+    first = file.queue.first_unit_from(file.min_offset)
     if first < file.commit_offset and place >= int(file.units(first, 1).log_offsets[0]):
         raise damage_at(file.log, place, f"message {queue_offset} does not lie here")
     return True

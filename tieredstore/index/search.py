@@ -250,9 +250,8 @@ class LocalFiles:
 
     def _leave_out_torn(self, file: IndexStoreFile, durable: Durable | None) -> None:
         begin = file.begin_timestamp
-        if durable is None and self._folder.is_ours(begin):
-            durable = Durable(0)
-        if durable is None or file.leave_out_torn(durable.item_count):
+        counted = self._folder.counted(begin, durable)
+        if counted is None or file.leave_out_torn(counted.item_count):
             self._whole.add(begin)
 
     def _check(self, file: IndexStoreFile, durable: Durable) -> None:

@@ -414,8 +414,7 @@ class LocalFolder:
         if path.is_file() and self._is_of_old_version(path):
             log.warning("%s: an index file of RocketMQ 5.1; it is made again", path)
             return None
-        if durable is None and self.is_ours(begin):
-            durable = Durable(0)
+        durable = self.counted(begin, durable)
         try:
             file = IndexStoreFile.open(
                 path,
@@ -460,6 +459,11 @@ class LocalFolder:
             held = path.stat().st_size
         if held and not self._is_of_old_version(path):
             FileSizes.of(path, self.slot_count, self.item_capacity).check(held)
+
+    def counted(self, begin: int, durable: Durable | None) -> Durable | None:
+        """What counts of a file of which the catalogue has this note; None for all of somebody
+        else's."""
+        return Durable(0) if durable is None and self.is_ours(begin) else durable
 
     def is_ours(self, begin: int) -> bool:
         """Whether we began the file: nothing in it counts before the catalogue has a note of it."""

@@ -466,10 +466,9 @@ def _durable_count(config: StoreConfig, begin: int, items_held: int) -> int | No
     """How many of the items the catalogue calls durable by now; None of a file that is not ours."""
     plain = replace(config, index_enabled=False, read_ahead_enabled=False)
     with closing(open_tier(plain, read_only=True)) as parts:
-        durable = Watermarks(parts.metadata, config.broker_name).durable(begin)
-    if durable is not None:
-        return min(durable.item_count, items_held)
-    return 0 if LocalFolder(config).is_ours(begin) else None
+        noted = Watermarks(parts.metadata, config.broker_name).durable(begin)
+    durable = LocalFolder(config).counted(begin, noted)
+    return None if durable is None else min(durable.item_count, items_held)
 
 
 def _position(error: Exception) -> int | None:
