@@ -76,7 +76,7 @@ def recover(
     is_torn = False
     if not (queue.is_clean and commit_log.is_clean):
         is_torn = _leave_out_unwritten(queue, commit_log, read_only=read_only)
-        problems += _settle(queue, commit_log)
+        problems += _settle(queue, commit_log, read_only=read_only)
     following = None
     if not problems and not read_only:
         following = _row_behind_unnamed_bytes(commit_log, now_ms=clock.now_ms())
@@ -252,14 +252,14 @@ class _End:
     problem: str = ""
 
 
-def _settle(queue: _FileState, commit_log: _FileState) -> list[str]:
+def _settle(queue: _FileState, commit_log: _FileState, *, read_only: bool) -> list[str]:
     """Decide how much of both files counts; what is wrong with them."""
     problems = []
     end: _End | None = None
     for index in reversed(range(len(queue.rows))):
         units = queue.backend_bytes[index] // UNIT_BYTES
         if units and (end is None or not end.count):
-            end = _end_of_units(queue, index, units, commit_log)
+            end = _end_of_units(queue, index, units, commit_log, read_only=read_only)
             problems += [end.problem] if end.problem else []
             units = end.count
         queue.count(index, units * UNIT_BYTES)
@@ -334,12 +334,16 @@ def _lacks_its_tags(queue: _FileState, number: int, commit_log: _FileState) -> b
     return unit.tags_code != tags_code(tags)
 
 
-def _end_of_units(queue: _FileState, index: int, units: int, commit_log: _FileState) -> _End:
+def _end_of_units(
+    queue: _FileState, index: int, units: int, commit_log: _FileState, *, read_only: bool
+) -> _End:
     """The end of the last segment that has units.
 
     The log was durable before the units were written. So a unit that does not name its message is
     damaged, and the records of the log, followed one by one, lead to the message: it keeps its
-    place. Only units of records that the log has lost do not count.
+    place. Only units of records that the log has lost do not count; and for a reader those that
+    were written since its catalogue, whose records lie in a segment that it does not know yet.
+    Copies of them may lie at the end of the log that it knows.
     """
     final = queue.first_unit(index) + units - 1
     last = _named_by(_unit(queue, index, units - 1), final, commit_log)
@@ -353,6 +357,13 @@ def _end_of_units(queue: _FileState, index: int, units: int, commit_log: _FileSt
     within = borne_out(units, end_of, commit_log.end)
     beyond = "queue units name bytes that the log has not"
     sound = _last_sound(queue, index, min(within, units - 1), commit_log)
+    known = queue.segments[index].record.size // UNIT_BYTES
+    if (
+        read_only
+        and known <= within < units
+        and (sound.queue_offset if sound else -1) == (queue.first_unit(index) + within - 1)
+    ):
+        return _End(count=within, log_end=sound.end if sound else 0, last=sound)
     if sound is None and not within and units > 1:
         return _End(count=0, problem=f"{units} {beyond}")
     start = commit_log.last_base if sound is None else sound.end
