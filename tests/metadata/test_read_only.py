@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from tieredstore.driver.metadata import MetadataStore
 from tieredstore.metadata import JsonMetadataStore, files
 from tieredstore.metadata.files import CatalogueFiles, load
+from tieredstore.metadata.local_copy import ReadCopy
 from tieredstore.model.errors import MetadataError
 from tieredstore.testing.metadata_contract import TOPIC, log_segment
 
@@ -208,6 +211,26 @@ def test_a_refresh_that_fails_shows_what_was_seen_before_and_can_be_tried_again(
 
 
 # -- a reader in the middle of a compaction ---------------------------------------------------
+
+
+@pytest.mark.parametrize("has_journal", [False, True])
+@pytest.mark.parametrize("open_at", [reader_of, ReadCopy.open])
+def test_a_reader_whose_files_go_says_so_and_sees_no_empty_catalogue(
+    path: Path, open_at: Callable[[Path], MetadataStore], has_journal: bool
+) -> None:
+    if has_journal:
+        with_journal(path)
+    elsewhere = path.parent.with_name("elsewhere")
+    with closing(open_at(path)) as reader:
+        before = reader.segments()
+        path.parent.rename(elsewhere)
+        for _ in range(2):
+            with pytest.raises(MetadataError, match="its files are gone"):
+                reader.refresh()
+            assert reader.segments() == before != []
+        elsewhere.rename(path.parent)
+        reader.refresh()
+        assert reader.segments() == before
 
 
 def test_a_reader_that_a_compaction_overtakes_reads_again(

@@ -269,6 +269,10 @@ class Outsider:
                 # Time leaps while others wait, a topic may be deleted under a scan, and nothing
                 # may be published yet.
                 self.world.scheduler.note(f"{error!r:.200}")
+            except MetadataError as error:
+                if not (self.world.has_lost_disk and "its files are gone" in str(error)):
+                    raise
+                self.world.scheduler.note(f"{error!r:.200}")
 
 
 class Life:

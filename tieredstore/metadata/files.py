@@ -118,6 +118,11 @@ class Catalogue:
     journal: JournalContents
     state: JournalState
 
+    @property
+    def is_nothing(self) -> bool:
+        """No file says anything, as before the first commit."""
+        return self.snapshot is None and not self.journal.commits
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenReport:
@@ -313,9 +318,11 @@ class Follower:
         self._journal_stamp: Stamp = None
         self._journal = JournalContents()
         self._live = False
+        self._was_there = False
 
     def load(self) -> Catalogue:
-        """Everything anew. Raises MetadataError where the files are damaged, or never at rest."""
+        """Everything anew. Raises MetadataError where the files are damaged, gone or never at
+        rest."""
         self._stamps = ()  # if this fails, the next poll asks for another load
         for attempt in range(1, LOADS_MAX + 1):
             before = self._stamps_now()
@@ -329,6 +336,8 @@ class Follower:
                     raise
                 continue
             if before == self._stamps_now() and self._journal_is_current():
+                refuse_gone(self._files, catalogue, was_there=self._was_there)
+                self._was_there = not catalogue.is_nothing
                 self._stamps = before
                 self._journal = catalogue.journal
                 self._live = catalogue.state is JournalState.LIVE
@@ -405,6 +414,12 @@ def load(files: CatalogueFiles, read_journal_bytes: Callable[[], bytes | None]) 
     return Catalogue(
         tables=tables, snapshot=snapshot, used_backup=used_backup, journal=journal, state=state
     )
+
+
+def refuse_gone(files: CatalogueFiles, catalogue: Catalogue, *, was_there: bool) -> None:
+    """A catalogue that was read is never empty for want of its files. Raises MetadataError."""
+    if was_there and catalogue.is_nothing:
+        raise MetadataError(str(files.snapshot), "it was there, and its files are gone")
 
 
 def read_notes(path: Path) -> dict[str, dict[str, bytes]]:

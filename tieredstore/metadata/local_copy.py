@@ -21,7 +21,13 @@ from tieredstore.driver.metadata import (
     MetadataStore,
     Put,
 )
-from tieredstore.metadata.files import CatalogueFiles, keep_backup, load, read_bytes
+from tieredstore.metadata.files import (
+    CatalogueFiles,
+    keep_backup,
+    load,
+    read_bytes,
+    refuse_gone,
+)
 from tieredstore.metadata.memory_store import MemoryMetadataStore
 from tieredstore.model.errors import (
     CatalogueLockedError,
@@ -120,6 +126,7 @@ class ReadCopy(MemoryMetadataStore):
     def __init__(self, files: CatalogueFiles) -> None:
         super().__init__(place=str(files.snapshot), clock_ms=lambda: 0)
         self._files = files
+        self._was_there = False
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
@@ -134,10 +141,12 @@ class ReadCopy(MemoryMetadataStore):
 
     def refresh(self) -> None:
         files = self._files
-        tables = load(files, lambda: read_bytes(files.journal)).tables
+        catalogue = load(files, lambda: read_bytes(files.journal))
         with self._tables_lock:
             self._require_open()
-            self._tables = tables
+            refuse_gone(files, catalogue, was_there=self._was_there)
+            self._was_there = not catalogue.is_nothing
+            self._tables = catalogue.tables
 
     def apply(self, changes: Iterable[Change]) -> None:
         raise MetadataError(self._name, "it is a copy: nothing is written to it")
