@@ -606,7 +606,7 @@ def check_damage(outsider: Outsider, damage: Sequence[Finding]) -> None:
     if world.is_out_of_room:  # a local queue that cannot begin where it was loaded stops
         excused.add(AuditKind.STOPPED)
         if world.is_posix and outsider.is_elsewhere:  # what could not be told for ten minutes went
-            excused |= {AuditKind.MISSING, VerifyKind.LOST_BYTES}
+            excused |= {AuditKind.MISSING, VerifyKind.LOST_BYTES, VerifyKind.KEY_UNFOUNDED}
     damage = [each for each in damage if each.kind not in excused]
     assert not damage or world.rot.harms_tier, f"damage: {damage}"
 
