@@ -24,7 +24,10 @@ from tests.jobs.job_kit import (
     posix,
     verified,
 )
+from tests.jobs.load_kit import bodies, loaded, names_of, rows_of
+from tests.jobs.written_tier import posix_config
 from tieredstore.access.audit import audit
+from tieredstore.access.log_mark import LOG_MARK, LogMark
 from tieredstore.access.queue_upload import STOPPED_QUEUE
 from tieredstore.access.reader import TieredReader
 from tieredstore.access.tables import BrokerTables
@@ -169,6 +172,40 @@ def test_consumer_offsets_and_topics_move_with_their_tier(
         found = {key.topic for key in tables.consumer_offsets.of_group("group")}
         assert found == {topic.name for topic in tables.topic_table.all()}
         assert found == ({"GoldAa"} if topics else {"GoldAa", "GoldBB", "Untiered"})
+
+
+@pytest.mark.parametrize("topics", [(), ("GoldA*",)])
+def test_a_topic_that_comes_in_the_copy_gets_no_number_that_another_had(
+    tmp_path: Path, topics: tuple[str, ...]
+) -> None:
+    """The index of the copy still names the deleted topic by it."""
+    source, target = copy_of_golden(tmp_path / "java"), posix(tmp_path)
+    with JsonMetadataStore.open(source.catalogue_path) as metadata:
+        gone = metadata.add_topic("Gone")
+        metadata.delete_topic("Gone")
+    moved(source, target, topics=topics, cut_over=True)
+    with JsonMetadataStore.open(target.catalogue_path) as metadata:
+        assert metadata.add_topic("New").topic_id == gone.topic_id + 1
+        assert metadata.topic("Gone") is None
+
+
+def test_a_load_that_is_in_the_tier_is_not_made_again_in_its_copy(tmp_path: Path) -> None:
+    source, target = posix_config(tmp_path / "old"), posix_config(tmp_path / "new")
+    key = QueueKey("orders", 0)
+    for config, run_id in ((source, "one"), (target, "two")):
+        loaded(config, [[rows_of(key, range(20))]], run_id=run_id, load_id="november")
+        if config is source:
+            moved(source, target, cut_over=True)
+    assert bodies(target, key) == names_of(key, range(20))
+
+
+def test_a_log_that_is_lost_behind_the_move_goes_on_where_no_message_id_was(tmp_path: Path) -> None:
+    source, target = copy_of_golden(tmp_path / "java"), posix(tmp_path)
+    with JsonMetadataStore.open(source.catalogue_path) as metadata:
+        metadata.put_note(LOG_MARK, source.broker_name, 1 << 40)
+    moved(source, target, cut_over=True, rename_broker="broker-new")
+    with JsonMetadataStore.open(target.catalogue_path) as metadata:
+        assert LogMark(metadata, "broker-new").below([]) == 1 << 40
 
 
 def test_what_is_only_published_can_be_copied_and_not_cut_over(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 from uuid import uuid4
 
+from tieredstore.access.log_mark import LOG_MARK
 from tieredstore.access.queue_upload import history_note
 from tieredstore.access.wiring import (
     catalogue_of,
@@ -579,6 +580,9 @@ def _publish(
 
 
 def _moved(tier: SourceTier, source: StoreConfig, target: StoreConfig) -> Iterator[Change]:
+    yield from tier.given
+    if tier.log_mark is not None:
+        yield PutNote(LOG_MARK, target.broker_name, tier.log_mark)
     for topic in tier.topics:
         yield Put(topic)
     for queue in tier.queues:

@@ -10,18 +10,20 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Final
 
-from tieredstore.access.queue_upload import STOPPED_QUEUE
+from tieredstore.access.log_mark import LOG_MARK
+from tieredstore.access.queue_upload import STOPPED_QUEUE, TRUSTED_SIDE
 from tieredstore.access.reader import amend_problems
 from tieredstore.access.rebuild import slot_count_of
 from tieredstore.access.tables import notes_of
 from tieredstore.access.wiring import Tier, open_tier
 from tieredstore.codec.names import index_queue_path, queue_path
-from tieredstore.driver.metadata import LOG, Change, MetadataStore
+from tieredstore.driver.metadata import LOG, Change, DeleteTopic, MetadataStore, Put, PutNote
 from tieredstore.driver.object_requests import PriceTable
-from tieredstore.driver.provider import SegmentProvider
+from tieredstore.driver.provider import LOADED, STREAMED, SegmentProvider
 from tieredstore.flat import recovery
 from tieredstore.index import watermarks
 from tieredstore.jobs.job import Plan
+from tieredstore.jobs.load import RUN
 from tieredstore.jobs.migrate_copy import BLOCK_BYTES, Copied, CopyItem, Key, Proof, place_of
 from tieredstore.jobs.slices import TopicPatterns
 from tieredstore.model.amounts import counted, shown_size
@@ -40,7 +42,8 @@ from tieredstore.model.values import Json, QueueRecord, SegmentRecord, SegmentTy
 
 log = log_of(__name__)
 
-_QUEUE_NOTES: Final = (STOPPED_QUEUE, recovery.UNCONFIRMED_NOTE)
+_QUEUE_NOTES: Final = (STOPPED_QUEUE, TRUSTED_SIDE, recovery.UNCONFIRMED_NOTE)
+_LOAD_NOTES: Final = (LOADED, STREAMED, RUN)
 INDEX_NOTES: Final = (watermarks.STORE, watermarks.QUEUE, watermarks.FILE, watermarks.START)
 _LOOKS_MAX: Final = 3
 _NAMES_SHOWN: Final = 5
@@ -80,6 +83,9 @@ class SourceTier:
     index_notes: Mapping[str, Mapping[str, Json]]
     tables: tuple[Change, ...] = ()
     """What the catalogue has of consumer offsets and of the broker's own topics."""
+    given: tuple[Change, ...] = ()
+    """Numbers of topics, and of loads, that are never given again."""
+    log_mark: Json = None
     copy_of: str | None = None
     """Where the catalogue is a published copy: it may not know the newest queues and keys."""
 
@@ -129,10 +135,24 @@ def _read_once(config: StoreConfig, topics: tuple[str, ...]) -> SourceTier:
             tables=tuple(
                 notes_of(metadata, wants=lambda topic: not topics or patterns.match(topic))
             ),
+            given=tuple(_given(metadata)),
+            log_mark=metadata.note(LOG_MARK, config.broker_name),
             copy_of=_copy_of(metadata),
         )
     finally:
         parts.close()
+
+
+def _given(metadata: MetadataStore) -> Iterator[Change]:
+    # A topic that is gone has had its number: keys in the index name topics by them.
+    contents = metadata.contents()
+    gone = {each.topic for each in contents if isinstance(each, DeleteTopic)}
+    for change in contents:
+        match change:
+            case Put(TopicRecord(topic=topic)) | DeleteTopic(topic) if topic in gone:
+                yield change
+    for kind in _LOAD_NOTES:
+        yield from (PutNote(kind, key, value) for key, value in metadata.notes(kind).items())
 
 
 def _copy_of(metadata: MetadataStore) -> str | None:
