@@ -37,11 +37,13 @@ from tests.jobs.load_kit import (
 from tests.jobs.written_tier import WrittenTier, posix_config
 from tieredstore.access.audit import audit
 from tieredstore.access.reader import TieredReader
+from tieredstore.access.upkeep import expire
 from tieredstore.codec.java import string_hash
 from tieredstore.codec.message import decode_message, encode_message
 from tieredstore.codec.record import TRANSACTION_COMMIT, decode_properties, encode_properties
 from tieredstore.driver.object_client import ObjectFacts
 from tieredstore.driver.provider import LOAD_MS_MAX
+from tieredstore.flat.append_file import delete_pending
 from tieredstore.index.contract import CommittedRun
 from tieredstore.index.keys import keys_of_run
 from tieredstore.jobs import load_records
@@ -60,12 +62,14 @@ from tieredstore.model.errors import (
     BackendRefusedError,
     CatalogueLockedError,
     InvalidConfigError,
+    MetadataError,
     TieredStoreError,
 )
 from tieredstore.model.messages import LOOPBACK
 from tieredstore.model.values import Host, QueueKey, SegmentType
 from tieredstore.providers.fsspec import FsspecClient
 from tieredstore.providers.object_provider import ObjectProvider, ObjectScratch
+from tieredstore.providers.posix import PosixProvider
 from tieredstore.testing.faults import SimulatedCrash
 
 A, B, C = QueueKey("orders", 0), QueueKey("orders", 3), QueueKey("größe", 1)
@@ -242,6 +246,37 @@ def test_a_load_with_an_id_is_made_once(config: StoreConfig) -> None:
         loaded(config, [[rows_of(A, range(20))]], run_id=run_id, load_id="november")
     assert bodies(config, A) == names_of(A, range(20))
     assert report_of(config).findings == ()
+
+
+def test_a_queue_that_has_expired_goes_on_behind_a_load_that_died(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only its empty segments say where: no number is given twice."""
+    config = posix_config(tmp_path)
+    loaded(config, [[rows_of(A, range(20))]])
+    with open_tier_of(config) as parts:
+        assert expire(parts.files.get(A), LOADED_MS * 2).segment_count
+    with monkeypatch.context() as patch:
+        patch.setattr(PosixProvider, "adopt", dying_adoption)
+        with pytest.raises(MetadataError, match="died"):
+            loaded(config, [[rows_of(A, range(20, 30))]], run_id="dies")
+    with open_tier_of(config) as parts:
+        delete_pending(parts.provider, parts.metadata)
+        assert parts.files.get(A).commit_offset == 20
+    loaded(config, [[rows_of(A, range(20, 30))]], run_id="again")
+    with TieredReader(config) as reader:
+        found = [
+            (each.queue_offset, decode_message(each.record).body) for each in reader.messages(*A)
+        ]
+    assert [offset for offset, _ in found] == list(range(21, 31))
+    assert [body.decode() for _, body in found] == names_of(A, range(20, 30))
+    assert report_of(config).findings == ()
+    assert_found(config, {A: range(20, 30)})
+
+
+def dying_adoption(self: PosixProvider, broker: str, adoptions: Any, changes: Any) -> bool:
+    del self, broker, adoptions, changes
+    raise MetadataError("catalogue", "died")
 
 
 def test_an_index_of_other_sizes_is_told_before_anything_is_staged(config: StoreConfig) -> None:

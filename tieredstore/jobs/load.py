@@ -327,6 +327,7 @@ class _Commit:
         self._batch = batch
         self._engine = engine
         self._segments = staged_segments_of(tier.config, tier.provider)
+        self._is_one_step = keeps_catalogue(tier.config, tier.provider)
 
     def done(self, parts: Sequence[StagedPart]) -> LoadReport:
         tier = self._tier
@@ -334,8 +335,7 @@ class _Commit:
         tier.delete_pending()
         if self._index:
             tier.drop_unfinished_index()
-        is_one_step = keeps_catalogue(self._config, tier.provider)
-        if is_one_step:
+        if self._is_one_step:
             tier.scratch.put(f"{self._folder}/{self._now:013d}{_COMMITTING}", [b"1"])
         plan = plan_load(parts, self._config, self._target)
         keys = plan.keys()
@@ -349,7 +349,7 @@ class _Commit:
             adoptions, rows = [*adoptions, *found], [*rows, *index_rows]
         changes = [*self._changes(plan, rows), *of_index]
         broker = self._config.broker_name
-        if is_one_step:
+        if self._is_one_step:
             if not tier.provider.adopt(broker, adoptions, changes):
                 tier.metadata.apply(changes)
         else:
@@ -411,12 +411,14 @@ class _Commit:
                     f"{path}: from message {file.unconfirmed_from} on its broker has to compare "
                     "what is there with its own; start it once"
                 )
+            place = () if self._is_one_step else _place_of(file)
             return QueueTarget(
                 key=key,
                 path=path,
                 topic_id=topic.topic_id,
-                queue_offset=file.commit_offset,
-                log_offset=file.log.commit_offset,
+                queue_offset=file.commit_offset + bool(place),
+                log_offset=file.log.commit_offset + bool(place),
+                place=place,
             )
         finally:
             file.close()
@@ -533,6 +535,8 @@ class _Commit:
             if metadata.queue(*key) is None
         ]
         changes = [*new, *map(Put, rows), *append_file.unmark(rows)]
+        for target in plan.targets.values():
+            changes += append_file.mark_for_deletion(target.place)
         if self._load_id is not None:
             changes.append(PutNote(LOADED, self._load_id, [now, plan.message_count]))
         if self._batch is not None:
@@ -572,6 +576,13 @@ class QueueTarget:
     is_new: bool = False
     queue_offset: int = 0
     log_offset: int = 0
+    place: tuple[SegmentRecord, ...] = ()
+    """Rows that are all that says where an empty queue goes on. They stay until the load is there,
+    so it begins one further: its segments need names of their own."""
+
+    @property
+    def end_before(self) -> int:
+        return self.queue_offset - bool(self.place)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -597,6 +608,14 @@ class LoadPlan:
             for key, keys in found
             for each in keys
         ]
+
+
+def _place_of(file: FlatMessageFile) -> tuple[SegmentRecord, ...]:
+    """The empty rows of a queue whose messages have all expired."""
+    if not file.commit_offset or any(each.record.size for each in file.queue.segments):
+        return ()
+    rows = (each.record for each in (*file.log.segments, *file.queue.segments))
+    return tuple(row for row in rows if not row.size)
 
 
 def plan_load(
@@ -653,7 +672,7 @@ def _ends(tier: OwnedTier, plan: LoadPlan) -> tuple[list[Change], Mapping[QueueI
     for target in plan.targets.values():
         queue = QueueId(target.topic_id, target.key.queue_id)
         held = marks.of_queue(target.key.topic, queue)
-        if target.is_new or is_foreign or held >= target.queue_offset:
+        if target.is_new or is_foreign or held >= target.end_before:
             ends[queue] = plan.ends[target.key]
     now = tier.runtime.clock.now_ms()
     return marks.adopted(now_ms=now) if is_foreign else [], ends
