@@ -645,7 +645,7 @@ def scrub_beside(outsider: Outsider) -> None:
         clock=Patience(world, outsider.runtime.clock),
         rate_bytes=dice.choice([10, 1_000, 1_000_000]),
         pause_seconds=dice.choice([1, 1_000]),
-        state=outsider.machine.folder / "scrub.json",
+        state=outsider.machine.folder / f"scrub{world.place}.json",
         told=told,
     )
     with nothing_there():

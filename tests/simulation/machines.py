@@ -154,10 +154,10 @@ NEEDS_ROOM: Final = frozenset({"pwrite", "write", "ftruncate", "posix_fallocate"
 
 
 class Bucket:
-    """Objects, and the requests that are still under way to them."""
+    """A store's service, and the requests that are still under way to it."""
 
-    def __init__(self, scheduler: Scheduler, dice: Random, objects: MemoryObjects) -> None:
-        self.scheduler, self.dice, self.objects = scheduler, dice, objects
+    def __init__(self, scheduler: Scheduler, dice: Random) -> None:
+        self.scheduler, self.dice = scheduler, dice
         self.late: list[tuple[int, str, Callable[[], Any]]] = []
         self.pages_lists = False  # a listing takes several requests
         self.odds: float = 0.0  # of a request that something becomes of it
@@ -166,10 +166,10 @@ class Bucket:
         self.ends: Callable[[str], None] | None = None  # a process may, when a request has landed
         self.may_end: Callable[[Process], bool] = lambda process: False
 
-    def client(self) -> SimClient:
+    def client(self, objects: MemoryObjects) -> SimClient:
         running = self.scheduler.running
         assert running is not None
-        return SimClient(self, running.process)
+        return SimClient(self, objects, running.process)
 
     def land_one(self) -> None:
         """One of the requests that were late lands now, if it may still."""
@@ -184,8 +184,8 @@ class Bucket:
 class SimClient(ParkedClient):
     """One process in front of the bucket."""
 
-    def __init__(self, bucket: Bucket, process: Process) -> None:
-        super().__init__(MemoryObjectClient(bucket.objects))
+    def __init__(self, bucket: Bucket, objects: MemoryObjects, process: Process) -> None:
+        super().__init__(MemoryObjectClient(objects))
         self._bucket, self._process = bucket, process
 
     def _verdict(self, request: str, *, changes: bool) -> str:

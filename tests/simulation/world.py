@@ -45,6 +45,7 @@ from tests.simulation.loads import LOADED, Loads
 from tests.simulation.local_rot import INDEX_SLOTS, LocalRot
 from tests.simulation.machines import Bucket, Disks, Machine, refuse_for_room
 from tests.simulation.model import GONE, SENT, Model, Put
+from tests.simulation.moves import FORMER, MOVED, WatchedBucket, at_place, move
 from tests.simulation.neighbours import Neighbour
 from tests.simulation.rot import Rot
 from tests.simulation.scheduler import ActorPool, ActorRuntime, Process, Scheduler
@@ -100,6 +101,7 @@ REINDEX: Final = "reindex"  # all index files are made anew
 AWAITER: Final = "awaiter"
 SETTINGS: Final = "settings"  # each life may have others
 LOAD: Final = "load"  # or messages are loaded
+MOVE: Final = "move"  # or the tier moves, once
 NEIGHBOUR: Final = "neighbour"
 CARES: Final = (REPAIR, REINDEX, LOAD)
 START_MS: Final = 4_000_000_000_000  # behind all times of real files: these are always old
@@ -132,6 +134,7 @@ EXTRAS: Final = (
     REPAIR,
     REINDEX,
     LOAD,
+    MOVE,
     SETTINGS,
 )
 PARTNERS: Final = ("producer", "consumer", *sorted(set(EXTRAS)))
@@ -203,6 +206,8 @@ class Plan:
             return not self.is_rotting and not (
                 self.tier == "posix" and {POWER, ROOM} & {*self.faults}
             )
+        if client == MOVE:  # the copy of a mover is of one tier
+            return not self.is_rotting and "mover" not in self.clients
         return True
 
 
@@ -356,10 +361,10 @@ class World:
         self.dice = Random(f"{plan.seed} world")
         self.scheduler = Scheduler(f"{plan.seed} {salt}", now_ms=START_MS)
         self.disks = Disks(self.scheduler)
-        self.objects = WatchedObjects(self._landed)
-        self.bucket = Bucket(self.scheduler, Random(f"{plan.seed} bucket"), self.objects)
-        layout = ObjectLayout(CLUSTER)
-        self.witness = Witness(layout.rounds(BROKER))
+        self.place = FORMER  # where its tier lies
+        rounds = ObjectLayout(CLUSTER).rounds(BROKER)
+        self.buckets = {place: WatchedBucket.of(rounds, self._landed) for place in (FORMER, MOVED)}
+        self.bucket = Bucket(self.scheduler, Random(f"{plan.seed} bucket"))
         self.reserve_hours = self.dice.choice([1, 48, 48])
         self.sync_flush = self.dice.random() < 0.5
         self._set_up()
@@ -427,7 +432,7 @@ class World:
             # A log that goes on behind a tier gets there by files: two of these, and not 500.
             patch.setattr(log_mark, "_STEP_MIN", 4_096)
             patch.setattr(LocalStore, "of", classmethod(with_our_lock))
-            patch.setattr(Runtime, "threads", lambda **named: self._runtime_here())
+            patch.setattr(Runtime, "threads", lambda **named: self.runtime_here())
             patch.setattr(worker, "_PARTS", PartsOfProcesses(self.scheduler))
             patch.setattr(aio, "ThreadPool", self._pool_here)
             stack.enter_context(self.disks.installed())
@@ -440,6 +445,7 @@ class World:
         clients = [Client(self, kind, n, plan.ops) for n, kind in numbered if kind in CLIENTS]
         machine = self.machine = Machine("here", self.folder / "here")
         outsiders = [Outsider(self, kind, n, plan.ops) for n, kind in numbered if kind in OUTSIDERS]
+        self.outsiders = outsiders
         self._set_faults()
         actors = [self.scheduler.spawn(each.name, each.process, each.run) for each in outsiders]
         if LOAD in plan.clients and self.dice.random() < 0.5:
@@ -477,6 +483,8 @@ class World:
         for care in CARES:
             if care in self.plan.clients and self.dice.random() < 0.5:
                 self._take_care(machine, care)
+        if MOVE in self.plan.clients and self.place == FORMER and self.dice.random() < 0.5:
+            self._move(machine)
 
     def _end_neighbours(self, outsiders: list[Outsider]) -> None:
         for each in outsiders:
@@ -537,9 +545,17 @@ class World:
         actor = self.scheduler.spawn(outsider.kind, outsider.process, partial(act, outsider))
         self.scheduler.wait(lambda: actor.is_done)
 
-    def _landed(self, key: str, data: bytes) -> None:
+    @property
+    def objects(self) -> WatchedObjects:
+        return self.buckets[self.place].objects
+
+    @property
+    def witness(self) -> Witness:
+        return self.buckets[self.place].witness
+
+    def _landed(self, witness: Witness, key: str, data: bytes) -> None:
         try:
-            if told := self.witness.landed(key, data):
+            if told := witness.landed(key, data):
                 self.scheduler.note(told)
                 for queue in self.queues:
                     self.furthest[queue] = max(self.durable_end(queue), self.furthest[queue])
@@ -587,7 +603,8 @@ class World:
         if not self.is_posix:
             kinds = {kind for _, kind, _ in self.witness.truth.live}
             return bool(kinds - {SegmentType.INDEX})
-        return any(map(has_bytes, (machine.folder / "tier").glob(f"*/{BROKER}/**/*COMMIT_LOG*/*")))
+        folder = Path(self.tier_config(machine).path)
+        return any(map(has_bytes, folder.glob(f"*/{BROKER}/**/*COMMIT_LOG*/*")))
 
     @property
     def weather(self) -> list[str]:
@@ -641,7 +658,8 @@ class World:
         shutil.rmtree(store)
         copy.rename(store)
         if self.is_posix:  # `recover` would take that catalogue for the right one
-            for path in (store / "config").glob("tieredStoreMetadata.json*"):
+            name = Path(self.tier_config(machine).catalogue_path).name
+            for path in (store / "config").glob(f"{name}*"):
                 path.unlink()
         self._go_on(machine, also_copies=True)
 
@@ -664,13 +682,18 @@ class World:
         if self.former is not None or not (care == LOAD or self.has_segments(machine)):
             return
         machine.is_full, machine.lies = False, 0
-        call = {REPAIR: self.repair, REINDEX: self.reindex, LOAD: self._load}[care]
+        calls: dict[str, Callable[[StoreConfig], None]] = {
+            REPAIR: self.repair,
+            REINDEX: self.reindex,
+            LOAD: self._load,
+            MOVE: partial(move, self),
+        }
         expected: tuple[type[Exception], ...] = (NoCatalogueError, *self.expected)
         self.scheduler.note(f"{care} begins")
 
         def cared() -> None:
             try:
-                call(self.tier_config(machine))
+                calls[care](self.tier_config(machine))
             except (*expected, *self.rot.errors) as error:
                 self.scheduler.note(f"{care}: {error!r:.200}")
 
@@ -684,8 +707,23 @@ class World:
             )
             self.graves.append(actor)
 
+    def _move(self, machine: Machine) -> None:
+        """Again until it is done: a broker on the former tier would begin another history."""
+        for _ in range(TRIES_MAX):
+            self._take_care(machine, MOVE)
+            if self.place != FORMER or self.former is not None or not self.has_segments(machine):
+                return
+            self.scheduler.clock.sleep(10)
+        raise AssertionError("the tier cannot be moved")
+
+    def has_moved_to(self, place: str) -> None:
+        self.place = place
+        for each in self.outsiders:
+            if each.kind != NEIGHBOUR:
+                each.config, each.reading = self.tier_config(each.machine), None
+
     def repair(self, config: StoreConfig) -> None:
-        runtime = self._runtime_here()
+        runtime = self.runtime_here()
         with ExitStack() as opened:
             provider = opened.enter_context(closing(provider_of(config, runtime, NoMetrics())))
             if not keeps_catalogue(config, provider) and not has_file(config):
@@ -703,7 +741,7 @@ class World:
     def reindex(self, config: StoreConfig) -> None:
         if not config.index_enabled:
             return
-        runtime = self._runtime_here()
+        runtime = self.runtime_here()
         engine = LocalEngine(pool=runtime.dispatch, threads=2)
         report = reindex(config, engine, clock=runtime.clock)
         self.scheduler.note(f"reindex: {report.state.value} {dict(report.counts)}")
@@ -713,7 +751,7 @@ class World:
 
     def _load(self, config: StoreConfig) -> None:
         try:
-            self.loads.take(config, self._runtime_here())
+            self.loads.take(config, self.runtime_here())
         except LoadRefusedError as error:  # a backend that is away is the cause of one, too
             if not self.expected:
                 raise
@@ -721,7 +759,7 @@ class World:
 
     def _recover(self, machine: Machine) -> None:
         """As the command does: a catalogue from what is published, and from the bytes."""
-        config, runtime = self.tier_config(machine), self._runtime_here()
+        config, runtime = self.tier_config(machine), self.runtime_here()
         machine.is_full, machine.lies = False, 0
         while True:
             try:
@@ -797,7 +835,7 @@ class World:
         dice = Random(f"{self.plan.seed} {process.name}")
         return ActorRuntime(self.scheduler, process, dice, self.failed)
 
-    def _runtime_here(self) -> ActorRuntime:
+    def runtime_here(self) -> ActorRuntime:
         return self.runtime(self._here())
 
     def _pool_here(self, name: str, **_: int) -> ActorPool:
@@ -849,7 +887,7 @@ class World:
             read_cache_bytes=self.cache_bytes,
         )
         sizes = {**self.sizes, "crc_check_enabled": True} if self.is_rotting else self.sizes
-        return replace(config, **sizes) if sizes else config
+        return at_place(replace(config, **sizes) if sizes else config, self.place)
 
     # What may go wrong
 
@@ -979,7 +1017,9 @@ class SimProvider(ObjectProvider):
 
     @classmethod
     def from_config(cls, config: StoreConfig, runtime: Runtime) -> Self:
-        return cls(World.current.bucket.client(), config.cluster_name, runtime)
+        world = World.current
+        client = world.bucket.client(world.buckets[config.bucket].objects)
+        return cls(client, config.cluster_name, runtime, joins_epoch=not config.claim_epoch)
 
 
 def has_bytes(path: Path) -> bool:
