@@ -5,6 +5,7 @@ nothing changes any more."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -16,10 +17,11 @@ from tieredstore.jobs.migrate import migrate
 from tieredstore.model.config import StoreConfig
 
 if TYPE_CHECKING:
-    from tests.simulation.world import World
+    from tests.simulation.world import Outsider, World
 
 FORMER: Final = ""
 MOVED: Final = "moved"
+TRIES_MAX: Final = 100
 
 
 @dataclass
@@ -46,6 +48,28 @@ def at_place(config: StoreConfig, place: str) -> StoreConfig:
         bucket="" if in_folder else place,
         metadata_path=str(Path(config.store_path) / "config" / f"{place}.json"),
     )
+
+
+def move_beside(outsider: Outsider) -> None:
+    """The same from another machine, with the broker at work: it is fenced off for good, goes on
+    with its own disk until somebody stops it, and then with the copy."""
+    world = outsider.world
+    outsider.runtime.clock.sleep(outsider.dice.choice([1, 100, 3_000]))
+    life = world.life
+    if life is None or not life.is_at_work or not world.may_move:
+        return
+    world.is_moving = True
+    for _ in range(TRIES_MAX):
+        with suppress(*world.is_away, *world.expected):
+            move(world, outsider.config)
+        if world.place == MOVED:
+            break
+        outsider.runtime.clock.sleep(10)
+    else:
+        raise AssertionError("the tier cannot be moved")
+    outsider.runtime.clock.sleep(outsider.dice.choice([0, 1, 100]))
+    world.is_moving = False
+    life.is_ending = True
 
 
 def move(world: World, config: StoreConfig) -> None:

@@ -45,7 +45,15 @@ from tests.simulation.loads import LOADED, Loads
 from tests.simulation.local_rot import INDEX_SLOTS, LocalRot
 from tests.simulation.machines import Bucket, Disks, Machine, refuse_for_room
 from tests.simulation.model import GONE, SENT, Model, Put
-from tests.simulation.moves import FORMER, MOVED, WatchedBucket, at_place, move
+from tests.simulation.moves import (
+    FORMER,
+    MOVED,
+    TRIES_MAX,
+    WatchedBucket,
+    at_place,
+    move,
+    move_beside,
+)
 from tests.simulation.neighbours import Neighbour
 from tests.simulation.rot import Rot
 from tests.simulation.scheduler import ActorPool, ActorRuntime, Process, Scheduler
@@ -101,7 +109,8 @@ REINDEX: Final = "reindex"  # all index files are made anew
 AWAITER: Final = "awaiter"
 SETTINGS: Final = "settings"  # each life may have others
 LOAD: Final = "load"  # or messages are loaded
-MOVE: Final = "move"  # or the tier moves, once
+MOVE: Final = "move"  # or the tier moves, once,
+CUTTER: Final = "cutter"  # also from under a broker that writes
 NEIGHBOUR: Final = "neighbour"
 CARES: Final = (REPAIR, REINDEX, LOAD)
 START_MS: Final = 4_000_000_000_000  # behind all times of real files: these are always old
@@ -110,6 +119,7 @@ CLIENTS: Final = {**ACTS, AWAITER: await_things}
 OUTSIDERS: Final[dict[str, Callable[[Outsider], None]]] = {
     **OUTSIDE,
     "stream": follow,
+    CUTTER: move_beside,
     NEIGHBOUR: lambda outsider: outsider.neighbour.act(),
 }
 EXTRAS: Final = (
@@ -135,11 +145,11 @@ EXTRAS: Final = (
     REINDEX,
     LOAD,
     MOVE,
+    CUTTER,
     SETTINGS,
 )
 PARTNERS: Final = ("producer", "consumer", *sorted(set(EXTRAS)))
 LIVES_MAX: Final = 5
-TRIES_MAX: Final = 100
 CARE_KILL_ODDS: Final = 0.003
 STORY_MAX: Final = int(os.environ.get("STORY_MAX", "400"))
 
@@ -206,7 +216,9 @@ class Plan:
             return not self.is_rotting and not (
                 self.tier == "posix" and {POWER, ROOM} & {*self.faults}
             )
-        if client == MOVE:  # the copy of a mover is of one tier
+        if client == CUTTER and (self.tier == "posix" or "successor" in self.clients):
+            return False  # nobody is fenced off there; nor twice
+        if client in {MOVE, CUTTER}:  # the copy of a mover is of one tier
             return not self.is_rotting and "mover" not in self.clients
         return True
 
@@ -325,6 +337,10 @@ class Life:
         self.is_ending = True
         self.shutdown()
 
+    @property
+    def is_at_work(self) -> bool:
+        return self.is_open and not self.is_over and not self.process.is_dead
+
     @cached_property
     def awaited(self) -> AsyncTieredStore:
         """Made by one of its own actors, whose process its threads belong to."""
@@ -362,6 +378,7 @@ class World:
         self.scheduler = Scheduler(f"{plan.seed} {salt}", now_ms=START_MS)
         self.disks = Disks(self.scheduler)
         self.place = FORMER  # where its tier lies
+        self.is_moving = False  # from under a broker; nobody starts another one
         rounds = ObjectLayout(CLUSTER).rounds(BROKER)
         self.buckets = {place: WatchedBucket.of(rounds, self._landed) for place in (FORMER, MOVED)}
         self.bucket = Bucket(self.scheduler, Random(f"{plan.seed} bucket"))
@@ -452,6 +469,7 @@ class World:
             self._take_care(machine, LOAD)  # of a tier that is not there yet
         while any(each.left for each in clients) and self.lives < LIVES_MAX:
             self._live(machine, clients)
+            self.scheduler.wait(lambda: not self.is_moving)
             self._look_after(machine)
             if self.is_refused:
                 break
@@ -483,7 +501,7 @@ class World:
         for care in CARES:
             if care in self.plan.clients and self.dice.random() < 0.5:
                 self._take_care(machine, care)
-        if MOVE in self.plan.clients and self.place == FORMER and self.dice.random() < 0.5:
+        if MOVE in self.plan.clients and self.may_move and self.dice.random() < 0.5:
             self._move(machine)
 
     def _end_neighbours(self, outsiders: list[Outsider]) -> None:
@@ -707,6 +725,10 @@ class World:
             )
             self.graves.append(actor)
 
+    @property
+    def may_move(self) -> bool:
+        return self.place == FORMER and not self.is_sound and self.has_segments(self.machine)
+
     def _move(self, machine: Machine) -> None:
         """Again until it is done: a broker on the former tier would begin another history."""
         for _ in range(TRIES_MAX):
@@ -915,7 +937,7 @@ class World:
         try:
             call()
         except FencedError as error:
-            if self.former is None:  # nobody has taken over
+            if self.former is None and CUTTER not in self.plan.clients:  # nobody has taken over
                 raise
             self.scheduler.note(f"{error!r:.200}")
         except (*expected, *self.rot.errors) as error:  # perhaps it was hit meanwhile
