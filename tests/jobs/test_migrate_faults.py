@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import shutil
@@ -40,13 +41,14 @@ from tieredstore.driver.runtime import InlinePool, Runtime
 from tieredstore.jobs import migrate_plan
 from tieredstore.jobs.job import JobExit, JobReport, JobState, LocalEngine
 from tieredstore.jobs.migrate import MigrateJob, migrate
-from tieredstore.jobs.migrate_copy import CopyItem, CopyRow
+from tieredstore.jobs.migrate_copy import CopyItem, CopyRow, journal_path
 from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import (
     BackendRefusedError,
     BackendUnavailableError,
     InvalidConfigError,
+    MetadataError,
     SegmentCorruptError,
     TieredStoreError,
 )
@@ -313,6 +315,25 @@ def test_after_faults_at_the_target_the_next_run_goes_on(tmp_path: Path, fault: 
 
 
 @pytest.mark.usefixtures("posix_faults")
+def test_a_journal_that_cannot_be_synced_is_an_error_of_ours_and_holds_nothing_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = copy_of_golden(tmp_path / "java"), posix(tmp_path)
+
+    synced, journal = os.fdatasync, str(journal_path(target))
+
+    def refuse(descriptor: int) -> None:
+        if os.readlink(f"/proc/self/fd/{descriptor}") == journal:
+            raise OSError(errno.EIO, "Input/output error")
+        synced(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", refuse)
+        with pytest.raises(MetadataError, match="it cannot be written: Input/output error"):
+            moved(source, target)
+    assert moved(source, target, cut_over=True).facts["cut_over"] == "done"
+
+
 def test_a_target_that_takes_nothing_is_told_at_once(tmp_path: Path) -> None:
     target = replace(posix(tmp_path), provider="tests.jobs.faulty_tiers:FaultyPosix")
     faulty_tiers.POSIX_FAULTS.always = Fault.BEFORE

@@ -332,6 +332,10 @@ def read_journal(source: StoreConfig, target: StoreConfig) -> dict[Key, Copied]:
     return found
 
 
+def _unwritten(path: Path, error: OSError) -> MetadataError:
+    return MetadataError(str(path), f"it cannot be written: {system_says(error)}")
+
+
 class MigrationJournal:
     """The journal of a migration that runs: one at a time, in any process."""
 
@@ -353,7 +357,7 @@ class MigrationJournal:
             make_directories(path.parent)
             lock = FileLock.acquire(f"{path}.lock")
         except OSError as error:
-            raise MetadataError(str(path), f"it cannot be written: {system_says(error)}") from error
+            raise _unwritten(path, error) from error
         if lock is None:
             raise BackendRefusedError(str(path), "migrate", "another migration is running there")
         try:
@@ -364,22 +368,29 @@ class MigrationJournal:
             descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
         except OSError as error:
             lock.release()
-            raise MetadataError(str(path), f"it cannot be written: {system_says(error)}") from error
+            raise _unwritten(path, error) from error
         except BaseException:
             lock.release()
             raise
         return cls(path, descriptor, sum(map(len, lines)), lock)
 
     def add(self, key: Key, copied: Copied) -> None:
+        """Raises MetadataError where the disk refuses, as `sync` and `close` do."""
         line = _line(_fields(key, copied))
-        write_all(self._descriptor, line, self._end)
+        try:
+            write_all(self._descriptor, line, self._end)
+        except OSError as error:
+            raise _unwritten(self._path, error) from error
         self._end += len(line)
         self._unsynced += 1
         if self._unsynced >= SYNC_LINES:
             self.sync()
 
     def sync(self) -> None:
-        os.fdatasync(self._descriptor)
+        try:
+            os.fdatasync(self._descriptor)
+        except OSError as error:
+            raise _unwritten(self._path, error) from error
         self._unsynced = 0
 
     def remove(self) -> None:
@@ -388,10 +399,12 @@ class MigrationJournal:
 
     def close(self) -> None:
         if self._descriptor >= 0:
-            self.sync()
-            os.close(self._descriptor)
-            self._descriptor = -1
-            self._lock.release()
+            try:
+                self.sync()
+            finally:
+                os.close(self._descriptor)
+                self._descriptor = -1
+                self._lock.release()
 
     def __enter__(self) -> Self:
         return self
