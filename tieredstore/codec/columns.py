@@ -653,9 +653,10 @@ def _pieces(units: NDArray[np.uint8], values: Spans) -> tuple[Spans, NDArray[np.
     owners = np.searchsorted(starts, spaces, side="right") - 1
     inside = (owners >= 0) & (spaces < ends[owners])
     spaces, owners = spaces[inside], owners[inside]
-    # Values come one behind the other, so sorted bounds are those of the pieces in order.
-    firsts = np.sort(np.concatenate((starts, spaces + 1)))
-    lasts = np.sort(np.concatenate((spaces, ends)))
+    # Values come one behind the other, so sorted bounds are those of the pieces in order. What is
+    # sorted is two ordered halves: a stable sort merges them in a tenth of the time.
+    firsts = np.sort(np.concatenate((starts, spaces + 1)), kind="stable")
+    lasts = np.sort(np.concatenate((spaces, ends)), kind="stable")
     rows = np.repeat(rows, np.bincount(owners, minlength=len(rows)) + 1)
     held = lasts > firsts
     if held.all():
