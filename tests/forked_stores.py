@@ -64,6 +64,7 @@ def whole_store(store: Any) -> Calls:
         "put_message": lambda: store.put_message(a_put("child")),
         "put_at_once": lambda: store.put_at_once(a_put("child")),
         "put_messages": lambda: store.put_messages([a_put("child")]),
+        "put_messages_at_once": lambda: store.put_messages_at_once([a_put("child")]),
         "put_message_future": lambda: store.put_message_future(a_put("child")),
         "flush": store.flush,
         "load": store.load,

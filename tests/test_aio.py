@@ -520,10 +520,13 @@ def test_a_put_that_need_not_wait_takes_no_other_thread_and_no_turn_of_the_loop(
         async with AsyncTieredStore(local.store) as face:
             await face.put_message(a_message(0))  # makes the first file
             monkeypatch.setattr(local.store, "put_message_future", None)  # it is not called
+            monkeypatch.setattr(local.store, "put_messages_future", None)
             turns: list[int] = []
             asyncio.get_running_loop().call_soon(turns.append, 0)
             for number in range(1, 20):
                 assert (await face.put_message(a_message(number))).queue_offset == number
+            puts = await face.put_messages([a_message(number) for number in (20, 21)])
+            assert [put.queue_offset for put in puts] == [20, 21]
             assert turns == []
             refused = await face.put_message(a_message(0, topic="no/topic"))
             assert not refused.stored
@@ -548,6 +551,10 @@ def test_the_loop_has_a_turn_among_many_puts(local: Local, monkeypatch: pytest.M
             for number in range(4 * PUTS_A_TURN):
                 await face.put_message(a_message(number))
             assert turns == 4
+            monkeypatch.setattr(local.store, "put_messages_at_once", lambda _: [put] * 3)
+            for _ in range(PUTS_A_TURN):
+                await face.put_messages([a_message(0)] * 3)
+            assert turns == 4 + 3
 
     asyncio.run(scene())
 
@@ -568,13 +575,16 @@ def test_a_put_at_once_passes_none_that_was_called_before(
             monkeypatch.setattr(local.store, "put_message_future", slowly)
             large = asyncio.create_task(face.put_message(a_message(1, body_bytes=1 << 17)))
             small = asyncio.create_task(face.put_message(a_message(2)))
+            few = asyncio.create_task(face.put_messages([a_message(3)]))
             both_have_begun = asyncio.get_running_loop().create_future()
             asyncio.get_running_loop().call_soon(both_have_begun.set_result, None)
             await both_have_begun
             assert not small.done()
+            assert not few.done()
             may_go.set()
             assert (await large).queue_offset == 1
             assert (await small).queue_offset == 2
+            assert (await few)[0].queue_offset == 3
 
     asyncio.run(scene())
 

@@ -52,8 +52,9 @@ class AsyncTieredStore:
     * The event loop is never blocked: a call that may wait runs in one of CALL_THREADS threads of
       this face. They are not the store's: calls in a pool must not wait for each other. Nor are
       they asyncio's, which others may hold; only load, start, shutdown and destroy run there. A
-      read that is hot is answered at once, in the loop's own thread. So is a put that the store
-      can make at once (`MessageStore.put_at_once`); the loop has a turn after each PUTS_A_TURN.
+      read that is hot is answered at once, in the loop's own thread. So are a put and a small
+      batch that the store can make at once (`MessageStore.put_at_once`); the loop has a turn after
+      each PUTS_A_TURN messages.
     * Other puts have one thread for themselves, however many wait for the disk. All are stored in
       the order of the calls. Around a store that has no futures of its own each waits for the one
       before it, and no read waits for them.
@@ -139,8 +140,7 @@ class AsyncTieredStore:
         if self._handover.is_idle:  # else a put that came before would be passed
             result = self.store.put_at_once(message)
             if result is not None:
-                self._puts += 1
-                if self._puts % PUTS_A_TURN == 0:
+                if self._is_turn(1):
                     await _turn()
                 return result
         return await self._handover.put(partial(self.store.put_message_future, message))
@@ -148,7 +148,18 @@ class AsyncTieredStore:
     async def put_messages(self, messages: Sequence[Message]) -> Sequence[PutResult]:
         """Store messages in this order; each is stored or refused by itself."""
         messages = unchanging(messages)
+        if self._handover.is_idle:
+            results = self.store.put_messages_at_once(messages)
+            if results is not None:
+                if self._is_turn(len(messages)):
+                    await _turn()
+                return results
         return await self._handover.put(partial(self.store.put_messages_future, messages))
+
+    def _is_turn(self, count: int) -> bool:
+        """Count messages that were put in a loop; whether others of it are to go on now."""
+        before, self._puts = self._puts, self._puts + count
+        return self._puts // PUTS_A_TURN > before // PUTS_A_TURN
 
     async def get_message(
         self,

@@ -272,6 +272,14 @@ def test_a_store_whose_queues_cannot_begin_takes_no_puts_there(
         [machine.message(ONE), machine.message(QueueKey("New", 1)), machine.message(TWO)]
     )
     assert [put.stored for put in results] == [False, True, False]
+    monkeypatch.setattr(store, "_next_batch_at_once", store._next.put_messages)
+    at_once = store.put_messages_at_once(
+        [machine.message(ONE), machine.message(QueueKey("New", 1))]
+    )
+    assert at_once is not None
+    assert [put.stored for put in at_once] == [False, True]
+    monkeypatch.setattr(store, "_next_batch_at_once", lambda _: None)
+    assert store.put_messages_at_once([machine.message(ONE)]) is None
     future = store.put_messages_future([machine.message(QueueKey("New", 1)), machine.message(ONE)])
     assert [put.stored for put in future.result(10)] == [True, False]
     assert not store.put_message_future(machine.message(ONE)).result(10).stored

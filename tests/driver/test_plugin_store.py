@@ -72,6 +72,7 @@ def test_a_plugin_overrides_one_method_and_the_tier_below_it_has_the_rest(tmp_pa
     store.put_message(quiet)
     store.put_messages([quiet, quiet])
     assert store.put_at_once(quiet) is None  # it would pass by what the plugin overrides
+    assert store.put_messages_at_once([quiet]) is None
     assert store.put_message_future(quiet).result(0).stored
     assert store.put_messages_future([quiet]).result(0)[0].stored
     assert store.flush()  # which asks the plugin, and that the local store, to confirm
@@ -110,7 +111,11 @@ def test_a_put_at_once_goes_through_plugins_and_never_past_a_wrapper(tmp_path: P
     put = Silent(local, StoreConfig()).put_at_once(message)
     assert put is not None
     assert put.queue_offset == 1
+    puts = Silent(local, StoreConfig()).put_messages_at_once([message])
+    assert puts is not None
+    assert puts[0].queue_offset == 2
     wrapped: Any = Forwarding(local)
     assert Silent(wrapped, StoreConfig()).put_at_once(message) is None
+    assert Silent(wrapped, StoreConfig()).put_messages_at_once([message]) is None
     local.shutdown()
     runtime.close()

@@ -39,7 +39,7 @@ from tieredstore.local.index_service import IndexService
 from tieredstore.local.mapped_file import MappedFile
 from tieredstore.local.mapped_file_queue import MappedFileQueue
 from tieredstore.local.reader import LocalReader
-from tieredstore.local.store import LocalMessageStore
+from tieredstore.local.store import AT_ONCE_MESSAGES_MAX, LocalMessageStore
 from tieredstore.model.errors import (
     BackendRefusedError,
     InvalidConfigError,
@@ -47,6 +47,7 @@ from tieredstore.model.errors import (
     StoreClosedError,
     TieredStoreError,
 )
+from tieredstore.model.message_columns import MessageColumns
 from tieredstore.model.messages import Message, PutResult
 from tieredstore.model.topics import SCHEDULE_TOPIC
 from tieredstore.model.values import GetStatus, Host, PutStatus
@@ -655,6 +656,9 @@ PUT: list[Callable[[LocalMessageStore, Message], PutResult]] = [
     lambda store, message: store.put_messages([message])[0],
     lambda store, message: store.put_message_future(message).result(),
     lambda store, message: store.put_at_once(message) or store.put_message(message),
+    lambda store, message: (store.put_messages_at_once([message]) or store.put_messages([message]))[
+        0
+    ],
 ]
 
 
@@ -685,9 +689,9 @@ def test_a_message_is_put_alone_as_in_a_batch_and_by_a_future(tmp_path: Path, cr
                 if (root / path).exists()
             }
         )
-    assert results[0] == results[1] == results[2] == results[3]
+    assert all(result == results[0] for result in results)
     assert [put.stored for put in results[0]].count(False) == 1
-    assert files[0] == files[1] == files[2] == files[3]
+    assert all(file == files[0] for file in files)
 
 
 def test_a_message_is_put_at_once_where_nothing_has_to_be_waited_for(root: Path) -> None:
@@ -702,7 +706,17 @@ def test_a_message_is_put_at_once_where_nothing_has_to_be_waited_for(root: Path)
         assert refused is not None
         assert not refused.stored
         assert store.max_offset(TOPIC, 0) == 2
+        puts = store.put_messages_at_once(
+            [a_message(2), a_message(3, topic="no/topic"), a_message(4)]
+        )
+        assert puts is not None
+        assert [put.queue_offset for put in puts] == [2, -1, 3]
+        assert store.put_messages_at_once([a_message(5, topic="no/topic")]) is not None
+        assert not store.put_messages_at_once([])
+        assert store.max_offset(TOPIC, 0) == 4
         store.shutdown()
+        with pytest.raises(StoreClosedError):
+            store.put_messages_at_once([a_message(5)])
         with pytest.raises(StoreClosedError):
             store.put_at_once(a_message(3))
 
@@ -711,6 +725,7 @@ def not_at_once(store: LocalMessageStore, message: Message) -> None:
     """None, and nothing was done: the next put has the place that it would have had."""
     before = store.max_log_offset()
     assert store.put_at_once(message) is None
+    assert store.put_messages_at_once([message]) is None
     assert store.max_log_offset() == before
     assert store.put_message(a_message(9)).queue_offset == 1
 
@@ -730,9 +745,26 @@ def test_what_a_put_would_wait_for_is_left_to_another_thread(root: Path) -> None
             if name == "dispatch":
                 store.put_at_once(a_message(1))  # which fills a batch
                 assert store.put_at_once(a_message(2)) is None
+                assert store.put_messages_at_once([a_message(2)]) is None
             else:
                 not_at_once(store, message)
             store.shutdown()
+
+
+def test_only_a_few_messages_are_put_at_once(root: Path) -> None:
+    with Runtime.threads(dispatch_threads=1, fetch_threads=1) as runtime:
+        store = opened(root, runtime, commit_log_file_bytes=1 << 20, dispatch_interval_ms=10**6)
+        store.put_message(a_message(0))
+        few = [a_message(number) for number in range(AT_ONCE_MESSAGES_MAX)]
+        assert store.put_messages_at_once([*few, a_message(0)]) is None
+        large = [a_message(0, body_bytes=33 << 10)] * 2
+        assert store.put_messages_at_once(large) is None
+        columns = MessageColumns(topics=TOPIC, queue_ids=0, bodies=[one.body for one in large])
+        assert store.put_messages_at_once(columns) is None
+        puts = store.put_messages_at_once(few)
+        assert puts is not None
+        assert [put.queue_offset for put in puts] == list(range(1, AT_ONCE_MESSAGES_MAX + 1))
+        store.shutdown()
 
 
 def test_a_put_at_once_waits_for_no_other_put_and_no_full_disk(root: Path) -> None:
@@ -741,15 +773,19 @@ def test_a_put_at_once_waits_for_no_other_put_and_no_full_disk(root: Path) -> No
     store.put_message(a_message(0))
     with store._put_guard:
         assert store.put_at_once(a_message(1)) is None
+        assert store.put_messages_at_once([a_message(1)]) is None
     parts = parts_of(store)
     parts.retention.disk_is_full = True
     assert store.put_at_once(a_message(1)) is None
+    assert store.put_messages_at_once([a_message(1)]) is None
     parts.retention.disk_is_full = False
     assert store.put_message(a_message(1)).queue_offset == 1
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(MappedFile, "append", refuse_append)
         with pytest.raises(BackendRefusedError, match="append"):
             store.put_at_once(a_message(2))
+        with pytest.raises(BackendRefusedError, match="append"):
+            store.put_messages_at_once([a_message(2)])
     put = store.put_at_once(a_message(2))
     assert put is not None
     assert put.queue_offset == 2

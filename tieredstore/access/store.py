@@ -33,6 +33,7 @@ from tieredstore.driver.message_store import (
     MessageStore,
     ReadRequest,
     RetentionGuard,
+    batches_at_once,
     puts_at_once,
 )
 from tieredstore.driver.metadata import MetadataStore
@@ -112,6 +113,7 @@ class TieredMessageStore:
         self.metrics = metrics or NoMetrics()
         self._next = next_store
         self._next_at_once = puts_at_once(next_store)
+        self._next_batch_at_once = batches_at_once(next_store)
         self._open_tier = partial(
             open_tier, config, runtime=runtime, provider=provider, metadata=metadata, index=index
         )
@@ -265,6 +267,19 @@ class TieredMessageStore:
             return refused
         put = self._next_at_once
         return None if put is None else put(message)
+
+    def put_messages_at_once(self, messages: Sequence[Message]) -> Sequence[PutResult] | None:
+        """Store messages without waiting; None, with nothing done, where that cannot be.
+
+        Raises what `put_messages` raises.
+        """
+        opened = self._loaded()
+        put = self._next_batch_at_once
+        if put is None or not opened.refusals:
+            return None if put is None else put(messages)
+        taken, refused = self._parted(messages)
+        results = put(taken)
+        return None if results is None else _merged(results, refused)
 
     def put_messages(self, messages: Sequence[Message]) -> Sequence[PutResult]:
         """Store messages in this order; each is stored or refused by itself.

@@ -109,7 +109,8 @@ class MessageStore(Protocol):
       where queues ended once that it found shorter when it was opened.
     * One whose puts need not wait may have `put_at_once(message)`: the result of `put_message`, or
       None, with nothing done, where that would wait for a disk, a backend or a busy lock. Whoever
-      must not be blocked, an event loop say, asks for it first.
+      must not be blocked, an event loop say, asks for it first. `put_messages_at_once(messages)` is
+      the same for batches: all of the results of `put_messages`, or None.
     * One that looks for damage may have `damages`: what it found since it was opened, each with
       `path`, `position`, `reason` and `mended`. Health shows them.
     * A class that inherits from this one gets what has a body here: `put_message` is enough, and
@@ -308,6 +309,14 @@ def puts_at_once(store: MessageStore) -> Callable[[Message], PutResult | None] |
     return getattr(store, "put_at_once") if hasattr(type(store), "put_at_once") else None  # noqa: B009
 
 
+def batches_at_once(
+    store: MessageStore,
+) -> Callable[[Sequence[Message]], Sequence[PutResult] | None] | None:
+    """The same of `put_messages_at_once`."""
+    name = "put_messages_at_once"
+    return getattr(store, name) if hasattr(type(store), name) else None
+
+
 class AbstractPluginMessageStore:
     """A message store around another, which gets every call as it came.
 
@@ -377,6 +386,13 @@ class AbstractPluginMessageStore:
         if put is None or self._overrides("put_message", "put_message_future"):
             return None
         return put(message)
+
+    def put_messages_at_once(self, messages: Sequence[Message]) -> Sequence[PutResult] | None:
+        """Store messages without waiting; None, with nothing done, where that cannot be."""
+        put = batches_at_once(self.next_store)
+        if put is None or self._overrides("put_message", "put_messages", "put_messages_future"):
+            return None
+        return put(messages)
 
     def put_message_future(self, message: Message) -> Future[PutResult]:
         """Take one message now; the future is done when it is stored or refused."""

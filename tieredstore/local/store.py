@@ -32,7 +32,14 @@ from tieredstore.driver.message_store import (
 )
 from tieredstore.driver.one_process import OneProcess
 from tieredstore.driver.runtime import Clock, Runtime, Service
-from tieredstore.local.commit_log import Appended, CommitLog, Flusher, PromisedPuts, PutResults
+from tieredstore.local.commit_log import (
+    Appended,
+    AppendedRun,
+    CommitLog,
+    Flusher,
+    PromisedPuts,
+    PutResults,
+)
 from tieredstore.local.config import DelayLevels, LocalConfig
 from tieredstore.local.consume_queues import (
     BEGUN_FILE,
@@ -70,7 +77,7 @@ from tieredstore.model.errors import (
     TieredStoreError,
     refused_by_system,
 )
-from tieredstore.model.message_columns import unchanging
+from tieredstore.model.message_columns import MessageColumns, unchanging
 from tieredstore.model.messages import (
     GetResult,
     Message,
@@ -97,7 +104,8 @@ log = log_of(__name__)
 T = TypeVar("T")
 
 HOUR_MS: Final = 3_600_000
-AT_ONCE_BYTES_MAX: Final = 64 * KIB  # of a body: its checksum and copy take 30 microseconds
+AT_ONCE_BYTES_MAX: Final = 64 * KIB  # of bodies: their checksums and copy take 30 microseconds
+AT_ONCE_MESSAGES_MAX: Final = 32
 _PUTS_WAIT: Final = PutStatus.SERVICE_NOT_AVAILABLE, "too many puts wait for the disk"
 
 
@@ -909,7 +917,7 @@ class LocalMessageStore(StoreReads):
         Raises what `put_message` raises.
         """
         parts = self._running()
-        if parts.retention.disk_is_full or parts.dispatch.failure or parts.dispatch.must_keep_up:
+        if _must_wait(parts):
             return None
         body: object = getattr(message, "body", None)
         if not isinstance(body, bytes) or len(body) > AT_ONCE_BYTES_MAX:
@@ -926,6 +934,31 @@ class LocalMessageStore(StoreReads):
         finally:
             self._put_guard.release()
         return record.result(PutStatus.PUT_OK)
+
+    def put_messages_at_once(self, messages: Sequence[Message]) -> PutResults | None:
+        """The same for a few messages: of more than AT_ONCE_MESSAGES_MAX, or AT_ONCE_BYTES_MAX of
+        bodies, none is put.
+
+        Raises what `put_messages` raises.
+        """
+        parts = self._running()
+        messages = unchanging(messages)
+        if _must_wait(parts) or not _are_few(messages):
+            return None
+        batch, refused = self._encoder.encode_all(messages)
+        if batch is None:
+            return Appended(messages, refused, (), None, waits_for_disk=False).results()
+        if self._sync_flush and batch.waits_for_disk:
+            return None
+        if not self._put_guard.acquire(blocking=False):
+            return None
+        try:
+            if self._parts is not parts or not parts.log.has_room(sum(batch.sizes)):
+                return None
+            queue_offsets, run = self._put_all_in_log(parts, batch)
+        finally:
+            self._put_guard.release()
+        return Appended(messages, refused, queue_offsets, run, waits_for_disk=False).results()
 
     def put_messages(self, messages: Sequence[Message]) -> PutResults:
         """Store messages in this order; each is stored or refused by itself.
@@ -1087,14 +1120,21 @@ class LocalMessageStore(StoreReads):
         with self._put_guard:
             if self._parts is not parts:
                 raise StoreClosedError("the store is closed")
-            queue_offsets, taken = self._offsets(batch)
-            with _refused_append(parts):
-                run = parts.log.append(batch, queue_offsets)
-            self._next_offsets.update(taken)
-            parts.dispatch.submit(batch, queue_offsets, run)
+            queue_offsets, run = self._put_all_in_log(parts, batch)
             appended = Appended(messages, refused, queue_offsets, run, waits_for_disk)
             then(appended)
         return appended
+
+    def _put_all_in_log(
+        self, parts: LocalStore, batch: RecordBatch
+    ) -> tuple[list[int], AppendedRun]:
+        """The caller has the lock of the puts, and these parts are still the store's."""
+        queue_offsets, taken = self._offsets(batch)
+        with _refused_append(parts):
+            run = parts.log.append(batch, queue_offsets)
+        self._next_offsets.update(taken)
+        parts.dispatch.submit(batch, queue_offsets, run)
+        return queue_offsets, run
 
     def _why_not_now(self, parts: LocalStore) -> str:
         """What keeps the store from taking any put; empty if nothing does."""
@@ -1207,6 +1247,26 @@ class LocalMessageStore(StoreReads):
         if not self._started:
             raise StoreClosedError("the store is not started")
         return parts
+
+
+def _must_wait(parts: LocalStore) -> bool:
+    """Whether a put would be refused, or has to dispatch what was put before."""
+    return bool(
+        parts.retention.disk_is_full or parts.dispatch.failure or parts.dispatch.must_keep_up
+    )
+
+
+def _are_few(messages: tuple[Message, ...] | MessageColumns) -> bool:
+    """Whether they are put in about a tenth of a millisecond."""
+    if len(messages) > AT_ONCE_MESSAGES_MAX:
+        return False
+    bodies: Sequence[object]
+    if isinstance(messages, MessageColumns):
+        bodies = messages.bodies
+    else:
+        bodies = [getattr(message, "body", None) for message in messages]
+    sizes = [len(body) for body in bodies if isinstance(body, bytes)]
+    return len(sizes) == len(bodies) and sum(sizes) <= AT_ONCE_BYTES_MAX
 
 
 def _refused_append(parts: LocalStore) -> refused_by_system:

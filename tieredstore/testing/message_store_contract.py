@@ -38,6 +38,7 @@ from tieredstore.driver.message_store import (
     MessageFilter,
     MessageStore,
     RetentionGuard,
+    batches_at_once,
     puts_at_once,
 )
 from tieredstore.driver.runtime import Runtime
@@ -385,6 +386,19 @@ class MessageStoreContract:
         for number in range(40):
             put = at_once(a_message(number)) or store.put_message(a_message(number))
             assert (put.status, put.queue_offset) == (PutStatus.PUT_OK, number)
+        assert store.max_offset(TOPIC, 0) == 40
+
+    def test_a_batch_at_once_is_all_of_it_or_nothing(self, store: MessageStore) -> None:
+        """Of a store that has it."""
+        at_once = batches_at_once(store)
+        if at_once is None:
+            return
+        for first in range(0, 40, 4):
+            batch = [a_message(number) for number in range(first, first + 4)]
+            puts = at_once(batch) or store.put_messages(batch)
+            assert [(put.status, put.queue_offset) for put in puts] == [
+                (PutStatus.PUT_OK, number) for number in range(first, first + 4)
+            ]
         assert store.max_offset(TOPIC, 0) == 40
 
     def test_everything_put_is_below_the_confirmed_offset(self, store: MessageStore) -> None:
