@@ -9,7 +9,7 @@ from typing import Final
 from tieredstore.access.key_lookup import SCAN_BYTES_MAX, KeyLookup
 from tieredstore.access.pages import CachedSource, ColdError, ExactSource, HotSource, QueuePages
 from tieredstore.access.read_cache import ReadCache
-from tieredstore.codec.columns import RecordFields, sound_count
+from tieredstore.codec.columns import Bodies, sound_count
 from tieredstore.driver.message_store import COUNT_MAX, ReadRequest
 from tieredstore.driver.metrics import (
     KEYS_INCOMPLETE,
@@ -162,7 +162,7 @@ class Fetcher:
         run = read_run(file, offset, count_max=count_max, bytes_max=bytes_max, source=self._source)
         if not len(run) or not self._config.checks_bulk_reads:
             return run
-        count = sound_count(RecordFields(run).sound_bodies())
+        count = sound_count(Bodies(run.records, run.starts, run.message_bytes).sound_bodies())
         if not count:
             raise damaged_body(file, run.first_offset, int(run.log_offsets[0]))
         return run.head(count)

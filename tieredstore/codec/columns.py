@@ -103,13 +103,10 @@ class Words:
         return found.astype(np.int64)
 
 
-class Records(Words):
-    """Many records in one buffer, and where their parts of any length are.
+class Bodies(Words):
+    """Many records in one buffer, as far as their bodies: what lies behind these is not looked at.
 
-    * `sound` says of each row whether exactly this record lies there, whole: magic and size are a
-      message's, and its lengths add up to the size. Nothing counts in a row that is not sound.
-      Nothing is read beyond a record, whatever it says.
-    * Checksums are not looked at, but by `sound_bodies` and `body_crc_ok`.
+    `has_body` says of each row whether a record of this size may lie there, with its body in it.
     """
 
     def __init__(
@@ -119,16 +116,15 @@ class Records(Words):
         sizes = sizes.astype(np.int64, copy=False)
         self.starts: NDArray[np.int64] = starts.astype(np.int64, copy=False)
         self.ends: NDArray[np.int64] = self.starts + sizes
-        self.sound = (self.starts >= 0) & (self.starts <= len(data) - sizes) & (sizes > FIXED_BYTES)
-        if not self.sound.all():
-            self.starts = np.where(self.sound, self.starts, 0)
-            self.ends = np.where(self.sound, self.ends, 0)
+        self.has_body = (self.starts >= 0) & (self.starts <= len(data) - sizes)
+        self.has_body &= sizes > FIXED_BYTES
+        if not self.has_body.all():
+            self.starts = np.where(self.has_body, self.starts, 0)
+            self.ends = np.where(self.has_body, self.ends, 0)
         self._find_heads()
         self.sys_flags = self._head(">i4", SYS_FLAG_POSITION)
-        self._only_checked_are_sound = False
         self.born_ipv6: NDArray[np.int64] | None = None  # extra bytes of each; None: of none
         self._find_body()
-        self._find_texts()
 
     def _find_heads(self) -> None:
         """The fixed parts of all records, side by side: fields are then read without a search."""
@@ -160,14 +156,50 @@ class Records(Words):
             self.body_bytes = self._head(">i4", FIXED_BYTES - 4)
         else:
             self.body_bytes = self.int32(self.body_starts - 4)
-        self._has_body = self.sound & (self.body_bytes >= 0)
-        self._has_body &= self.body_starts + self.body_bytes <= self.ends
+        self.has_body &= self.body_bytes >= 0
+        self.has_body &= self.body_starts + self.body_bytes <= self.ends
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def body_crcs(self) -> NDArray[np.int64]:
+        return self._head(">i4", BODY_CRC_POSITION)
+
+    def body_crc_ok(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether the bodies have the checksum that their records say."""
+        starts, sizes = self.body_starts[rows], self.body_bytes[rows]
+        return bodies_match(self.data, starts, sizes, self.body_crcs()[rows])
+
+    def sound_bodies(self) -> NDArray[np.bool_]:
+        """Of each row whether its body lies within the record and has the checksum that this says,
+        whatever the rest of the record is."""
+        sound = self.has_body.copy()
+        rows = np.flatnonzero(sound)
+        sound[rows] = self.body_crc_ok(rows)
+        return sound
+
+
+class Records(Bodies):
+    """Many records in one buffer, and where their parts of any length are.
+
+    * `sound` says of each row whether exactly this record lies there, whole: magic and size are a
+      message's, and its lengths add up to the size. Nothing counts in a row that is not sound.
+      Nothing is read beyond a record, whatever it says.
+    * Checksums are not looked at, but by `sound_bodies` and `body_crc_ok`.
+    """
+
+    def __init__(
+        self, data: Buffer, starts: NDArray[np.int64], sizes: NDArray[np.integer[Any]]
+    ) -> None:
+        super().__init__(data, starts, sizes)
+        self._only_checked_are_sound = False
+        self._find_texts()
 
     def _find_texts(self) -> None:
         ends = self.ends
         magics = self._head(">u4", MAGIC_POSITION)
         wide = magics == MESSAGE_MAGIC_V2
-        self.sound = self._has_body & (wide | (magics == MESSAGE_MAGIC_V1))
+        self.sound = self.has_body & (wide | (magics == MESSAGE_MAGIC_V1))
         self.sound &= self._head(">i4", 0) == self.sizes()
         topic_at = self.body_starts + self.body_bytes
         self.topic_starts = topic_at + 1 + wide
@@ -184,9 +216,6 @@ class Records(Words):
             for name in ("topic_starts", "topic_bytes", "property_starts", "property_bytes"):
                 setattr(self, name, np.where(self.sound, getattr(self, name), 0))
 
-    def __len__(self) -> int:
-        return len(self.starts)
-
     @property
     def is_sound(self) -> bool:
         return bool(self.sound.all())
@@ -195,9 +224,6 @@ class Records(Words):
 
     def sizes(self) -> NDArray[np.int64]:
         return self.ends - self.starts
-
-    def body_crcs(self) -> NDArray[np.int64]:
-        return self._head(">i4", BODY_CRC_POSITION)
 
     def queue_ids(self) -> NDArray[np.int64]:
         return self._head(">i4", QUEUE_ID_POSITION)
@@ -236,20 +262,10 @@ class Records(Words):
     # Checks
 
     def body_crc_ok(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Whether the bodies have the checksum that their records say. They are not looked at again
-        behind `leave_out_damaged_bodies`."""
+        """The same. They are not looked at again behind `leave_out_damaged_bodies`."""
         if self._only_checked_are_sound and self.sound[rows].all():
             return np.ones(len(rows), np.bool_)
-        starts, sizes = self.body_starts[rows], self.body_bytes[rows]
-        return bodies_match(self.data, starts, sizes, self.body_crcs()[rows])
-
-    def sound_bodies(self) -> NDArray[np.bool_]:
-        """Of each row whether its body lies within the record and has the checksum that this says,
-        whatever the rest of the record is."""
-        sound = self._has_body.copy()
-        rows = np.flatnonzero(sound)
-        sound[rows] = self.body_crc_ok(rows)
-        return sound
+        return super().body_crc_ok(rows)
 
     def leave_out_damaged_bodies(self) -> NDArray[np.int64]:
         """The rows that were sound but for their bodies; they are so no more."""

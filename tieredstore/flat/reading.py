@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from tieredstore.codec.columns import RecordFields
+from tieredstore.codec.columns import Bodies
 from tieredstore.codec.message import BLANK_MAGIC, CODA_BYTES, is_coda
 from tieredstore.codec.queue_unit import UNIT_BYTES, decode_units, unpack_units
 from tieredstore.codec.record import (
@@ -84,7 +84,7 @@ def read_run(
     run = found.run()
     if not checks_bodies:
         return run
-    sound = RecordFields(run).sound_bodies()
+    sound = Bodies(run.records, run.starts, run.message_bytes).sound_bodies()
     if not sound[0]:
         raise damaged_body(file, offset, int(run.log_offsets[0]))
     return run if sound.all() else run.head(int(sound.argmin()))
