@@ -26,9 +26,10 @@ from typing import Any, Final, Self, TypeAlias
 import google_crc32c
 import numpy as np
 from google_crc32c import extend
+from numpy.typing import NDArray
 
 from tieredstore.codec.checks import crc32
-from tieredstore.codec.columns import Records
+from tieredstore.codec.columns import Bodies, Words
 from tieredstore.codec.message import CODA_BYTES, is_coda
 from tieredstore.codec.record import (
     BODY_CRC_POSITION,
@@ -38,6 +39,7 @@ from tieredstore.codec.record import (
     LOG_OFFSET_POSITION,
     MAGIC_POSITION,
     MESSAGE_MAGIC_V1,
+    MESSAGE_MAGIC_V2,
     MESSAGE_MAGICS,
     RECORD_BYTES_MIN,
     fixed_bytes,
@@ -73,6 +75,7 @@ _HEAD_BYTES: Final = FIXED_BYTES + 2 * IPV6_BYTES  # at most so much comes befor
 _MAGIC_START: Final = MESSAGE_MAGIC_V1.to_bytes(4, "big")[:3]  # the same in both
 Key: TypeAlias = tuple[str, SegmentType, int]
 Place: TypeAlias = dict[str, str]
+Rows: TypeAlias = NDArray[np.int64]
 
 
 class CopyState(Enum):
@@ -468,47 +471,44 @@ class PassingBodies:
 
     def take(self, block: bytes) -> None:
         """The next bytes. SegmentCorruptError for a body that is not what its record says."""
-        start = 0
-        if self._open is not None:
-            start = self._gone_on(block)
-            self._position += start
-        data = self._held + block[start:] if start or self._held else block
-        self._held = b""
-        while data:
-            starts, sizes, at = self._walked(data)
+        at = 0 if self._open is None else self._gone_on(block)
+        data, self._held = self._held + block if self._held else block, b""
+        while at < len(data):
+            starts, sizes, at = self._walked(data, at)
             self._check_whole(data, starts, sizes)
             if at == len(data):
-                self._position += at
-                return
+                break
             found = self._next_record(data, at)
             if found is None:
                 kept = len(data) if self._open is not None else max(at, len(data) - _HEAD_BYTES)
                 self._position += kept
                 self._held = data[kept:]
                 return
-            self._position += found
-            data = data[found:]
+            at = found
+        self._position += len(data)
 
-    def _walked(self, data: bytes) -> tuple[list[int], list[int], int]:
+    def _walked(self, data: bytes, at: int) -> tuple[Rows, Rows, int]:
         """Where whole records begin that follow each other, their sizes, and where that ends."""
-        starts: list[int] = []
-        sizes: list[int] = []
-        at, end, unpack = 0, len(data), _HEAD.unpack_from
-        if self._is_lost:
-            return starts, sizes, at
-        while at + _HEAD_BYTES <= end:
-            size, magic = unpack(data, at)
-            if magic not in MESSAGE_MAGICS:
-                if not is_coda(data, at):
-                    break
+        found: list[int] = []
+        last, unpack = len(data) - _HEAD_BYTES, INT32.unpack_from
+        while at <= last and not self._is_lost:
+            (size,) = unpack(data, at)
+            if size >= RECORD_BYTES_MIN:
+                found.append(at)
+                at += size
+            elif is_coda(data, at):
                 at += CODA_BYTES
-                continue
-            if size < RECORD_BYTES_MIN or at + size > end:
+            else:
                 break
-            starts.append(at)
-            sizes.append(size)
-            at += size
-        return starts, sizes, at
+        # Whether these are records is asked of all at once: it takes longer than the walk.
+        starts, words = np.array(found, np.int64), Words(data)
+        sizes, magics = words.int32(starts), words.uint32(starts + MAGIC_POSITION)
+        whole = (magics == MESSAGE_MAGIC_V1) | (magics == MESSAGE_MAGIC_V2)
+        whole &= starts + sizes <= len(data)
+        if whole.all():
+            return starts, sizes, at
+        count = int(whole.argmin())
+        return starts[:count], sizes[:count], found[count]
 
     def _next_record(self, data: bytes, at: int) -> int | None:
         """Where to go on; None where that takes more bytes, which `_open` may wait for."""
@@ -532,7 +532,7 @@ class PassingBodies:
             size, magic = _HEAD.unpack_from(data, at)
             if magic not in MESSAGE_MAGICS or not RECORD_BYTES_MIN <= size <= len(data) - at:
                 break
-            self._check_whole(data, [at], [size])
+            self._check_whole(data, np.array([at]), np.array([size]))
             at += size
         return None
 
@@ -579,13 +579,12 @@ class PassingBodies:
         if not record.body_left and record.crc & INT32_MAX != record.wanted:
             raise self._damage(record.queue_offset, record.place)
 
-    def _check_whole(self, data: bytes, starts: list[int], sizes: list[int]) -> None:
-        if not starts:
+    def _check_whole(self, data: bytes, starts: Rows, sizes: Rows) -> None:
+        if not len(starts):
             return
-        records = Records(data, np.array(starts, np.int64), np.array(sizes, np.int64))
-        sound = records.sound_bodies()
+        sound = Bodies(data, starts, sizes).sound_bodies()
         if not sound.all():
-            first = starts[int(sound.argmin())]
+            first = int(starts[sound.argmin()])
             raise self._damage(peek_queue_offset(data, first), self._position + first)
 
     def _says_here(self, data: bytes, at: int) -> bool:
