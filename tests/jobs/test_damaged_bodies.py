@@ -157,7 +157,7 @@ def test_it_never_goes_to_parquet_unmarked(tier: Tier, tmp_path: Path) -> None:
 def test_it_never_goes_to_another_tier(
     tier: Tier, tmp_path: Path, block_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(migrate_copy, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(migrate_copy, "NEAR_BYTES", block_bytes)
     target = posix_config(tmp_path / "target")
     for _ in range(2):  # what had landed is compared the second time, and found again
         report = moved(tier.config, target, cut_over=True)
