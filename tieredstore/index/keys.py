@@ -182,23 +182,31 @@ def keys_of_run(topic: str, topic_id: int, queue_id: int, run: CommittedRun) -> 
 
     A record that is not sound is passed over: no look-up that found it could read it.
     """
-    if run.keys is not None:
-        columns = run.run.message_bytes.astype(np.int64), run.keys.store_timestamps
-        rows = np.arange(len(run))
-        return _placed_keys(topic_id, queue_id, run, run.keys.keys, rows, *columns)
-    records = Records(run.run.records, run.run.starts, run.run.message_bytes)
+    log_offsets = np.asarray(run.log_offsets, np.int64)
+    if run.keys is None:
+        records = Records(run.run.records, run.run.starts, run.run.message_bytes)
+        return keys_of_records(topic, topic_id, queue_id, records, log_offsets)
+    columns = run.run.message_bytes.astype(np.int64), run.keys.store_timestamps
+    rows = np.arange(len(run))
+    return _placed_keys(topic_id, queue_id, log_offsets, run.keys.keys, rows, *columns)
+
+
+def keys_of_records(
+    topic: str, topic_id: int, queue_id: int, records: Records, log_offsets: NDArray[np.int64]
+) -> RunKeys:
+    """The same of records that were looked at, and of where the log has them."""
     rows = np.flatnonzero(records.sound)
     if len(rows) < len(records):
         log.error("%d messages without a sound record are not indexed", len(records) - len(rows))
     keys = keys_behind(f"{topic}#", records.properties(rows))
     columns = records.sizes(), records.store_times()
-    return _placed_keys(topic_id, queue_id, run, keys, rows, *columns)
+    return _placed_keys(topic_id, queue_id, log_offsets, keys, rows, *columns)
 
 
 def _placed_keys(
     topic_id: int,
     queue_id: int,
-    run: CommittedRun,
+    log_offsets: NDArray[np.int64],
     keys: HashedKeys,
     rows: NDArray[np.int64],
     sizes: NDArray[np.int64],
@@ -211,7 +219,7 @@ def _placed_keys(
             key_hashes=keys.hashes,
             topic_ids=topic_id,
             queue_ids=queue_id,
-            log_offsets=np.asarray(run.log_offsets, np.int64)[owners],
+            log_offsets=log_offsets[owners],
             message_bytes=sizes[owners],
             store_timestamps=store_timestamps[owners],
         ),

@@ -18,8 +18,7 @@ from tieredstore.driver.provider import Scratch, StagedObject
 from tieredstore.driver.runtime import Clock
 from tieredstore.flat import append_file
 from tieredstore.index.compaction import Compaction
-from tieredstore.index.contract import CommittedRun
-from tieredstore.index.keys import keys_of_run
+from tieredstore.index.keys import keys_of_records
 from tieredstore.index.watermarks import QueueId
 from tieredstore.jobs.job import (
     Engine,
@@ -220,8 +219,8 @@ def stage_keys(config: StoreConfig, item: KeysItem) -> list[KeyRun]:
     # A message whose body is damaged has its keys all the same.
     reader = SliceReader(config, item.slice, on_damage=passed_over, checks_bodies=False)
     for fields in reader.fields():
-        committed = CommittedRun(run=fields.run, log_offsets=fields.run.log_offsets)
-        writer.add(keys_of_run(key.topic, item.topic_id, key.queue_id, committed).columns)
+        queue = key.topic, item.topic_id, key.queue_id
+        writer.add(keys_of_records(*queue, fields, fields.run.log_offsets).columns)
     return writer.finish()
 
 

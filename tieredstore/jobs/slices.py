@@ -466,8 +466,9 @@ class SliceReader:
                 damages.append(self._passed_over(error, offset))
                 offset = damages[-1].end_offset
                 continue
-            self._count_max = min(2 * self._count_max, self._run_count)
             if len(run):
+                # Units that the bytes of one read have no room for are not decoded each time.
+                self._count_max = min(2 * len(run), self._run_count)
                 return _NextRun(run, damages)
             offset = max(offset + 1, self._file.min_offset)  # below it all has expired
         return _NextRun(None, damages)
