@@ -114,12 +114,12 @@ class RunWriter:
         return self.runs
 
     def _flush(self, *, is_last: bool) -> None:
-        entries = np.concatenate(self._waiting) if self._waiting else np.empty(0, ENTRY_DTYPE)
+        entries = _joined(self._waiting) if self._waiting else np.empty(0, ENTRY_DTYPE)
         self._waiting, self._waiting_count = [], 0
         times = entries["time"].astype(np.int64)
         if (times[1:] < times[:-1]).any():
             order = np.argsort(times, kind="stable")
-            entries, times = entries.take(order), times.take(order)
+            entries, times = _taken(entries, order), times.take(order)
         run = KeyRun(
             name=f"{self.stem}.{len(self.runs)}",
             topic_id=self.topic_id,
@@ -501,16 +501,25 @@ def _rounds(
                 bound = begin
         opened.sort(key=lambda part: part.place)
         taken = [(part, part.take(bound)) for part in opened]
-        dtype = opened[0].entries.dtype
-        # As bytes: numpy joins structures field by field.
-        blobs = np.concatenate([some.view(f"V{dtype.itemsize}") for _, some in taken])
+        entries = _joined([some for _, some in taken])
         places = np.concatenate([part.places_of(some) for part, some in taken])
-        order = np.argsort(blobs.view(dtype)["time"], kind="stable")
-        yield places.take(order), blobs.take(order).view(dtype)
+        order = np.argsort(entries["time"], kind="stable")
+        yield places.take(order), _taken(entries, order)
         for part in opened:
             if not len(part.entries):
                 part.fill()
         opened = [part for part in opened if len(part.entries)]
+
+
+def _joined(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Entries one behind another; as bytes, for numpy joins structures field by field."""
+    dtype = parts[0].dtype
+    return np.concatenate([part.view(f"V{dtype.itemsize}") for part in parts]).view(dtype)
+
+
+def _taken(entries: NDArray[Any], order: NDArray[np.int64]) -> NDArray[Any]:
+    """Entries in this order, moved as bytes too."""
+    return entries.view(f"V{entries.dtype.itemsize}").take(order).view(entries.dtype)
 
 
 def _overlapping(parts: Sequence[RunPart]) -> int:
@@ -522,7 +531,7 @@ def _columns(
     pieces: Sequence[tuple[NDArray[np.int64], NDArray[Any]]], parts: Sequence[RunPart]
 ) -> IndexColumns:
     places = np.concatenate([place for place, _ in pieces])
-    entries = np.concatenate([part for _, part in pieces])
+    entries = _joined([part for _, part in pieces])
     shifts = np.array([part.log_shift for part in parts], np.int64)
     return IndexColumns(
         key_hashes=entries["key_hash"].astype(np.uint64),
