@@ -343,6 +343,18 @@ def test_keys_that_the_notes_have_and_no_index_file_are_missing(tmp_path: Path) 
     assert kinds(report) == {"key-missing", "keys-not-uploaded"}, report.findings
 
 
+def test_segments_that_are_not_published_yet_are_looked_for(tmp_path: Path) -> None:
+    """Else the log that is known ends with what somebody left there who died."""
+    tier = WrittenTier(config=posix_config(tmp_path / "rolled", commit_log_segment_bytes=4_000))
+    with tier.open() as parts:
+        write(tier, parts, 3)
+        assert parts.publishing.step()
+        write(tier, parts, 40)
+        rows = TierPicture.take(elsewhere(tier)).queues[0]
+        assert rows.end_offset == 43
+        assert len(rows.log) > 1
+
+
 def elsewhere(tier: WrittenTier) -> StoreConfig:
     """Where nobody sees the broker's disk."""
     folder = f"{tier.config.store_path} elsewhere"

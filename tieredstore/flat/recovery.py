@@ -363,7 +363,9 @@ def _end_of_units(
         and known <= within < units
         and (sound.queue_offset if sound else -1) == (queue.first_unit(index) + within - 1)
     ):
-        return _End(count=within, log_end=sound.end if sound else 0, last=sound)
+        log_end = sound.end if sound else 0
+        problem = f"{units - within} {beyond}"
+        return _End(count=within, log_end=log_end, last=sound, problem=problem)
     if sound is None and not within and units > 1:
         return _End(count=0, problem=f"{units} {beyond}")
     start = commit_log.last_base if sound is None else sound.end

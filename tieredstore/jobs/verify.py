@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tieredstore.access.audit import audit
+from tieredstore.access.reader import amend_problems
 from tieredstore.access.wiring import open_tier, published_catalogue
 from tieredstore.codec.names import index_queue_path
 from tieredstore.codec.queue_unit import UNIT_BYTES
@@ -356,6 +357,7 @@ class TierPicture:
             path = index_queue_path(config.broker_name)
             index = tuple(row for row in metadata.segments(path, SegmentType.INDEX) if row.size)
             parts.load()
+            amend_problems(parts.files, metadata, parts.provider)
             below = f"{config.broker_name}/"
             rows = {
                 row.key: row
