@@ -405,6 +405,7 @@ class World:
         self.is_sound = False  # nothing goes wrong any more
         self.has_lost_disk = False
         self.carer: Process | None = None  # an operator's, while no broker runs
+        self.care_kill_odds = CARE_KILL_ODDS
 
     # Running it
 
@@ -731,7 +732,8 @@ class World:
 
     def _move(self, machine: Machine) -> None:
         """Again until it is done: a broker on the former tier would begin another history."""
-        for _ in range(TRIES_MAX):
+        for number in range(TRIES_MAX):
+            self.care_kill_odds = CARE_KILL_ODDS / (number + 1)
             self._take_care(machine, MOVE)
             if self.place != FORMER or self.former is not None or not self.has_segments(machine):
                 return
@@ -818,7 +820,7 @@ class World:
         life = self.life
         carer = self.carer
         if carer is not None and running is not None and running.process is carer:
-            if self.dice.random() < CARE_KILL_ODDS:
+            if self.dice.random() < self.care_kill_odds:
                 self.scheduler.note(f"killed at {what}")
                 self.scheduler.kill(carer, carer.place.free_locks)
             return
