@@ -19,12 +19,14 @@ from tieredstore.access.store import TieredMessageStore
 from tieredstore.codec.message import decode_message
 from tieredstore.codec.record import peek_store_timestamp
 from tieredstore.driver.runtime import Runtime
+from tieredstore.jobs.job import LocalEngine, run_job
+from tieredstore.jobs.verify import VerifyJob
 from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.config import MIB
 from tieredstore.model.errors import BackendUnavailableError
 from tieredstore.model.messages import Message
 from tieredstore.model.values import GetStatus, QueueKey, StorageLevel
-from tieredstore.testing.samples import STORE_TIMESTAMP
+from tieredstore.testing.samples import STORE_TIMESTAMP, TOPIC
 
 
 @pytest.fixture(params=["folder", "bucket"])
@@ -431,6 +433,24 @@ def test_trusting_the_local_store_uploads_it_again(machine: Machine, tier: int, 
     store = machine.open()
     assert bodies(machine, ONE)[: 10 + local] == before
     assert store.health().ok
+
+
+def test_keys_of_what_was_given_up_for_the_local_store_are_no_damage(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    a_fork(machine)
+    store = machine.open()
+    for key in (ONE, TWO):
+        trust(store, machine, key, "local")
+    machine.end()
+    store = machine.open()
+    assert store.flush(seal=True)
+    answer = store.query_message(TOPIC, "shared", count_max=64)
+    assert (len(answer.messages), answer.complete) == (26, True)
+    machine.end()
+    runtime = Runtime.inline(now_ms=STORE_TIMESTAMP)
+    engine = LocalEngine(pool=runtime.dispatch, threads=1)
+    report = run_job(VerifyJob(config=machine.config()), engine, clock=runtime.clock)
+    assert not [each for each in report.findings if each.is_damage]
 
 
 @pytest.mark.parametrize("side", ["tier", "local"])

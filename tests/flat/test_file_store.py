@@ -221,6 +221,25 @@ def test_a_queue_made_again_after_it_was_destroyed_begins_afresh() -> None:
     assert list(content(tier.file())) == [50]
 
 
+def test_the_log_of_a_queue_made_again_goes_on_behind_the_one_that_was_given_up() -> None:
+    """The key index has its places still. A topic that is made anew has another number there."""
+    tier = Tier()
+    ends = [0]
+    for _ in range(3):
+        file = tier.open().create(*KEY)
+        file.start_at(0)
+        assert file.log.min_offset == ends[-1]
+        append(file, numbered(0, 3))
+        assert list(content(tier.file())) == [0, 1, 2]
+        ends.append(file.log.commit_offset)
+        tier.open().destroy(KEY)
+    assert len({*ends}) == 4
+    tier.open().delete_topics([TOPIC])
+    file = tier.open().create(*KEY)
+    file.start_at(0)
+    assert file.log.min_offset == 0
+
+
 def test_bytes_that_cannot_be_deleted_are_deleted_before_the_queue_is_made_again() -> None:
     tier = Tier()
     append(tier.file(), numbered(0, 3))

@@ -12,10 +12,12 @@ from tieredstore.codec.names import INDEX_TOPIC, index_queue_path, queue_path
 from tieredstore.driver.metadata import (
     LINEAGE,
     Change,
+    DeleteNote,
     DeleteQueue,
     DeleteTopic,
     MetadataStore,
     Put,
+    PutNote,
 )
 from tieredstore.driver.one_process import OneProcess
 from tieredstore.driver.provider import SegmentProvider
@@ -27,7 +29,7 @@ from tieredstore.flat.append_file import (
     SegmentKey,
     mark_for_deletion,
 )
-from tieredstore.flat.message_file import FlatMessageFile
+from tieredstore.flat.message_file import LOG_START_NOTE, FlatMessageFile
 from tieredstore.flat.recovery import forget_unconfirmed, recover
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import (
@@ -233,9 +235,15 @@ class FlatFileStore:
             return file
 
     def destroy(self, key: QueueKey) -> None:
-        """Remove a queue, from the catalogue first. Bytes that cannot be deleted stay noted."""
+        """Remove a queue, from the catalogue first. Bytes that cannot be deleted stay noted.
+
+        Its topic stays: a queue of this name has another log, which goes on behind this one.
+        """
         self._check_open()
-        self._destroy([key])
+        path = self._path(key)
+        rows = self._metadata.segments(path, SegmentType.COMMIT_LOG)
+        end = max((row.end_offset for row in rows), default=0)
+        self._destroy([key], *([PutNote(LOG_START_NOTE, path, end)] if end else []))
 
     def delete_topics(self, topics: Iterable[str]) -> int:
         """Remove topics with all their queues; how many of them there were."""
@@ -248,7 +256,10 @@ class FlatFileStore:
             # Those too of which a deletion came to effect that had failed.
             keys |= {file.key for file in self.files() if file.key.topic == topic}
             if keys or self._metadata.topic(topic) is not None:
-                self._destroy(sorted(keys), DeleteTopic(topic))
+                prefix = self._path(QueueKey(topic, 0)).removesuffix("0")
+                noted = self._metadata.notes(LOG_START_NOTE)
+                anew = [DeleteNote(LOG_START_NOTE, it) for it in noted if it.startswith(prefix)]
+                self._destroy(sorted(keys), DeleteTopic(topic), *anew)
                 count += 1
         return count
 

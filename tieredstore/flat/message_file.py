@@ -21,7 +21,7 @@ from tieredstore.codec.queue_unit import (
     encode_units,
 )
 from tieredstore.codec.record import LOG_OFFSET_POSITION, peek_queue_offset, peek_store_timestamp
-from tieredstore.driver.metadata import DeleteSegment, Put
+from tieredstore.driver.metadata import DeleteSegment, MetadataStore, Put
 from tieredstore.driver.provider import WritePair
 from tieredstore.flat.append_file import Backing, FileUpload, FlatAppendFile, FlatSegment
 from tieredstore.model.config import StoreConfig
@@ -55,6 +55,16 @@ class CommitAttempt:
             queue=None if self.queue is None else self.queue.write,
             rows=tuple(file.row for file in (self.log, self.queue) if file is not None),
         )
+
+
+LOG_START_NOTE: Final = "log-start"
+
+
+def log_start(path: str, metadata: MetadataStore) -> int:
+    """Where the log of a queue begins: behind that of a queue of its name that was given up. The
+    key index holds places of that one still, and the topic has its number still."""
+    note = metadata.note(LOG_START_NOTE, path)
+    return note if type(note) is int else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -365,7 +375,7 @@ class FlatMessageFile:
         self._check_writable()
         records = [self.queue.record_of_new(queue_offset * UNIT_BYTES)]
         if not self.log.is_started:
-            records.append(self.log.record_of_new(0))
+            records.append(self.log.record_of_new(log_start(self.path, self._metadata)))
         self._metadata.stage(map(Put, records))  # a queue without bytes may begin anywhere again
         if self._closed:  # destroyed just now: nobody else knows of these rows
             self._metadata.stage([DeleteSegment(*record.key) for record in records])
