@@ -479,6 +479,31 @@ def test_a_load_that_is_cut_short_while_it_does_what_was_decided_is_finished_by_
     assert not store._loaded().tier.metadata.notes("trusted-side")
 
 
+def test_a_load_that_is_cut_short_before_it_forgets_a_stop_leaves_none_behind(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its queue goes on where the tier ends, which the next load finds done."""
+    a_life(machine)
+    tier = machine.open()._loaded().tier
+    file = tier.files.get(ONE)
+    assert file is not None
+    queue_upload.stop_queue(file, "the local store has lost its end", tier.metadata)
+    machine.end()
+    machine.lose_local()
+
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(agreement, "forget_trust", killed)
+        with pytest.raises(KeyboardInterrupt):
+            machine.open()
+    store = machine.open()
+    assert store.put_message(machine.message(ONE)).queue_offset == 10
+    assert store.flush()
+    assert store.health().ok
+
+
 def test_two_histories_that_cannot_be_compared_again_stay_two(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -120,6 +120,7 @@ class _Verdict:
     refused: str | None = None
     fork: int | None = None  # the first message that is another one
     is_checked: bool = False
+    has_begun: bool = False  # an earlier load let it go on there, and nothing has come since
     tier_end: int = 0
     is_given_up: bool = False  # what the tier has of it
 
@@ -168,7 +169,8 @@ def agree(
         give_up(one.file.key)
     for one in verdicts:
         if one.file.key not in refused:
-            forget_trust(one.file, metadata, also_stop=one.is_given_up or one in behind)
+            is_settled = one.is_given_up or one.has_begun or one in behind
+            forget_trust(one.file, metadata, also_stop=is_settled)
         elif one.fork is not None:
             stop_queue(one.file, refused[one.file.key], metadata)
     known = getattr(store, "lost_ends", {})
@@ -309,6 +311,8 @@ def _look(
         return _Verdict(file, local_end, refused=refused, tier_end=tier_end)
     if local_end is None or (minimum == local_end and is_behind):
         return _Verdict(file, local_end, goes_on_at=tier_end if is_behind else None)
+    if minimum == local_end == tier_end:
+        return _Verdict(file, local_end, is_checked=True, has_begun=True, tier_end=tier_end)
     last = min(local_end, tier_end) - 1
     try:
         reason_or_none = disagreement_at(store, file, last, source)
