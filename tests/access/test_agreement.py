@@ -435,6 +435,33 @@ def test_trusting_the_local_store_uploads_it_again(machine: Machine, tier: int, 
     assert store.health().ok
 
 
+@pytest.mark.parametrize("more", [0, 2])
+def test_two_histories_are_found_where_the_tier_has_a_gap(machine: Machine, more: int) -> None:
+    """The local store has messages in the gap, and ends there or behind it."""
+    a_fork(machine, tier=3, local=8)
+    machine.image("forked")
+    store = machine.open()
+    for key in (ONE, TWO):
+        trust(store, machine, key, "tier")
+    machine.end()
+    store = machine.open()
+    assert store.agreement.ends[ONE] == 18
+    machine.put(3, ONE, TWO)
+    machine.flush()
+    machine.end()
+    machine.restore("forked")
+    alone = LocalMessageStore(machine.local_config(), Runtime.inline(now_ms=STORE_TIMESTAMP))
+    alone.load()
+    alone.start()
+    for key in (ONE, TWO):
+        for _ in range(more):
+            alone.put_message(machine.message(key))
+    alone.shutdown()
+    store = machine.open()
+    assert store.agreement.forks == {ONE: 10, TWO: 10}
+    assert list(machine.read(ONE)) == list(range(18 + more))
+
+
 def test_keys_of_what_was_given_up_for_the_local_store_are_no_damage(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     a_fork(machine)

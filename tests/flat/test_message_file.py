@@ -536,6 +536,16 @@ def test_an_offset_in_a_gap_leads_to_the_end_of_the_gap() -> None:
     assert [file.queue.units_in_a_row(n) for n in (4, 5, 7, 8, 20, 21)] == [0, 3, 1, 0, 1, 0]
 
 
+def test_an_offset_in_a_gap_leads_back_to_the_unit_before_it() -> None:
+    file = Tier().file(start=5)
+    assert file.queue.last_unit_to(9) is None
+    append(file, numbered(5, 3))
+    file.skip_to(20)
+    assert [file.queue.last_unit_to(n) for n in (4, 5, 7, 8, 19, 20)] == [None, 5, 7, 7, 7, 7]
+    append(file, numbered(20, 1))
+    assert [file.queue.last_unit_to(n) for n in (8, 19, 20, 99)] == [7, 7, 20, 20]
+
+
 def test_the_first_unit_of_a_place_is_found_and_none_behind_the_last_record() -> None:
     file = Tier().file(start=5)
     append(file, [a_record(n) for n in range(5, 8)])

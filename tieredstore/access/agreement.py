@@ -224,8 +224,8 @@ def unnamed_ends(
 def find_fork(store: MessageStore, file: FlatMessageFile, differs: int) -> int:
     """The first message that is another one in the two stores, where this one is.
 
-    By halves: two histories that have parted never meet again. A message that cannot be read
-    counts as another one.
+    By halves: two histories that have parted never meet again, and a gap of the tier counts as the
+    message before it. A message that cannot be read counts as another one.
     """
     low = max(store.min_offset(*file.key) or 0, file.queue.min_unit)
 
@@ -285,9 +285,14 @@ def _fetched(store: MessageStore, files: Sequence[FlatMessageFile]) -> FetchedMe
     provider = files[0].queue.provider
     if provider.reads_together and len(files) > 1:
         ends = [(file, min(store.max_offset(*file.key) or 0, file.commit_offset)) for file in files]
+        lasts = [(file, file.queue.last_unit_to(end - 1)) for file, end in ends]
         fetched.fetch(
             provider,
-            [(file, end - 1) for file, end in ends if end > (store.min_offset(*file.key) or 0)],
+            [
+                (file, last)
+                for file, last in lasts
+                if last is not None and last >= (store.min_offset(*file.key) or 0)
+            ],
         )
     return fetched
 

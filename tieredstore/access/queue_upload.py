@@ -89,18 +89,20 @@ def disagreement_at(
 ) -> str | None:
     """Why a message is not the same in both; None where it is, as far as anybody can tell.
 
-    Reads it on either side. Says nothing where one of them does not have it any more.
+    It is the one at this offset, or before the gap of the tier that this lies in. Reads it on
+    either side. Says nothing where one of them does not have it any more.
     """
     topic, queue_id = file.key
-    if offset < (store.min_offset(topic, queue_id) or 0) or not file.queue.units_in_a_row(offset):
+    last = file.queue.last_unit_to(offset)
+    if last is None or last < (store.min_offset(topic, queue_id) or 0):
         return None
-    local = store.read_range(topic, queue_id, offset, count_max=1, bytes_max=1)
-    tiered = read_run(file, offset, count_max=1, bytes_max=_COMPARED_BYTES, source=source)
+    local = store.read_range(topic, queue_id, last, count_max=1, bytes_max=1)
+    tiered = read_run(file, last, count_max=1, bytes_max=_COMPARED_BYTES, source=source)
     if not len(local) or not len(tiered):
         return None
     if _without_log_offset(local.record(0)) == _without_log_offset(tiered.record(0)):
         return None
-    return f"message {offset} is another one in the local store than in the tier"
+    return f"message {last} is another one in the local store than in the tier"
 
 
 def contradiction(store: MessageStore, file: FlatMessageFile) -> str | None:

@@ -220,6 +220,13 @@ class FlatConsumeQueueFile(FlatAppendFile):
         later = [found.base for found in self.segments if found.base >= unit * UNIT_BYTES]
         return min([*later, self.commit_offset]) // UNIT_BYTES
 
+    def last_unit_to(self, unit: int) -> int | None:
+        """The last unit that there is at or before this one: the one before the gap it lies in."""
+        for found in reversed(self.segments):
+            if found.record.size and found.base <= unit * UNIT_BYTES:
+                return min(unit, found.end // UNIT_BYTES - 1)
+        return None
+
     def units_in_a_row(self, unit: int) -> int:
         """How many committed units follow each other from this one on, without a gap."""
         at = end = unit * UNIT_BYTES
