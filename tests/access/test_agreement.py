@@ -389,6 +389,28 @@ def test_below_the_fork_the_tier_serves_what_has_expired_at_every_level(machine:
         assert store.max_offset(*ONE) == 120
 
 
+def test_a_queue_that_is_resumed_takes_puts_and_is_one_history_again(machine: Machine) -> None:
+    """What differed has expired in the local store."""
+    a_fork(machine, tier=5, local=90)
+    store = machine.open()
+    assert store.agreement.forks == {ONE: 10, TWO: 10}
+    assert store.resume_queue(*ONE) is not None
+    assert "from number 10 on" in machine.refusal(ONE)
+    local = store._next
+    assert isinstance(local, LocalMessageStore)
+    log = local._loaded().log
+    log.queue.delete_before(log.queue.files[0].end_offset)
+    local._loaded().queues.delete_before(log.min_offset or 0)
+    first = local.min_offset(*ONE) or 0
+    assert 15 < first < 100
+    assert store.resume_queue(*ONE) is None
+    assert store.put_message(machine.message(ONE)).queue_offset == 100
+    store.flush()
+    store.level = StorageLevel.FORCE
+    assert list(read_over_gaps(machine, ONE)) == [*range(15), *range(first, 101)]
+    assert "from number 10 on" in machine.refusal(TWO)
+
+
 @pytest.mark.parametrize(("tier", "local"), SIZES)
 def test_trusting_the_tier_goes_on_behind_all_numbers_that_were_given(
     machine: Machine, tier: int, local: int

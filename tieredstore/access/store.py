@@ -623,7 +623,10 @@ class TieredMessageStore:
         require_place(topic, queue_id)
         opened = self._loaded()
         with self._refusals("resume"):
-            return opened.dispatcher.resume(QueueKey(topic, queue_id), timeout=timeout)
+            reason = opened.dispatcher.resume(QueueKey(topic, queue_id), timeout=timeout)
+            if reason is None:
+                opened.resumed(QueueKey(topic, queue_id))
+            return reason
 
     # -- topics -------------------------------------------------------------------------------
 
@@ -871,6 +874,11 @@ class _Open:
         fork = find_fork(self._next, file, file.commit_offset - 1)
         self.decision.forks[file.key] = fork
         self.refusals[file.key] = why_forked(fork)
+
+    def resumed(self, key: QueueKey) -> None:
+        """Where two histories were known, nothing differs any more that both stores have."""
+        if self.decision.forks.pop(key, None) is not None:
+            self.refusals.pop(key, None)
 
     def forget_refusals(self, topics: set[str]) -> None:
         """These topics were deleted: one that is made anew has one history."""
