@@ -16,7 +16,9 @@ from tests.access.care_kit import HOUR_S, Elsewhere, GoldenTier, offsets
 from tests.access.tiered_kit import a_config
 from tests.codec.golden_files import BROKER, expected
 from tests.flat.store_kit import append
+from tieredstore.access import queue_upload
 from tieredstore.access.audit import audit
+from tieredstore.access.queue_upload import TRUST_LOCAL
 from tieredstore.access.reader import TieredReader
 from tieredstore.access.rebuild import (
     NewerCatalogueError,
@@ -494,6 +496,21 @@ def test_an_empty_catalogue_starts_from_what_is_published(there: Elsewhere, tmp_
     with there.reader() as reader:
         assert reader.catalogue.generation == 2
         assert offsets(reader) == list(range(21))
+
+
+def test_a_decision_that_was_published_is_not_taken_over(there: Elsewhere, tmp_path: Path) -> None:
+    """It was of a disk that is lost since, and the broker may have carried it out."""
+    broker = there.broker
+    broker.fill(3)
+    path = f"{broker.config.broker_name}/{TOPIC}/0"
+    queue_upload.trust(path, TRUST_LOCAL, broker.tier.metadata)
+    there.publish()
+    broker.store.shutdown()
+    lost = Rebuilding(there, tmp_path / "new.json")
+    lost.rebuild()
+    assert lost.metadata.queues()
+    assert queue_upload.trusted_side(path, lost.metadata) is None
+    lost.close()
 
 
 def test_a_topic_made_anew_is_not_taken_for_the_one_that_was_published_as_doomed(

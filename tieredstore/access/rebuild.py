@@ -19,6 +19,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from tieredstore.access.queue_upload import TRUSTED_SIDE
 from tieredstore.codec.java import tiered_probes
 from tieredstore.codec.message import CODA_BYTES, is_coda
 from tieredstore.codec.names import is_message_queue
@@ -49,6 +50,7 @@ from tieredstore.driver.metadata import (
     MetadataStore,
     Publisher,
     Put,
+    PutNote,
     StaleCatalogueError,
 )
 from tieredstore.driver.provider import ListedSegment, SegmentProvider, TakenIn
@@ -143,7 +145,7 @@ def rebuild(
     """
     metadata.apply([])
     taken = provider.take_in(config.broker_name) if takes_in else TakenIn()
-    restored, known = ([], metadata) if known is None else (list(known.contents()), known)
+    restored, known = ([], metadata) if known is None else (_without_decisions(known), known)
     below = f"{config.broker_name}/"
     going = known.notes(append_file.DELETION_NOTE)
     listed = [
@@ -228,6 +230,16 @@ def rebuild_beside_published(
         if known is not None:
             known.close()
     return replace(report, problems=(*problems, *report.problems))
+
+
+def _without_decisions(known: MetadataStore) -> list[Change]:
+    """What a copy says, but for which of two histories is right: that was said of a disk that is
+    lost since, for its next start, and may have been carried out after the copy was made."""
+    return [
+        change
+        for change in known.contents()
+        if not (isinstance(change, PutNote) and change.kind == TRUSTED_SIDE)
+    ]
 
 
 def _refuse_newer(present: Sequence[SegmentRecord], ends: _Ends, known: _Ends) -> None:
