@@ -22,6 +22,7 @@ SENT: Final = "sent"  # nobody knows yet whether it was stored
 STORED: Final = "stored"
 DOUBTFUL: Final = "doubtful"  # it was stored, and a power cut may have taken it
 GONE: Final = "gone"  # it never was, or it was deleted: it must not be seen
+HIDDEN: Final = "hidden"  # nor this one, of a history that is not read until somebody decides
 
 # Fields of a record or unit that no checksum covers; docs/durability.md says what comes of a flip.
 TIMES: Final = frozenset({"store time", "system flag"})  # the flag tells how long hosts are
@@ -104,7 +105,10 @@ class Model:
     hit: Callable[[Put], Collection[str]] = lambda put: ()
     """The fields of a message in which a bit has flipped."""
     may_be_lost: Callable[[Put], bool] = lambda put: False
-    """Whether it was hit where there was no other copy."""
+    """Whether it was hit where there was no other copy, or lies where nobody keeps it."""
+    closed: set[QueueKey] = field(default_factory=set)  # they take no puts: which history is right?
+    murky: set[QueueKey] = field(default_factory=set)
+    """Two histories, maybe, and the tier could not be asked: reads may see either."""
 
     # Puts
 
@@ -113,6 +117,7 @@ class Model:
 
     def acknowledge(self, put: Put, result: PutResult) -> None:
         self.acknowledged += 1
+        assert put.queue not in self.closed, f"{put} was taken, and its queue is two histories"
         if self.is_of_another_topic(put):
             return  # deleted meanwhile, or made anew: it may be in either
         assert put.state != GONE, f"{put} was given up"
@@ -137,7 +142,7 @@ class Model:
 
     def required(self, queue: QueueKey) -> set[int]:
         """Offsets of messages that are stored, and too young to go."""
-        if self.deletions.get(queue.topic, 0) % 2:
+        if self.deletions.get(queue.topic, 0) % 2 or queue in self.murky:
             return set()
         border = self.newest_ms - self.kept_ms
         return {
@@ -181,7 +186,9 @@ class Model:
         assert message.queue_offset == one.queue_offset, f"{put}: {message.queue_offset}"
         if self.deletions.get(queue.topic, 0) != deletions:
             return put  # the topic is another one by now
-        assert put.state != GONE, f"{put} was read at {one.queue_offset}"
+        if queue in self.murky:
+            return put
+        assert put.state not in {GONE, HIDDEN}, f"{put} was read at {one.queue_offset}"
         if deletions % 2 == 0 and put.begun == deletions and not (is_by_key and NUMBER in hit):
             self._place(put, one.queue_offset)
         return put
@@ -386,6 +393,8 @@ class Model:
 
     def settle(self, queue: QueueKey, end: int, seen: dict[int, str]) -> None:
         """A store was opened that has the messages `seen` (names by offset), and ends at `end`."""
+        if queue in self.murky:
+            return
         known = self.queues.setdefault(queue, {})
         for offset, put in sorted(known.items()):
             if put.state == STORED and not self.may_be_lost(put):

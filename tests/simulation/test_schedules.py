@@ -16,6 +16,7 @@ from tests.simulation.__main__ import shrunk
 from tests.simulation.model import STORED, Model, Put
 from tests.simulation.scheduler import Process, Scheduler, Stuck
 from tests.simulation.world import FAULTS, HOUR_MS, START_MS, Plan, run, smaller
+from tieredstore.access import agreement
 from tieredstore.local import commit_log
 from tieredstore.local.mapped_file_queue import MappedFileQueue
 from tieredstore.local.record_scan import RecordCheck, RecordState
@@ -119,6 +120,16 @@ def test_a_store_that_uploads_what_has_changed_is_found_out(
     clients = ("producer", "producer", "weather")
     plans = [Plan(seed=n, clients=clients, faults=("local-rot",)) for n in range(40)]
     with pytest.raises(AssertionError, match="served, but|was not hit, but"):
+        deque((run(plan, tmp_path / "w") for plan in plans), maxlen=0)
+
+
+def test_a_store_that_compares_nothing_with_its_tier_is_found_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agreement, "disagreement_at", lambda *_: None)
+    clients = ("producer", "producer", "histories")
+    plans = [Plan(seed=n, clients=clients, faults=(), ops=8) for n in range(40)]
+    with pytest.raises(AssertionError, match="it differs at"):
         deque((run(plan, tmp_path / "w") for plan in plans), maxlen=0)
 
 

@@ -41,6 +41,7 @@ from tests.simulation.acts import (
     verify_elsewhere,
 )
 from tests.simulation.awaited import await_things
+from tests.simulation.histories import HISTORIES, KEPT_HOURS, Histories, ask_again
 from tests.simulation.loads import LOADED, Loads
 from tests.simulation.local_rot import INDEX_SLOTS, LocalRot
 from tests.simulation.machines import Bucket, Disks, Machine, refuse_for_room
@@ -115,7 +116,14 @@ NEIGHBOUR: Final = "neighbour"
 CARES: Final = (REPAIR, REINDEX, LOAD)
 START_MS: Final = 4_000_000_000_000  # behind all times of real files: these are always old
 HOUR_MS: Final = 3_600_000
-CLIENTS: Final = {**ACTS, AWAITER: await_things}
+CLIENTS: Final = {**ACTS, AWAITER: await_things, HISTORIES: ask_again}
+ONE_HISTORY: Final = frozenset(
+    {
+        *(RECOVER, RESTORE, LOAD, MOVE, CUTTER, "deleter", "successor"),
+        *("reader", "scanner", "exporter", "stream", "mover"),
+    }
+)
+"""Those that nobody has told yet what is true of two."""
 OUTSIDERS: Final[dict[str, Callable[[Outsider], None]]] = {
     **OUTSIDE,
     "stream": follow,
@@ -197,6 +205,8 @@ class Plan:
         odds = 0.3 if is_pair else 0.5
         faults = tuple(each for each in FAULTS if dice.random() < odds)
         ops = dice.choice([2, 4, 8] if is_pair else [3, 6, 12, 20])
+        if dice.random() < 0.1:
+            clients.append(HISTORIES)
         return cls(seed=seed, tier=tier, clients=tuple(clients), faults=faults, ops=ops)
 
     @property
@@ -204,6 +214,10 @@ class Plan:
         return bool({ROT, LOCAL_ROT} & {*self.faults})
 
     def takes(self, client: str) -> bool:
+        if client == HISTORIES:
+            return not self.is_rotting
+        if HISTORIES in self.clients and client in ONE_HISTORY and self.takes(HISTORIES):
+            return False
         if client == LOAD:  # whether it was made may be what nobody can read
             return not self.is_rotting
         if client == RESTORE:  # else the copy may have another history: then its queues stop
@@ -314,6 +328,7 @@ class Life:
         while not self.is_open:
             try:
                 self.store.load()
+                world.histories.opened(self)
                 self.store.start()
                 self.is_open, self.parts = True, self.local._parts
             except world.expected as error:
@@ -389,9 +404,12 @@ class World:
         self.kill_odds = self.dice.choice([0.0003, 0.001, 0.003]) if KILLS in plan.faults else 0
         self.model = Model(kept_ms=self.reserve_hours * HOUR_MS)
         self.rot = LocalRot(self) if LOCAL_ROT in plan.faults else Rot(self)
+        self.histories = Histories(self)
         self.model.hit, self.model.may_be_lost = self.rot.hit, self.rot.may_be_lost
+        if self.histories.is_on:
+            self.model.may_be_lost = self.histories.may_go
         self.is_refused = False  # nobody can open the tier any more
-        self.lives = 0
+        self.lives, self.lives_max = 0, 3 * LIVES_MAX if self.histories.is_on else LIVES_MAX
         self.life: Life | None = None
         self.queues = [*QUEUES, *LOADED] if LOAD in plan.clients else QUEUES
         self.loads = Loads(self)
@@ -406,6 +424,10 @@ class World:
         self.has_lost_disk = False
         self.carer: Process | None = None  # an operator's, while no broker runs
         self.care_kill_odds = CARE_KILL_ODDS
+
+    @property
+    def broker(self) -> str:
+        return BROKER
 
     # Running it
 
@@ -468,7 +490,7 @@ class World:
         actors = [self.scheduler.spawn(each.name, each.process, each.run) for each in outsiders]
         if LOAD in plan.clients and self.dice.random() < 0.5:
             self._take_care(machine, LOAD)  # of a tier that is not there yet
-        while any(each.left for each in clients) and self.lives < LIVES_MAX:
+        while any(each.left for each in clients) and self.lives < self.lives_max:
             self._live(machine, clients)
             self.scheduler.wait(lambda: not self.is_moving)
             self._look_after(machine)
@@ -488,6 +510,9 @@ class World:
         while self.bucket.late:
             self.bucket.land_one()
         self._end_neighbours(outsiders)
+        if self.histories.is_on and self.dice.random() < 0.7:
+            self._live(machine, [])  # which finds out where two histories are
+            self.histories.settle_all(machine)
         self._end_with(machine)
         if self.has_segments(machine):  # without, verify takes a tier for the wrong one
             self._look_elsewhere(outsiders, machine)
@@ -499,6 +524,7 @@ class World:
         for loss, lose in ((RECOVER, self._lose_disk), (RESTORE, self._restore)):
             if loss in self.plan.clients and not self.has_lost_disk and self.dice.random() < 0.5:
                 lose(machine)
+        self.histories.look_after(machine)
         for care in CARES:
             if care in self.plan.clients and self.dice.random() < 0.5:
                 self._take_care(machine, care)
@@ -689,6 +715,10 @@ class World:
         machine.disk = ForgetfulDisk(machine.folder)
         self.model.fork()
         self.model.lose_tables(also_copies=also_copies)
+        self.recover(machine)
+
+    def recover(self, machine: Machine) -> None:
+        """A tier in a directory has its catalogue on the broker's disk."""
         if self.is_posix:
             process = Process("recover", machine)
             actor = self.scheduler.spawn("recover", process, lambda: self._recover(machine))
@@ -700,19 +730,29 @@ class World:
         """An operator at work while no broker runs."""
         if self.former is not None or not (care == LOAD or self.has_segments(machine)):
             return
-        machine.is_full, machine.lies = False, 0
         calls: dict[str, Callable[[StoreConfig], None]] = {
             REPAIR: self.repair,
             REINDEX: self.reindex,
             LOAD: self._load,
             MOVE: partial(move, self),
         }
-        expected: tuple[type[Exception], ...] = (NoCatalogueError, *self.expected)
+        self.care_for(machine, care, calls[care])
+
+    def care_for(
+        self,
+        machine: Machine,
+        care: str,
+        call: Callable[[StoreConfig], object],
+        expected: tuple[type[Exception], ...] = (),
+    ) -> Process:
+        """In a process that may die of it."""
+        machine.is_full, machine.lies = False, 0
+        expected = (NoCatalogueError, *expected, *self.expected)
         self.scheduler.note(f"{care} begins")
 
         def cared() -> None:
             try:
-                calls[care](self.tier_config(machine))
+                call(self.tier_config(machine))
             except (*expected, *self.rot.errors) as error:
                 self.scheduler.note(f"{care}: {error!r:.200}")
 
@@ -725,6 +765,7 @@ class World:
                 lambda: not any(each.process is carer for each in self.scheduler.actors)
             )
             self.graves.append(actor)
+        return carer
 
     @property
     def may_move(self) -> bool:
@@ -759,7 +800,8 @@ class World:
                 publisher.publish()
             published = partial(published_catalogue, config, provider)
             report = audit(catalogue, provider, config, runtime, repair=True, published=published)
-        assert not report.damage or self.rot.harms_tier, f"audit --repair: {report.damage}"
+        damage = [each for each in report.damage if not self.histories.excuses(each)]
+        assert not damage or self.rot.harms_tier, f"audit --repair: {damage}"
         self.scheduler.note(f"repaired {sum(each.repaired for each in report.findings)}")
 
     def reindex(self, config: StoreConfig) -> None:
@@ -820,9 +862,8 @@ class World:
         life = self.life
         carer = self.carer
         if carer is not None and running is not None and running.process is carer:
-            if self.dice.random() < self.care_kill_odds:
-                self.scheduler.note(f"killed at {what}")
-                self.scheduler.kill(carer, carer.place.free_locks)
+            if not self.is_sound and self.dice.random() < self.care_kill_odds:
+                self._kill_carer(carer, what)
             return
         if self.is_sound or life is None or running is None or running.process is not life.process:
             return
@@ -843,15 +884,25 @@ class World:
         if life.is_open:
             self.sure_below = life.flushed_offset()
         is_cut = POWER in self.plan.faults and self.dice.random() < 0.5
+        self._kill(life.process, what, is_cut=is_cut)
+
+    def _kill_carer(self, carer: Process, what: str) -> None:
+        is_cut = False
+        if self.histories.is_on:
+            self.sure_below = self.histories.flushed_offset()
+            is_cut = POWER in self.plan.faults and self.dice.random() < 0.5
+        self._kill(carer, what, is_cut=is_cut)
+
+    def _kill(self, process: Process, what: str, *, is_cut: bool) -> None:
         self.scheduler.note(f"{'power cut' if is_cut else 'killed'} at {what}")
 
         def after() -> None:
-            life.machine.free_locks()
+            process.place.free_locks()
             if is_cut:
-                life.machine.lose_power(self.dice)
+                process.place.lose_power(self.dice)
                 self.model.lose_power(self.sure_below)
 
-        self.scheduler.kill(life.process, after)
+        self.scheduler.kill(process, after)
 
     # What parts are made of
 
@@ -877,7 +928,7 @@ class World:
             queue_file_bytes=200,
             index_slot_count=INDEX_SLOTS,
             index_item_count=40,
-            reserve_hours=0,
+            reserve_hours=KEPT_HOURS if self.histories.keeps_local else 0,
             expiry_interval_ms=10_000,
             delete_count_max=2,
             dispatch_interval_ms=self.dispatch_ms,
@@ -965,7 +1016,7 @@ class World:
         if model.deletions.get(BRIEF.topic, 0) % 2:
             self._delete_again(life)
         life_puts = [each for each in model.puts.values() if each.state == SENT]
-        unread: set[QueueKey] = set()  # there a message may be that nobody can read
+        unread = {*model.murky}  # there a message may be that nobody can read
         for queue in self.queues:
             # The tier's, where the local queue could not begin behind it: then puts are refused.
             ends = life.local.max_offset(*queue), life.store.committed_offset(*queue)

@@ -1,0 +1,523 @@
+"""Two histories of a queue: a broker goes on with an older disk, or for a while without its tier.
+
+What each of the two stores has of a queue is read when a life has loaded them. So it is known what
+a load did to either, where they differ, and which messages a read may see until an operator has
+decided; it is held against what was known of both before.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Collection
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Final
+
+from tests.simulation.acts import QUEUES, a_message, a_put
+from tests.simulation.model import DOUBTFUL, GONE, HIDDEN, SENT, STORED, Put
+from tieredstore.access.audit import AuditKind
+from tieredstore.access.queue_upload import (
+    STOPPED_QUEUE,
+    TRUST_LOCAL,
+    TRUST_TIER,
+    ask_to_resume,
+    trust,
+)
+from tieredstore.access.wiring import (
+    has_file,
+    keeps_catalogue,
+    provider_of,
+    publisher_of,
+    written_catalogue,
+)
+from tieredstore.codec.message import decode_message
+from tieredstore.codec.names import queue_path
+from tieredstore.driver.message_store import ReadRequest
+from tieredstore.driver.metrics import NoMetrics
+from tieredstore.local.store import LocalMessageStore, LocalStore
+from tieredstore.model.config import StoreConfig
+from tieredstore.model.errors import StoreClosedError
+from tieredstore.model.findings import Finding
+from tieredstore.model.messages import GetResult
+from tieredstore.model.values import QueueKey
+from tieredstore.testing.disk import ForgetfulDisk
+
+if TYPE_CHECKING:
+    from tests.simulation.machines import Machine
+    from tests.simulation.world import Client, Life, World
+
+HISTORIES: Final = "histories"
+SIDES: Final = (TRUST_TIER, TRUST_LOCAL, None)  # None: it is to be compared once more
+KEPT_HOURS: Final = 1_000_000  # no file of the local store expires
+COPIES_MAX: Final = 3
+PAGE: Final = 32
+
+
+@dataclass
+class Side:
+    """What a store may have of a queue, and the offsets of which it is known that it has them."""
+
+    puts: dict[int, Put] = field(default_factory=dict)
+    sure: set[int] = field(default_factory=set)
+
+    def copy(self) -> Side:
+        return Side(dict(self.puts), set(self.sure))
+
+    def __str__(self) -> str:
+        return ",".join(f"{at}:{put.name}" for at, put in sorted(self.puts.items()))
+
+
+@dataclass
+class Copy:
+    """The broker's disk as it was between two lives. What was under way may be in it as well."""
+
+    folder: Path
+    local: dict[QueueKey, Side]
+    unheard: list[Put]
+
+
+def differing(some: Side, others: Side) -> list[int]:
+    """The offsets that mean two messages."""
+    both = some.puts.keys() & others.puts.keys()
+    return sorted(at for at in both if some.puts[at] is not others.puts[at])
+
+
+class Histories:
+    """All that is known of the two sides of each queue. Between two lives it is what the last one
+    that had loaded them left, and what has befallen them since."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.dice = Random(f"{world.plan.seed} histories")
+        self.is_on = HISTORIES in world.plan.clients
+        keeps_local = self.dice.random() < 0.5
+        self.keeps_local = self.is_on and keeps_local and not world.is_out_of_room
+        self.local = {queue: Side() for queue in QUEUES}
+        self.tier = {queue: Side() for queue in QUEUES}
+        self.either: dict[QueueKey, dict[int, Put]] = {}
+        """What must be on one side at least, where nothing has befallen either."""
+        self.decided: dict[QueueKey, set[str | None]] = {queue: {None} for queue in QUEUES}
+        self.forks: dict[QueueKey, int] = {}
+        self.stopped: set[QueueKey] = set()  # or it may be so
+        self.ever_stopped: set[QueueKey] = set()  # an older picture of the tier says so still
+        self.local_ends: dict[QueueKey, int] = {}  # when the life began
+        self.tier_ends: dict[QueueKey, int] = {}  # with a gap behind its last message, maybe
+        self.kept_from: dict[QueueKey, int] = {}  # resumed in this life: the tier takes it again
+        self.joined: set[QueueKey] = set()
+        """Resumed where two histories were known: behind what differs both have the same, and their
+        last message says nothing any more of an older disk."""
+        self.is_fresh = False  # a life has loaded both since the last look between two lives
+        self.copies: list[Copy] = []
+        self.parts: LocalStore | None = None  # of a broker without its tier
+        self.is_settled = False  # all is decided
+
+    # A life that has loaded both stores
+
+    def opened(self, life: Life) -> None:
+        """Before it is started: nothing is put, uploaded or deleted meanwhile."""
+        if not self.is_on:
+            return
+        seen = {
+            queue: (self._local_of(life, queue), self._tier_of(life, queue)) for queue in QUEUES
+        }
+        self.kept_from.clear()
+        self.world.saw_time()
+        for queue, (local, tier) in seen.items():
+            self._compare(life, queue, local, tier)
+        assert not (self.is_settled and self.stopped), f"stopped, and decided: {self.stopped}"
+        self.is_fresh = True
+
+    def _local_of(self, life: Life, queue: QueueKey) -> dict[int, Put]:
+        first, end = life.local.min_offset(*queue), life.local.max_offset(*queue)
+        return self._read(life, partial(life.local.get_message, *queue), first, end)
+
+    def _tier_of(self, life: Life, queue: QueueKey) -> dict[int, Put] | None:
+        """None where it cannot say what it has."""
+        tier, forks = life.store._loaded().tier, life.store.agreement.forks
+        file = tier.files.get(queue)
+        if file is not None and file.problem is not None and queue not in forks:
+            return None
+
+        def get(offset: int, count_max: int) -> GetResult:
+            request = ReadRequest(*queue, offset, count_max, 1 << 20)
+            return tier.fetcher.get_message(request)
+
+        end = tier.fetcher.commit_offset(*queue)
+        return self._read(life, get, tier.fetcher.min_offset(*queue), end)
+
+    def _read(
+        self, life: Life, get: Callable[..., GetResult], first: int | None, end: int | None
+    ) -> dict[int, Put]:
+        found: dict[int, Put] = {}
+        at = first or 0
+        while at < (end or 0):
+            try:
+                page = get(at, count_max=PAGE)
+            except self.world.expected:
+                life.runtime.clock.sleep(1)
+                continue
+            for one in page.messages:
+                body = decode_message(one.record).body.decode()
+                found[one.queue_offset] = self.world.model.puts[body.split("|")[0]]
+            if page.next_offset <= at:
+                break
+            at = page.next_offset
+        return found
+
+    def _compare(
+        self, life: Life, queue: QueueKey, local: dict[int, Put], tier: dict[int, Put] | None
+    ) -> None:
+        agreement = life.store.agreement
+        is_refused, fork = queue in agreement.refused, agreement.forks.get(queue)
+        is_known = tier is not None
+        mine, theirs = Side(local, {*local}), Side(tier or {}, {*(tier or {})})
+        differs = differing(mine, theirs)
+        self.world.scheduler.note(
+            f"{queue.topic}/{queue.queue_id} has {mine}, the tier {theirs if is_known else '?'},"
+            f" fork {fork}, refused {is_refused}, decided {self.decided[queue]}"
+        )
+        for put in (*local.values(), *theirs.puts.values()):
+            assert put.state != GONE, f"{put} has come back"
+        end = self.tier_ends[queue] = life.store.committed_offset(*queue) or 0
+        if is_known:
+            self._check_kept(queue, mine, theirs, end)
+            self._check_said(queue, differs, fork)
+        is_murky = not is_known or (bool(differs) and fork is None)
+        is_told = not is_murky or self.may_be_away or queue in self.joined
+        assert is_told, f"{queue}: it differs at {differs}, nothing says so"
+        given = [at for at in self.local[queue].sure if self.local[queue].puts[at].state == STORED]
+        last = max([end - 1 if not (is_refused or is_murky) else -1, *given])
+        self.local_ends[queue] = life.local.max_offset(*queue) or 0
+        assert self.local_ends[queue] > last, f"{queue} gives out {last} again"
+        self._place(queue, mine, theirs, fork, is_murky=is_murky, is_known=is_known)
+        self.local[queue] = mine
+        if is_known:
+            self.tier[queue] = theirs
+        self.either.pop(queue, None)
+        if not is_refused:
+            self.decided[queue] = {None}
+        self._note(life, queue, fork, is_refused=is_refused, is_murky=is_murky)
+
+    def _check_kept(self, queue: QueueKey, mine: Side, theirs: Side, end: int) -> None:
+        """A load may give up one side where they differ and it was decided so, or the local one
+        where that ends before the tier, and no message of it is known to be another one."""
+        model = self.world.model
+        border = model.newest_ms - model.kept_ms
+        local, tier, decided = self.local[queue], self.tier[queue], self.decided[queue]
+        young = [at for at in tier.sure if tier.puts[at].store_ms > border]
+        lacks_tier = [at for at in young if theirs.puts.get(at) is not tier.puts[at]]
+        stored = [at for at in local.sure if local.puts[at].state == STORED]
+        lacks_local = [at for at in stored if mine.puts.get(at) is not local.puts[at]]
+        conflict = differing(local, tier)
+        assert not (lacks_tier and lacks_local), f"{queue}: lost {lacks_local} and {lacks_tier}"
+        if lacks_tier:
+            is_right = TRUST_LOCAL in decided and self._may_differ(queue)
+            assert is_right, f"{queue}: the tier has lost {lacks_tier}, {decided}"
+        if lacks_local and TRUST_TIER not in decided and queue not in self.joined:
+            sure = [
+                at
+                for at in conflict
+                if at in local.sure and theirs.puts.get(at) is tier.puts[at]  # else it has expired
+            ]
+            assert not sure, f"{queue}: the local {lacks_local} were given up, it differs at {sure}"
+        if lacks_local:
+            beyond = [at for at in lacks_local if at >= end]
+            assert not beyond or TRUST_TIER in decided, f"{queue}: local {beyond} are lost"
+        held = {*map(id, mine.puts.values()), *map(id, theirs.puts.values())}
+        lost = [
+            put
+            for put in self.either.get(queue, {}).values()
+            if put.store_ms > border and put.state == STORED and id(put) not in held
+        ]
+        assert not lost, f"{queue}: {lost} are lost"
+
+    def _may_differ(self, queue: QueueKey) -> bool:
+        """Also by a message of which nobody has heard."""
+        puts = self.world.model.puts.values()
+        is_open = any(put.state == SENT and put.queue == queue for put in puts)
+        return is_open or bool(differing(self.local[queue], self.tier[queue]))
+
+    def _check_said(self, queue: QueueKey, differs: list[int], fork: int | None) -> None:
+        if fork is None:
+            return  # whoever cannot be compared now is so later
+        assert differs, f"{queue}: nothing differs, but {fork} is said to"
+        is_first = fork == differs[0] or (fork < differs[0] and self.may_be_away)
+        assert is_first, f"{queue}: it differs at {differs}, not first at {fork}"
+        is_left = None in self.decided[queue] or self.may_be_away
+        assert is_left, f"{queue}: {self.decided[queue]} was decided, and it is two histories still"
+
+    def _place(
+        self,
+        queue: QueueKey,
+        mine: Side,
+        theirs: Side,
+        fork: int | None,
+        *,
+        is_murky: bool,
+        is_known: bool,
+    ) -> None:
+        """Reads see the local messages, and below the fork those that the tier alone has."""
+        model = self.world.model
+        below = {at: put for at, put in theirs.puts.items() if fork is None or at < fork}
+        view = {**({} if is_murky else below), **mine.puts}
+        shown_at = {id(put): at for at, put in view.items()}
+        hidden_at = {id(put): at for at, put in theirs.puts.items()}
+        for put in model.puts.values():
+            if put.queue != queue or put.state == GONE:
+                continue
+            if id(put) in shown_at:
+                put.state, put.offset = STORED, shown_at[id(put)]
+            elif id(put) in hidden_at:
+                put.state, put.offset = HIDDEN, hidden_at[id(put)]
+            elif is_known:
+                put.state, put.offset = GONE, None
+        model.queues[queue] = view
+
+    def _note(
+        self,
+        life: Life,
+        queue: QueueKey,
+        fork: int | None,
+        *,
+        is_refused: bool,
+        is_murky: bool,
+    ) -> None:
+        model, tier = self.world.model, life.store._loaded().tier
+        is_stopped = is_refused or (is_murky and queue not in self.joined)
+        if is_stopped:
+            self.stopped.add(queue)
+            self.ever_stopped.add(queue)
+        path = queue_path(life.store.config.broker_name, *queue)
+        is_there = tier.metadata.queue(*queue) is not None  # one that begins anew forgets the note
+        if is_there and tier.metadata.note(STOPPED_QUEUE, path) is not None:
+            assert queue in self.stopped, f"{queue} was stopped for nothing"
+        elif not is_stopped:
+            self.stopped.discard(queue)
+        self.forks.pop(queue, None)
+        if fork is not None:
+            self.forks[queue] = fork
+        (model.closed.add if is_refused else model.closed.discard)(queue)
+        (model.murky.add if is_murky else model.murky.discard)(queue)
+        committed = tier.fetcher.commit_offset(*queue) or 0
+        if committed < model.committed.get(queue, 0) and not is_murky:
+            model.committed.pop(queue, None)  # the tier was given up, or else that was found
+
+    @property
+    def may_be_away(self) -> bool:
+        """Whether a tier may be there that cannot be asked."""
+        return bool(self.world.expected)
+
+    def may_go(self, put: Put) -> bool:
+        """Local retention deletes what a stopped queue has, and the tier has not; and what an older
+        disk brings back that lies in a gap of the tier."""
+        queue, at = put.queue, put.offset
+        if self.keeps_local or at is None or self.tier[queue].puts.get(at) is put:
+            return False
+        is_in_gap = at < self.tier_ends.get(queue, 0)
+        is_kept = queue not in self.stopped or at >= self.kept_from.get(queue, at + 1)
+        return is_in_gap or not is_kept
+
+    def excuses(self, finding: Finding, queues: Collection[QueueKey] | None = None) -> bool:
+        """Whether it is that a queue is stopped which is so."""
+        if queues is None:  # a load that is under way may say it before its life has
+            queues = self.ever_stopped | {each for each in QUEUES if self._may_differ(each)}
+        paths = {queue_path(self.world.broker, *queue) for queue in queues}
+        return finding.kind == AuditKind.STOPPED and finding.where in paths
+
+    # Between two lives
+
+    def look_after(self, machine: Machine) -> None:
+        """What befalls the disk, and what an operator does about it."""
+        if not self.is_on:
+            return
+        if not self._take_stock():
+            return
+        store, dice = machine.folder / "store", self.dice
+        if store.exists() and len(self.copies) < COPIES_MAX and dice.random() < 0.7:
+            self._copy(store)
+        draw = dice.random() if self.world.has_segments(machine) else 1
+        if self.copies and draw < 0.5:
+            self._restore(machine, dice.choice(self.copies))
+        elif draw < 0.6:
+            self._lose(machine)
+        if dice.random() < (0.8 if draw < 0.6 else 0.2):
+            self._do(machine, "a broker without its tier", self._go_without)
+        for queue in QUEUES:
+            if dice.random() < (0.7 if queue in self.stopped else 0.05):
+                self.decide(machine, queue, dice.choice(SIDES))
+
+    def decide(self, machine: Machine, queue: QueueKey, side: str | None) -> None:
+        if self.world.has_segments(machine):
+            self._do(machine, f"resume {queue} {side}", partial(self._resume, queue, side))
+
+    def settle_all(self, machine: Machine) -> None:
+        """Nothing goes wrong any more: behind this no queue is stopped."""
+        self._take_stock()
+        for queue in sorted(self.stopped):
+            self.decide(machine, queue, self.dice.choice([TRUST_TIER, TRUST_LOCAL]))
+        self.is_settled = True
+
+    def _take_stock(self) -> bool:
+        """What both sides of each queue have after a life, if one has loaded them."""
+        if not self.is_fresh:
+            return False
+        self.is_fresh = False
+        model = self.world.model
+        for queue in QUEUES:
+            known, local, tier = model.queues.get(queue, {}), self.local[queue], self.tier[queue]
+            end = self.local_ends[queue]
+            mine = {at: put for at, put in known.items() if at in local.puts or at >= end}
+            sure = {at for at, put in mine.items() if put.state == STORED and self.keeps_local}
+            self.local[queue] = Side(mine, sure)
+            if queue in self.forks or queue in model.murky:
+                taken = mine if queue in self.kept_from or queue in model.murky else {}
+                self.tier[queue] = Side({**taken, **tier.puts}, tier.sure)
+                continue
+            border = max(model.committed.get(queue, 0), self.world.durable_end(queue))
+            self.either[queue] = {
+                at: put
+                for at, put in known.items()
+                if put.state == STORED and not model.may_be_lost(put)
+            }
+            begin = self.tier_ends[queue]
+            held = {at: put for at, put in known.items() if at >= begin or tier.puts.get(at) is put}
+            self.tier[queue] = Side(held, {at for at in held if at < border})
+        return True
+
+    def _copy(self, store: Path) -> None:
+        folder = self.world.folder / f"copy{len(self.copies)}"
+        shutil.copytree(store, folder)
+        unheard = [put for put in self.world.model.puts.values() if put.state == SENT]
+        local = {queue: side.copy() for queue, side in self.local.items()}
+        self.copies.append(Copy(folder, local, unheard))
+        self.world.scheduler.note(f"the disk is copied to {folder.name}")
+
+    def _restore(self, machine: Machine, copy: Copy) -> None:
+        self.world.scheduler.note(f"{copy.folder.name} of the disk is restored")
+        store = machine.folder / "store"
+        shutil.rmtree(store, ignore_errors=True)
+        shutil.copytree(copy.folder, store)
+        for queue, side in copy.local.items():
+            self.local[queue] = side.copy()
+            for at, put in side.puts.items():
+                put.state = STORED if at in side.sure else DOUBTFUL
+        for put in copy.unheard:
+            put.state = SENT
+        if self.world.is_posix:  # `recover` would take that catalogue for the right one
+            for path in (store / "config").glob("tieredStoreMetadata.json*"):
+                path.unlink()
+        self._go_on(machine, also_copies=True)
+
+    def _lose(self, machine: Machine) -> None:
+        self.world.scheduler.note("the disk is lost")
+        shutil.rmtree(machine.folder / "store", ignore_errors=True)
+        self.local = {queue: Side() for queue in QUEUES}
+        self._go_on(machine, also_copies=self.world.is_posix)
+
+    def _go_on(self, machine: Machine, *, also_copies: bool) -> None:
+        world = self.world
+        self.either.clear()
+        world.has_lost_disk = True
+        if world.is_posix:  # the published catalogue may be from before
+            self.stopped |= self.ever_stopped
+            self.decided = {queue: {None} for queue in QUEUES}
+        world.sure_below = None
+        machine.disk = ForgetfulDisk(machine.folder)
+        world.model.lose_tables(also_copies=also_copies)
+        world.recover(machine)
+
+    def _do(self, machine: Machine, what: str, call: Callable[[StoreConfig], object]) -> None:
+        """It may die of it, as a broker does."""
+        scheduler = self.world.scheduler
+        process = self.world.care_for(machine, what, call, expected=(StoreClosedError,))
+        if not process.is_dead:  # whatever threads it has left end with it
+            self.world.sure_below = self.flushed_offset()
+            scheduler.kill(process, machine.free_locks)
+            scheduler.wait(lambda: not any(each.process is process for each in scheduler.actors))
+        self.parts = None
+
+    def _go_without(self, config: StoreConfig) -> None:
+        """Messages are put into the local store alone, which compares nothing."""
+        world, dice = self.world, self.dice
+        runtime = world.runtime_here()
+        store = LocalMessageStore(world.local_config(world.machine), runtime)
+        if not self.keeps_local:  # and deletes what it likes
+            self.either.clear()
+        store.load()
+        store.start()
+        parts = self.parts = store._parts
+        assert parts is not None
+        for _ in range(dice.choice([1, 2, 5])):
+            put = a_put(world, dice, dice.choice(QUEUES))
+            result = store.put_message(a_message(put, dice.choice([0, 100, 900])))
+            if not result.stored:
+                continue
+            put.state, put.offset = STORED, result.queue_offset
+            put.log_offset, put.store_ms = result.log_offset, result.store_timestamp
+            side = self.local[put.queue]
+            side.puts[result.queue_offset] = put
+            if self.keeps_local:
+                side.sure.add(result.queue_offset)
+            runtime.clock.sleep(dice.choice([0.01, 1, 30]))
+        store.shutdown()
+        if parts.log.flushed_offset >= parts.log.max_offset:
+            self.parts = world.sure_below = None
+
+    def flushed_offset(self) -> int | None:
+        """Of the broker that was without its tier, or else of the last one that had it."""
+        return self.world.sure_below if self.parts is None else self.parts.log.flushed_offset
+
+    def _resume(self, queue: QueueKey, side: str | None, config: StoreConfig) -> None:
+        """As the command does, with the broker stopped."""
+        runtime = self.world.runtime_here()
+        path = queue_path(config.broker_name, *queue)
+        with ExitStack() as opened:
+            provider = opened.enter_context(closing(provider_of(config, runtime, NoMetrics())))
+            if not keeps_catalogue(config, provider) and not has_file(config):
+                return
+            written = written_catalogue(config, runtime, provider)
+            catalogue, _ = opened.enter_context(written)
+            if catalogue.queue(*queue) is None:
+                return
+            publisher = publisher_of(config, provider, catalogue)
+            if publisher is not None:
+                publisher.check()
+            ask_to_resume(path, catalogue)
+            if side is not None:
+                self.decided[queue] |= {side}
+                trust(path, side, catalogue)
+                self.decided[queue] = {side}
+            if publisher is not None:
+                publisher.publish()
+
+    # In a running broker
+
+    def resumed(self, life: Life, queue: QueueKey) -> None:
+        """What is there now, local retention keeps again until the tier has it. Where it was two
+        histories others may be in the middle of reading what has expired of one."""
+        self.kept_from[queue] = life.local.min_offset(*queue) or 0
+        if queue in self.forks:
+            self.joined.add(queue)
+            self.world.model.murky.add(queue)
+            self.world.model.closed.discard(queue)
+
+
+def ask_again(client: Client, life: Life) -> None:
+    """An operator has a queue of a running broker compared once more."""
+    world, dice = client.world, client.dice
+    histories = world.histories
+    life.runtime.clock.sleep(dice.choice([0.02, 1, 30]))
+    if dice.random() < 0.4:
+        life.is_ending = True  # what befalls the disk, befalls it between two lives
+        return
+    queue = dice.choice(QUEUES)
+    reason = life.store.resume_queue(*queue)
+    life.saw()
+    world.scheduler.note(f"{queue} is resumed: {reason}")
+    if reason is None:
+        is_two = queue in histories.forks and histories.keeps_local
+        assert not is_two, f"{queue} goes on, and is two histories from {histories.forks[queue]} on"
+        histories.resumed(life, queue)
