@@ -274,6 +274,20 @@ def test_a_queue_that_has_expired_goes_on_behind_a_load_that_died(
     assert_found(config, {A: range(20, 30)})
 
 
+def test_the_log_of_a_queue_that_was_given_up_goes_on_behind_the_old_one(
+    config: StoreConfig,
+) -> None:
+    """The index has places of the old one still."""
+    loaded(config, [[rows_of(A, range(20))]])
+    with open_tier_of(config) as parts:
+        end = parts.files.get(A).log.commit_offset
+        parts.files.destroy(A)
+    loaded(config, [[rows_of(A, range(20, 30))]], run_id="anew")
+    with open_tier_of(config) as parts:
+        assert parts.files.get(A).log.segments[0].base == end
+    assert bodies(config, A) == names_of(A, range(20, 30))
+
+
 def dying_adoption(self: PosixProvider, broker: str, adoptions: Any, changes: Any) -> bool:
     del self, broker, adoptions, changes
     raise MetadataError("catalogue", "died")

@@ -34,6 +34,7 @@ from tieredstore.access.tables import BrokerTables
 from tieredstore.cli import submit
 from tieredstore.codec.broker_tables import TopicConfig
 from tieredstore.driver.runtime import Runtime
+from tieredstore.flat.message_file import LOG_START_NOTE, log_start
 from tieredstore.index.watermarks import Watermarks
 from tieredstore.jobs.job import JobExit, JobState
 from tieredstore.metadata.json_store import JsonMetadataStore
@@ -203,9 +204,11 @@ def test_a_log_that_is_lost_behind_the_move_goes_on_where_no_message_id_was(tmp_
     source, target = copy_of_golden(tmp_path / "java"), posix(tmp_path)
     with JsonMetadataStore.open(source.catalogue_path) as metadata:
         metadata.put_note(LOG_MARK, source.broker_name, 1 << 40)
+        metadata.put_note(LOG_START_NOTE, f"{source.broker_name}/GoldAa/7", 1_000)
     moved(source, target, cut_over=True, rename_broker="broker-new")
     with JsonMetadataStore.open(target.catalogue_path) as metadata:
         assert LogMark(metadata, "broker-new").below([]) == 1 << 40
+        assert log_start("broker-new/GoldAa/7", metadata) == 1_000
 
 
 def test_what_is_only_published_can_be_copied_and_not_cut_over(tmp_path: Path) -> None:

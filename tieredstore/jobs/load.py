@@ -31,7 +31,7 @@ from tieredstore.driver.provider import LOADED, STREAMED, Adoption
 from tieredstore.driver.runtime import Clock, SystemClock
 from tieredstore.driver.segment import Buffer
 from tieredstore.flat import append_file
-from tieredstore.flat.message_file import FlatMessageFile
+from tieredstore.flat.message_file import FlatMessageFile, log_start
 from tieredstore.flat.recovery import recover
 from tieredstore.index.compaction import Compaction
 from tieredstore.index.uploaded import first_row_below
@@ -392,7 +392,10 @@ class _Commit:
                 raise LoadRefusedError(
                     f"{path}: there are segments that the catalogue does not know: rebuild it first"
                 )
-            return QueueTarget(key=key, path=path, topic_id=topic.topic_id, is_new=True)
+            start = log_start(path, tier.metadata)
+            return QueueTarget(
+                key=key, path=path, topic_id=topic.topic_id, is_new=True, log_offset=start
+            )
         file = FlatMessageFile(
             record or _new_record(config, key, 0),
             topic,

@@ -30,6 +30,7 @@ from tieredstore.driver.metadata import Change, MetadataStore, Put, PutNote
 from tieredstore.driver.metrics import NoMetrics
 from tieredstore.driver.provider import SegmentProvider
 from tieredstore.driver.runtime import Clock, Runtime, SystemClock
+from tieredstore.flat.message_file import LOG_START_NOTE
 from tieredstore.index import watermarks
 from tieredstore.jobs.job import (
     Engine,
@@ -583,6 +584,8 @@ def _moved(tier: SourceTier, source: StoreConfig, target: StoreConfig) -> Iterat
     yield from tier.given
     if tier.log_mark is not None:
         yield PutNote(LOG_MARK, target.broker_name, tier.log_mark)
+    for path, start in tier.log_starts.items():
+        yield PutNote(LOG_START_NOTE, target_path(path, target), start)
     for topic in tier.topics:
         yield Put(topic)
     for queue in tier.queues:

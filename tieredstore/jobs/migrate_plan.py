@@ -6,7 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Final
 
@@ -21,6 +21,7 @@ from tieredstore.driver.metadata import LOG, Change, DeleteTopic, MetadataStore,
 from tieredstore.driver.object_requests import PriceTable
 from tieredstore.driver.provider import LOADED, STREAMED, SegmentProvider
 from tieredstore.flat import recovery
+from tieredstore.flat.message_file import LOG_START_NOTE
 from tieredstore.index import watermarks
 from tieredstore.jobs.job import Plan
 from tieredstore.jobs.load import RUN
@@ -86,6 +87,7 @@ class SourceTier:
     given: tuple[Change, ...] = ()
     """Numbers of topics, and of loads, that are never given again."""
     log_mark: Json = None
+    log_starts: Mapping[str, Json] = field(default_factory=dict)  # by path, see LOG_START_NOTE
     copy_of: str | None = None
     """Where the catalogue is a published copy: it may not know the newest queues and keys."""
 
@@ -137,6 +139,7 @@ def _read_once(config: StoreConfig, topics: tuple[str, ...]) -> SourceTier:
             ),
             given=tuple(_given(metadata)),
             log_mark=metadata.note(LOG_MARK, config.broker_name),
+            log_starts=dict(metadata.notes(LOG_START_NOTE)),
             copy_of=_copy_of(metadata),
         )
     finally:
