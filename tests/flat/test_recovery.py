@@ -545,20 +545,13 @@ def test_a_reader_changes_nothing() -> None:
     assert (tier.rows(LOG), tier.rows(QUEUE), tier.held(LOG), tier.held(QUEUE)) == before
 
 
-@pytest.mark.parametrize("known", range(3))
-def test_a_reader_whose_catalogue_lacks_the_newest_log_segment_ends_before_it(known: int) -> None:
-    """Who died between the log and the queue left a copy, and the next life rolled behind it."""
-    tier = a_filled_tier(known + 1)
-    base, log = last_bytes(tier, LOG)
-    (_, units), copy = last_bytes(tier, QUEUE), numbered(known, 1)[0]
-    put_back(tier, LOG, size=len(log) - len(copy))
-    put_back(tier, QUEUE, size=known * 20)
-    tier.damage(LOG, base + len(log), placed([copy], base + len(log)))
-    moved = encode_unit(log_offset=base + len(log), message_bytes=len(copy), tags_code=known)
-    tier.damage(QUEUE, 0, units[:-20] + moved)
+def test_an_older_copy_says_nothing_of_the_end_of_a_segment_that_others_follow() -> None:
+    tier = a_rolled_tier()
+    row = put_back(tier, LOG, 0, size=1, end_timestamp=STORE_TIMESTAMP)
+    assert row.end_timestamp == STORE_TIMESTAMP + 10
     file = opened(tier, read_only=True)
-    assert file.problem == "1 queue units name bytes that the log has not"
-    assert content(file) == expected(*range(known))
+    assert file.log.segments[0].record == replace(row, end_timestamp=None)
+    assert offset_by_time(file, STORE_TIMESTAMP + 10, Boundary.LOWER) == 1
 
 
 @pytest.mark.parametrize("step", range(4))

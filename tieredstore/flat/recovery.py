@@ -76,7 +76,7 @@ def recover(
     is_torn = False
     if not (queue.is_clean and commit_log.is_clean):
         is_torn = _leave_out_unwritten(queue, commit_log, read_only=read_only)
-        problems += _settle(queue, commit_log, read_only=read_only)
+        problems += _settle(queue, commit_log)
     following = None
     if not problems and not read_only:
         following = _row_behind_unnamed_bytes(commit_log, now_ms=clock.now_ms())
@@ -252,14 +252,14 @@ class _End:
     problem: str = ""
 
 
-def _settle(queue: _FileState, commit_log: _FileState, *, read_only: bool) -> list[str]:
+def _settle(queue: _FileState, commit_log: _FileState) -> list[str]:
     """Decide how much of both files counts; what is wrong with them."""
     problems = []
     end: _End | None = None
     for index in reversed(range(len(queue.rows))):
         units = queue.backend_bytes[index] // UNIT_BYTES
         if units and (end is None or not end.count):
-            end = _end_of_units(queue, index, units, commit_log, read_only=read_only)
+            end = _end_of_units(queue, index, units, commit_log)
             problems += [end.problem] if end.problem else []
             units = end.count
         queue.count(index, units * UNIT_BYTES)
@@ -269,6 +269,7 @@ def _settle(queue: _FileState, commit_log: _FileState, *, read_only: bool) -> li
     if commit_log.rows:
         was, there = commit_log.segments[-1].record, commit_log.backend_bytes[-1]
         commit_log.count(-1, min(there, max(named_end - was.base_offset, was.size)))
+    _forget_times(queue, commit_log, but_last=True)
     if end is not None and end.last is not None:
         try:
             _bring_times_up_to_date(queue, commit_log, end.first, end.last)
@@ -334,16 +335,12 @@ def _lacks_its_tags(queue: _FileState, number: int, commit_log: _FileState) -> b
     return unit.tags_code != tags_code(tags)
 
 
-def _end_of_units(
-    queue: _FileState, index: int, units: int, commit_log: _FileState, *, read_only: bool
-) -> _End:
+def _end_of_units(queue: _FileState, index: int, units: int, commit_log: _FileState) -> _End:
     """The end of the last segment that has units.
 
     The log was durable before the units were written. So a unit that does not name its message is
     damaged, and the records of the log, followed one by one, lead to the message: it keeps its
-    place. Only units of records that the log has lost do not count; and for a reader those that
-    were written since its catalogue, whose records lie in a segment that it does not know yet.
-    Copies of them may lie at the end of the log that it knows.
+    place. Only units of records that the log has lost do not count.
     """
     final = queue.first_unit(index) + units - 1
     last = _named_by(_unit(queue, index, units - 1), final, commit_log)
@@ -357,15 +354,6 @@ def _end_of_units(
     within = borne_out(units, end_of, commit_log.end)
     beyond = "queue units name bytes that the log has not"
     sound = _last_sound(queue, index, min(within, units - 1), commit_log)
-    known = queue.segments[index].record.size // UNIT_BYTES
-    if (
-        read_only
-        and known <= within < units
-        and (sound.queue_offset if sound else -1) == (queue.first_unit(index) + within - 1)
-    ):
-        log_end = sound.end if sound else 0
-        problem = f"{units - within} {beyond}"
-        return _End(count=within, log_end=log_end, last=sound, problem=problem)
     if sound is None and not within and units > 1:
         return _End(count=0, problem=f"{units} {beyond}")
     start = commit_log.last_base if sound is None else sound.end
@@ -506,10 +494,11 @@ def _bring_times_up_to_date(
         found.rows[-1] = replace(row, begin_timestamp=oldest, end_timestamp=newest)
 
 
-def _forget_times(queue: _FileState, commit_log: _FileState) -> None:
-    """A segment that is longer than its row, and damaged, has no end that a search may believe."""
+def _forget_times(queue: _FileState, commit_log: _FileState, *, but_last: bool = False) -> None:
+    """A segment that is longer than its row has no end that a search may believe, where it is
+    damaged, or not the last: then the row is of a copy from before the next one came."""
     for found in (queue, commit_log):
-        for index, segment in enumerate(found.segments):
+        for index, segment in enumerate(found.segments[:-1] if but_last else found.segments):
             if found.rows[index].size > segment.record.size:
                 found.rows[index] = replace(found.rows[index], end_timestamp=None)
 
