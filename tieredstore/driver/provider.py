@@ -46,6 +46,8 @@ LOADED: Final = "load"
 """Notes of loads that have an id: when, and how many messages."""
 STREAMED: Final = "stream"
 """Notes of streams: their last batch, and when."""
+LOAD_RUN: Final = "load-run"
+"""Notes of commits, for one that is tried again: when."""
 LOAD_MS_MAX: Final = 24 * 3_600_000
 """A load has come to its end this long after its first task has: what is older is dead."""
 LEFTOVER_KIND: Final = "staged"

@@ -27,7 +27,7 @@ from typing import Final, TypeAlias, TypeVar
 from tieredstore.access.wiring import catalogue_lock, keeps_catalogue
 from tieredstore.codec.names import queue_path
 from tieredstore.driver.metadata import Change, DeleteNote, Put, PutNote
-from tieredstore.driver.provider import LOADED, STREAMED, Adoption
+from tieredstore.driver.provider import LOAD_RUN, LOADED, STREAMED, Adoption
 from tieredstore.driver.runtime import Clock, SystemClock
 from tieredstore.driver.segment import Buffer
 from tieredstore.flat import append_file
@@ -74,7 +74,6 @@ from tieredstore.model.values import QueueKey, QueueRecord, SegmentRecord
 
 log = log_of(__name__)
 T = TypeVar("T")
-RUN: Final = "load-run"  # notes of commits, for one that is tried again: when
 RUN_NOTES_MAX: Final = 100
 RUN_NOTE_MS: Final = 24 * 3_600_000
 THREADS: Final = 4
@@ -190,7 +189,7 @@ def commit_load(
                 is_made = (
                     (load_id is not None and tier.metadata.note(LOADED, load_id) is not None)
                     or (batch is not None and batch.is_made(tier))
-                    or tier.metadata.note(RUN, note_of_run) is not None
+                    or tier.metadata.note(LOAD_RUN, note_of_run) is not None
                 )
                 if is_made:
                     made = load_id or batch or run_id
@@ -544,8 +543,8 @@ class _Commit:
             changes.append(PutNote(LOADED, self._load_id, [now, plan.message_count]))
         if self._batch is not None:
             changes.append(self._batch.note(now))
-        changes.append(PutNote(RUN, self._note_of_run, now))
-        changes += [DeleteNote(RUN, key) for key in _old_runs(metadata.notes(RUN), now)]
+        changes.append(PutNote(LOAD_RUN, self._note_of_run, now))
+        changes += [DeleteNote(LOAD_RUN, key) for key in _old_runs(metadata.notes(LOAD_RUN), now)]
         return changes
 
 

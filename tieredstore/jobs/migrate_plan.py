@@ -19,12 +19,11 @@ from tieredstore.access.wiring import Tier, open_tier
 from tieredstore.codec.names import index_queue_path, queue_path
 from tieredstore.driver.metadata import LOG, Change, DeleteTopic, MetadataStore, Put, PutNote
 from tieredstore.driver.object_requests import PriceTable
-from tieredstore.driver.provider import LOADED, STREAMED, SegmentProvider
+from tieredstore.driver.provider import LOAD_RUN, LOADED, STREAMED, SegmentProvider
 from tieredstore.flat import recovery
 from tieredstore.flat.message_file import LOG_START_NOTE
 from tieredstore.index import watermarks
 from tieredstore.jobs.job import Plan
-from tieredstore.jobs.load import RUN
 from tieredstore.jobs.migrate_copy import BLOCK_BYTES, Copied, CopyItem, Key, Proof, place_of
 from tieredstore.jobs.slices import TopicPatterns
 from tieredstore.model.amounts import counted, shown_size
@@ -44,7 +43,7 @@ from tieredstore.model.values import Json, QueueRecord, SegmentRecord, SegmentTy
 log = log_of(__name__)
 
 _QUEUE_NOTES: Final = (STOPPED_QUEUE, TRUSTED_SIDE, recovery.UNCONFIRMED_NOTE)
-_LOAD_NOTES: Final = (LOADED, STREAMED, RUN)
+_LOAD_NOTES: Final = (LOADED, STREAMED, LOAD_RUN)
 INDEX_NOTES: Final = (watermarks.STORE, watermarks.QUEUE, watermarks.FILE, watermarks.START)
 _LOOKS_MAX: Final = 3
 _NAMES_SHOWN: Final = 5
