@@ -56,7 +56,7 @@ def move_beside(outsider: Outsider) -> None:
     world = outsider.world
     outsider.runtime.clock.sleep(outsider.dice.choice([1, 100, 3_000]))
     life = world.life
-    if life is None or not life.is_at_work or not world.may_move:
+    if life is None or not life.is_at_work or not world.may_move or world.is_moving:
         return
     world.is_moving = True
     for _ in range(TRIES_MAX):
