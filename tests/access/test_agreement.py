@@ -502,6 +502,21 @@ def test_keys_of_what_was_given_up_for_the_local_store_are_no_damage(tmp_path: P
     assert not [each for each in report.findings if each.is_damage]
 
 
+def opened_behind_a_load_that_was_cut_short(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> TieredMessageStore:
+    """By a load that is killed before it forgets what it has settled, and the next one."""
+
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(agreement, "forget_trust", killed)
+        with pytest.raises(KeyboardInterrupt):
+            machine.open()
+    return machine.open()
+
+
 @pytest.mark.parametrize("side", ["tier", "local"])
 def test_a_load_that_is_cut_short_while_it_does_what_was_decided_is_finished_by_the_next(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, side: str
@@ -512,14 +527,7 @@ def test_a_load_that_is_cut_short_while_it_does_what_was_decided_is_finished_by_
         trust(store, machine, key, side)
     machine.end()
 
-    def killed(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(agreement, "forget_trust", killed)
-        with pytest.raises(KeyboardInterrupt):
-            machine.open()
-    store = machine.open()
+    store = opened_behind_a_load_that_was_cut_short(machine, monkeypatch)
     assert not store.agreement.refused
     for key in (ONE, TWO):
         assert store.put_message(machine.message(key)).queue_offset == 15
@@ -540,14 +548,7 @@ def test_a_load_that_is_cut_short_before_it_forgets_a_stop_leaves_none_behind(
     machine.end()
     machine.lose_local()
 
-    def killed(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(agreement, "forget_trust", killed)
-        with pytest.raises(KeyboardInterrupt):
-            machine.open()
-    store = machine.open()
+    store = opened_behind_a_load_that_was_cut_short(machine, monkeypatch)
     assert store.put_message(machine.message(ONE)).queue_offset == 10
     assert store.flush()
     assert store.health().ok

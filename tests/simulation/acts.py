@@ -17,11 +17,21 @@ import pyarrow.parquet as pq
 from tests.simulation.model import Model, Put, Question
 from tieredstore.access.audit import AuditKind, audit
 from tieredstore.access.reader import TieredReader, reconcile
-from tieredstore.access.wiring import catalogue_to_read, provider_of, published_catalogue
+from tieredstore.access.wiring import (
+    catalogue_to_read,
+    has_file,
+    keeps_catalogue,
+    provider_of,
+    published_catalogue,
+    publisher_of,
+    written_catalogue,
+)
 from tieredstore.codec.selected import SelectedRecord
 from tieredstore.driver.dispatched import arrived
+from tieredstore.driver.metadata import MetadataStore, Publisher
 from tieredstore.driver.metrics import NoMetrics
-from tieredstore.driver.runtime import Clock
+from tieredstore.driver.provider import SegmentProvider
+from tieredstore.driver.runtime import Clock, Runtime
 from tieredstore.jobs.export import ExportJob
 from tieredstore.jobs.job import Job, JobReport, JobState, LocalEngine, run_job
 from tieredstore.jobs.migrate import migrate
@@ -661,6 +671,20 @@ def scrub_beside(outsider: Outsider) -> None:
     with nothing_there():
         deque(islice(scrub.passes(), dice.choice([1, 2])), maxlen=0)
     check_damage(outsider, found)
+
+
+@contextmanager
+def written_tier(
+    config: StoreConfig, runtime: Runtime, *, creates: bool = False
+) -> Iterator[tuple[SegmentProvider, MetadataStore, Publisher | None] | None]:
+    """As a command opens a tier to change it; None where there is none, unless it creates one."""
+    with ExitStack() as opened:
+        provider = opened.enter_context(closing(provider_of(config, runtime, NoMetrics())))
+        if not creates and not keeps_catalogue(config, provider) and not has_file(config):
+            yield None
+            return
+        catalogue, _ = opened.enter_context(written_catalogue(config, runtime, provider))
+        yield provider, catalogue, publisher_of(config, provider, catalogue)
 
 
 def audit_beside(outsider: Outsider) -> None:

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Collection
-from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Final
 
-from tests.simulation.acts import QUEUES, a_message, a_put
+from tests.simulation.acts import QUEUES, a_message, a_put, written_tier
 from tests.simulation.model import DOUBTFUL, GONE, HIDDEN, SENT, STORED, Put
 from tieredstore.access.audit import AuditKind
 from tieredstore.access.queue_upload import (
@@ -26,17 +25,9 @@ from tieredstore.access.queue_upload import (
     ask_to_resume,
     trust,
 )
-from tieredstore.access.wiring import (
-    has_file,
-    keeps_catalogue,
-    provider_of,
-    publisher_of,
-    written_catalogue,
-)
 from tieredstore.codec.message import decode_message
 from tieredstore.codec.names import queue_path
 from tieredstore.driver.message_store import ReadRequest
-from tieredstore.driver.metrics import NoMetrics
 from tieredstore.local.store import LocalMessageStore, LocalStore
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import StoreClosedError
@@ -474,15 +465,12 @@ class Histories:
         """As the command does, with the broker stopped."""
         runtime = self.world.runtime_here()
         path = queue_path(config.broker_name, *queue)
-        with ExitStack() as opened:
-            provider = opened.enter_context(closing(provider_of(config, runtime, NoMetrics())))
-            if not keeps_catalogue(config, provider) and not has_file(config):
+        with written_tier(config, runtime) as opened:
+            if opened is None:
                 return
-            written = written_catalogue(config, runtime, provider)
-            catalogue, _ = opened.enter_context(written)
+            _, catalogue, publisher = opened
             if catalogue.queue(*queue) is None:
                 return
-            publisher = publisher_of(config, provider, catalogue)
             if publisher is not None:
                 publisher.check()
             ask_to_resume(path, catalogue)

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -39,6 +39,7 @@ from tests.simulation.acts import (
     export_rest,
     find_out,
     verify_elsewhere,
+    written_tier,
 )
 from tests.simulation.awaited import await_things
 from tests.simulation.histories import HISTORIES, KEPT_HOURS, Histories, ask_again
@@ -66,17 +67,11 @@ from tieredstore.access.rebuild import rebuild_beside_published
 from tieredstore.access.store import TieredMessageStore
 from tieredstore.access.wiring import (
     NoCatalogueError,
-    has_file,
-    keeps_catalogue,
-    provider_of,
     published_catalogue,
-    publisher_of,
-    written_catalogue,
 )
 from tieredstore.aio import AsyncTieredStore
 from tieredstore.codec.message import decode_message
 from tieredstore.driver import durable
-from tieredstore.driver.metrics import NoMetrics
 from tieredstore.driver.runtime import Runtime
 from tieredstore.jobs import load, worker
 from tieredstore.jobs.job import JobState, LocalEngine
@@ -789,13 +784,10 @@ class World:
 
     def repair(self, config: StoreConfig) -> None:
         runtime = self.runtime_here()
-        with ExitStack() as opened:
-            provider = opened.enter_context(closing(provider_of(config, runtime, NoMetrics())))
-            if not keeps_catalogue(config, provider) and not has_file(config):
+        with written_tier(config, runtime) as opened:
+            if opened is None:
                 return
-            written = written_catalogue(config, runtime, provider)
-            catalogue, _ = opened.enter_context(written)
-            publisher = publisher_of(config, provider, catalogue)
+            provider, catalogue, publisher = opened
             if publisher is not None:
                 publisher.publish()
             published = partial(published_catalogue, config, provider)
@@ -829,13 +821,9 @@ class World:
         machine.is_full, machine.lies = False, 0
         while True:
             try:
-                with ExitStack() as opened:
-                    provider = opened.enter_context(
-                        closing(provider_of(config, runtime, NoMetrics()))
-                    )
-                    written = written_catalogue(config, runtime, provider)
-                    catalogue, _ = opened.enter_context(written)
-                    publisher = publisher_of(config, provider, catalogue)
+                with written_tier(config, runtime, creates=True) as opened:
+                    assert opened is not None
+                    provider, catalogue, publisher = opened
                     assert publisher is not None
                     rebuild_beside_published(
                         *(catalogue, provider, config, runtime),

@@ -275,8 +275,10 @@ class TieredMessageStore:
         """
         opened = self._loaded()
         put = self._next_batch_at_once
-        if put is None or not opened.refusals:
-            return None if put is None else put(messages)
+        if put is None:
+            return None
+        if not opened.refusals:
+            return put(messages)
         taken, refused = self._parted(messages)
         results = put(taken)
         return None if results is None else _merged(results, refused)
