@@ -290,7 +290,7 @@ def test_queues_that_both_hold_are_all_named_and_nothing_is_adopted(
         for queue_id in (0, 1):
             broker.put(2, topic="Orders", queue_id=queue_id)
     before = files(target)
-    with pytest.raises(InvalidConfigError, match="both tiers have: Orders/0, Orders/1; nothing"):
+    with pytest.raises(InvalidConfigError, match="both brokers have: Orders/0, Orders/1; nothing"):
         moved(gone, target, adopt=True, cut_over=True)
     assert files(target) == before
 

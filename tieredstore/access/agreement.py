@@ -12,6 +12,7 @@ it begins anew at T: below, the tier serves |
     | has another message under a number that both have | | a conflict: puts are refused |
     | is behind or was stopped, and the tier cannot be read | ends nobody knows where | \
 puts are refused |
+    | is missing | was adopted from another broker, as history | puts are refused |
 | ends before segments of the tier | has an older catalogue, which does not name them | \
 puts are refused |
 
@@ -179,7 +180,7 @@ def agree(
     _log(continued, refused)
     return Agreement(
         continued=tuple(continued),
-        refused=refused,
+        refused={**refused, **_histories(files, metadata)},
         forks={
             one.file.key: one.fork
             for one in verdicts
@@ -191,6 +192,12 @@ def agree(
             **{one.file.key: one.local_end or 0 for one in given_up},
         },
     )
+
+
+def _histories(files: Sequence[FlatMessageFile], metadata: MetadataStore) -> dict[QueueKey, str]:
+    """Adopted queues, and why they take no puts: the next store would number them from 0 again."""
+    adopted = (file for file in files if is_history(file.path, metadata))
+    return {file.key: stopped_before(file, metadata) or "" for file in adopted}
 
 
 def unnamed_ends(

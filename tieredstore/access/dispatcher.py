@@ -22,6 +22,7 @@ from tieredstore.access.queue_upload import (
     QueueRules,
     QueueWork,
     first_sound,
+    is_history,
     is_searched,
 )
 from tieredstore.access.rounds import Batches, BatchOutcome, Rounds
@@ -50,7 +51,7 @@ ROUND_BYTES: Final = 32 * MIB  # a round with more than that is sent before othe
 class DispatchHealth:
     """What is wrong with the upload, by queue.
 
-    * `stopped`: nothing is uploaded until an operator looks after it.
+    * `stopped`: nothing is uploaded until an operator looks after it. Adopted history is not one.
     * `refused`: those of them whose names the tier cannot hold, now or later. No flush waits for
       them.
     * `failing`: the last attempt failed; it is tried again.
@@ -440,6 +441,7 @@ class Dispatcher:
     ) -> None:
         self._store = store
         self._files = files
+        self._metadata = metadata
         self._index = index
         self._runtime = runtime
         self._metrics = metrics or NoMetrics()
@@ -624,6 +626,7 @@ class Dispatcher:
             if work.file is not None and work.index_from is not None:  # an index may not say it
                 waiting = work.file.commit_offset - work.index_from
                 not_indexed[work.key] = max(waiting, not_indexed.get(work.key, 0))
+        stopped = {key: why for key, why in stopped.items() if not self._is_only_read(key)}
         return DispatchHealth(
             stopped=stopped,
             refused=frozenset(key for key in stopped if self._files.why_refused(key) is not None),
@@ -633,6 +636,12 @@ class Dispatcher:
             buffered_bytes=self.budget.used_bytes,
             uploads=self.budget.uploads,
         )
+
+    def _is_only_read(self, key: QueueKey) -> bool:
+        """Adopted, so that the local store has nothing which the tier could miss."""
+        file = self._files.get(key)
+        is_adopted = file is not None and is_history(file.path, self._metadata)
+        return is_adopted and not self._store.max_offset(*key)
 
     # Looking at queues
 

@@ -528,7 +528,8 @@ def _held_by_both(
 ) -> bool:
     """Whether these queues were adopted before.
 
-    Raises InvalidConfigError that names all queues which the target has on its own.
+    Raises InvalidConfigError that names all queues which the target has on its own, also those
+    that only its broker's local store has.
     """
     with _catalogue_in(target, provider) as metadata:
         if metadata is None:
@@ -538,13 +539,20 @@ def _held_by_both(
         both = [
             queue.record.key
             for queue in tier.queues
-            if metadata.queue(*queue.record.key) is not None
+            if (
+                metadata.queue(*queue.record.key) is not None or _is_local(queue.record.key, target)
+            )
             and adopted.get(_adopted_key(queue.record.key)) != mine
         ]
         if both:
             names = ", ".join(f"{key.topic}/{key.queue_id}" for key in both)
-            raise InvalidConfigError(f"both tiers have: {names}; nothing was adopted")
+            raise InvalidConfigError(f"both brokers have: {names}; nothing was adopted")
         return all(metadata.queue(*queue.record.key) is not None for queue in tier.queues)
+
+
+def _is_local(key: QueueKey, target: StoreConfig) -> bool:
+    """Whether RocketMQ's local store, or ours, has this queue: perhaps nothing was uploaded yet."""
+    return Path(target.store_path, "consumequeue", key.topic, str(key.queue_id)).is_dir()
 
 
 def _publish(

@@ -1,0 +1,107 @@
+"""A broker goes on beside the queues that it was given: they are read, and nothing is added."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.jobs.growing_tier import tier_at
+from tests.jobs.job_kit import moved
+from tieredstore.access.store import TieredMessageStore
+from tieredstore.driver.runtime import Runtime
+from tieredstore.local.config import LocalConfig
+from tieredstore.local.store import LocalMessageStore
+from tieredstore.model.config import StoreConfig
+from tieredstore.model.errors import InvalidConfigError
+from tieredstore.model.messages import Message
+from tieredstore.model.values import PutStatus, QueueKey
+
+ORDERS, OTHER = QueueKey("Orders", 0), QueueKey("Other", 0)
+
+
+def local_store(config: StoreConfig, runtime: Runtime) -> LocalMessageStore:
+    small = LocalConfig(store_path=config.store_path, commit_log_file_bytes=1 << 16)
+    return LocalMessageStore(small, runtime)
+
+
+@contextmanager
+def store_on(config: StoreConfig) -> Iterator[TieredMessageStore]:
+    with (
+        Runtime.threads() as runtime,
+        TieredMessageStore(local_store(config, runtime), config, runtime=runtime) as store,
+    ):
+        yield store
+
+
+def a_message(key: QueueKey, body: bytes) -> Message:
+    return Message(topic=key.topic, queue_id=key.queue_id, body=body)
+
+
+@pytest.fixture
+def brokers(tmp_path: Path) -> tuple[StoreConfig, StoreConfig]:
+    """One that has ended, with two messages in a queue, and one that goes on."""
+    gone, target = tier_at(tmp_path / "gone", broker="broker-b"), tier_at(tmp_path / "tier")
+    for config, key in ((gone, ORDERS), (target, OTHER)):
+        with store_on(config) as store:
+            for body in (b"first", b"second"):
+                store.put_message(a_message(key, body))
+            assert store.flush(seal=True)
+    return gone, target
+
+
+def test_adopted_queues_take_no_puts_and_no_flush_waits_for_them(
+    brokers: tuple[StoreConfig, StoreConfig],
+) -> None:
+    gone, target = brokers
+    moved(gone, target, adopt=True, cut_over=True)
+    for life in range(2):
+        with store_on(target) as store:
+            refused = store.put_message(a_message(ORDERS, b"another first"))
+            assert refused.status is PutStatus.SERVICE_NOT_AVAILABLE
+            assert "history of broker broker-b" in refused.reason
+            assert store.put_message(a_message(OTHER, b"more")).queue_offset == 2 + life
+            page = store.get_message(*ORDERS, 0, count_max=8)
+            assert [one.body for one in page.messages] == [b"first", b"second"]
+            assert (store.min_offset(*ORDERS), store.max_offset(*ORDERS)) == (0, 2)
+            assert store.flush(seal=True)
+            health = {QueueKey(each.topic, each.queue_id): each for each in store.health().queues}
+            assert health[OTHER].problem is None
+            assert "history of broker broker-b" in (health[ORDERS].problem or "")
+            assert not health[ORDERS].takes_puts
+
+
+def test_a_queue_that_the_brokers_own_store_has_is_not_adopted(
+    brokers: tuple[StoreConfig, StoreConfig],
+) -> None:
+    gone, target = brokers
+    with Runtime.threads() as runtime:
+        local = local_store(target, runtime)
+        local.load()
+        local.start()
+        local.put_message(a_message(ORDERS, b"not uploaded yet"))
+        local.shutdown()
+    with pytest.raises(InvalidConfigError, match="Orders/0"):
+        moved(gone, target, adopt=True, cut_over=True)
+    with store_on(target) as store:
+        page = store.get_message(*ORDERS, 0, count_max=8)
+        assert [one.body for one in page.messages] == [b"not uploaded yet"]
+        assert store.flush()
+
+
+def test_the_tier_says_so_of_a_local_store_that_has_an_adopted_queue_all_the_same(
+    brokers: tuple[StoreConfig, StoreConfig],
+) -> None:
+    gone, target = brokers
+    moved(gone, target, adopt=True, cut_over=True)
+    with Runtime.threads() as runtime:
+        local = local_store(target, runtime)
+        local.load()
+        local.start()
+        local.put_message(a_message(ORDERS, b"put behind the tier's back"))
+        local.shutdown()
+    with store_on(target) as store:
+        assert not store.flush()
+        assert not store.put_message(a_message(ORDERS, b"more")).stored
