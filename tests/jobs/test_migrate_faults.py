@@ -334,6 +334,24 @@ def test_a_journal_that_cannot_be_synced_is_an_error_of_ours_and_holds_nothing_u
     assert moved(source, target, cut_over=True).facts["cut_over"] == "done"
 
 
+def test_a_journal_that_cannot_be_removed_does_not_make_a_cut_over_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = copy_of_golden(tmp_path / "java"), posix(tmp_path)
+    unlink, journal = os.unlink, journal_path(target)
+
+    def refuse(path: str | os.PathLike[str], **named: Any) -> None:
+        if Path(path) == journal:
+            raise OSError(errno.EIO, "Input/output error")
+        unlink(path, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", refuse)
+        assert moved(source, target, cut_over=True).facts["cut_over"] == "done"
+    assert journal.exists()
+    assert moved(source, target, cut_over=True).facts["cut_over"] == "done before"
+
+
 def test_a_target_that_takes_nothing_is_told_at_once(tmp_path: Path) -> None:
     target = replace(posix(tmp_path), provider="tests.jobs.faulty_tiers:FaultyPosix")
     faulty_tiers.POSIX_FAULTS.always = Fault.BEFORE

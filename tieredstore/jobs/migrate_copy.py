@@ -403,8 +403,11 @@ class MigrationJournal:
         self._unsynced = 0
 
     def remove(self) -> None:
-        """The migration is over."""
-        self._path.unlink(missing_ok=True)
+        """The migration is over. A file that stays is no harm: the next run is told so."""
+        try:
+            self._path.unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("%s: it could not be removed: %s", self._path, system_says(error))
 
     def close(self) -> None:
         if self._descriptor >= 0:
