@@ -123,6 +123,16 @@ def test_expired_units_are_a_note_of_a_rebuild(command: Command, root: Path) -> 
     assert "units of messages that have expired" in notes[0]
 
 
+def test_a_rebuild_tells_of_the_log_of_a_bucket(command: Command, root: Path) -> None:
+    directory = next(each for each in (root / "tiered").iterdir() if each.is_dir()).name
+    (root / "tiered" / ".rounds" / directory / "broker-gold-a" / "log").mkdir(parents=True)
+    shutil.rmtree((root / CATALOGUE).parent)
+    ran = asked(command, root, "rebuild", "--json").done()
+    notes = [row["detail"] for row in ran.rows if row["what"] == "note"]
+    assert len(notes) == 1
+    assert "`tieredstore migrate` copies them" in notes[0]
+
+
 def test_a_directory_is_certified(command: Command, root: Path) -> None:
     ran = command.run("certify", *named(root), "--json").done()
     assert [row["check"] for row in ran.rows] == [

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from enum import Enum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -454,7 +455,7 @@ def rebuilt(tier: TierOptions) -> RebuildReport:
         try:
             if publisher is None:
                 return rebuild(catalogue, provider, config, runtime, takes_in=True)
-            return rebuild_beside_published(
+            report = rebuild_beside_published(
                 catalogue,
                 provider,
                 config,
@@ -465,6 +466,21 @@ def rebuilt(tier: TierOptions) -> RebuildReport:
         except NewerCatalogueError as error:
             text = f"{catalogue.facts.place} is not written over: {error}"
             raise CommandError(printable(text), ExitCode.REFUSED) from error
+    return replace(report, notes=(*report.notes, *_log_of_a_bucket(config)))
+
+
+def _log_of_a_bucket(config: StoreConfig) -> Iterator[str]:
+    """What to say of one that somebody's tool has copied into this directory."""
+    from tieredstore.roundlog.layout import ObjectLayout
+
+    if config.provider != "posix":
+        return
+    log = Path(config.path, ObjectLayout(config.cluster_name).rounds(config.broker_name))
+    if log.is_dir():
+        yield (
+            f"{log} came from a bucket, and a directory cannot use it: segments that only this log"
+            " knows are missing here; `tieredstore migrate` copies them from the bucket"
+        )
 
 
 def check_there_is_data(config: StoreConfig, provider: SegmentProvider) -> None:
