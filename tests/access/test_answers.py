@@ -833,3 +833,12 @@ def test_what_is_asked_of_the_tier_is_measured(tiered: Broker) -> None:
         labels["operation"] for name, labels in tiered.metrics.labels if name == API_LATENCY.name
     ]
     assert measured == ["query_message", "get_offset_by_time", "get_time_by_offset"]
+
+
+def test_of_a_queue_that_only_the_tier_knows_the_tier_says_where_it_ends(broker: Broker) -> None:
+    broker.fill(3, topic="Other")
+    wanted = GetResult(status=GetStatus.OFFSET_TOO_SMALL, next_offset=3, min_offset=3, max_offset=3)
+    broker.tier.fetcher.commit_offset = lambda *_: 3  # type: ignore[method-assign]
+    broker.tier.fetcher.has_messages = lambda *_: False  # type: ignore[method-assign]
+    broker.tier.fetcher.get_message = lambda *_, **__: wanted  # type: ignore[method-assign]
+    assert broker.store.get_message(TOPIC, 7, 0) is wanted

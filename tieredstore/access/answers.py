@@ -456,9 +456,12 @@ class Answers:
         if result.status not in _LACKING or not self._decision.may_read_tier(request.topic):
             return False
         commit_offset = self._fetcher.commit_offset(request.topic, request.queue_id)
-        if commit_offset is None or not self._fetcher.has_messages(request.topic, request.queue_id):
+        if not commit_offset:
             return False
-        return request.offset < commit_offset or result.status in _NO_QUEUE
+        if result.status in _NO_QUEUE:  # all that there is to say of the queue, the tier says
+            return True
+        has_messages = self._fetcher.has_messages(request.topic, request.queue_id)
+        return has_messages and request.offset < commit_offset
 
     def _is_on_disk_only(self, request: ReadRequest) -> bool:
         place = request.topic, request.queue_id, request.offset
