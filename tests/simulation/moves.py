@@ -1,12 +1,15 @@
-"""The tier moves: an operator copies it to another place and cuts over, and the broker goes on
-there. Whoever reads it elsewhere is told; who reads just then still sees the former place, where
-nothing changes any more."""
+"""The tier moves, perhaps from a bucket to a directory or back: an operator copies it and cuts
+over, or copies what a stopped broker has sealed with a tool that knows nothing of tiers. The broker
+goes on there. Whoever reads it elsewhere is told; who reads just then still sees the former place,
+where nothing changes any more."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -17,36 +20,33 @@ from tieredstore.jobs.migrate import migrate
 from tieredstore.model.config import StoreConfig
 
 if TYPE_CHECKING:
-    from tests.simulation.world import Outsider, World
+    from tests.simulation.machines import Machine
+    from tests.simulation.world import Client, Life, Outsider, World
 
 FORMER: Final = ""
 MOVED: Final = "moved"
+BUCKET: Final = "tests.simulation.world.SimProvider"
 TRIES_MAX: Final = 100
 
 
-@dataclass
 class WatchedBucket:
     """Its objects, and what a fold of the broker's log in it comes to."""
 
-    objects: WatchedObjects
-    witness: Witness
-
-    @classmethod
-    def of(cls, rounds: str, landed: Callable[[Witness, str, bytes], None]) -> WatchedBucket:
-        witness = Witness(rounds)
-        return cls(WatchedObjects(lambda key, data: landed(witness, key, data)), witness)
+    def __init__(self, rounds: str, landed: Callable[[Witness, str, bytes], None]) -> None:
+        self.witness = Witness(rounds)
+        self.objects = WatchedObjects(lambda key, data: landed(self.witness, key, data))
 
 
-def at_place(config: StoreConfig, place: str) -> StoreConfig:
+def at_place(world: World, config: StoreConfig, place: str) -> StoreConfig:
     """The same tier there; the broker's own disk stays what it is."""
-    if place == FORMER:
-        return config
-    in_folder = config.provider == "posix"
+    in_folder = world.kinds[place] == "posix"
+    catalogue = Path(config.store_path) / "config" / f"{place}.json"
     return replace(
         config,
-        path=f"{config.path}-{place}" if in_folder else "",
+        provider="posix" if in_folder else BUCKET,
+        path=str(world.machine.folder / f"tier{place}") if in_folder else "",
         bucket="" if in_folder else place,
-        metadata_path=str(Path(config.store_path) / "config" / f"{place}.json"),
+        metadata_path="" if place == FORMER else str(catalogue),
     )
 
 
@@ -75,9 +75,35 @@ def move_beside(outsider: Outsider) -> None:
 def move(world: World, config: StoreConfig) -> None:
     runtime = world.runtime_here()
     engine = LocalEngine(pool=runtime.dispatch, threads=2)
-    target = at_place(config, MOVED)
+    target = at_place(world, config, MOVED)
     report = migrate(config, target, engine=engine, cut_over=True, clock=runtime.clock)
     world.scheduler.note(f"moved: {report.facts['cut_over']} {dict(report.counts)}")
     assert not report.findings, f"migrate: {report}"
     if report.facts["cut_over"] != "refused":  # as it is where the backend was away for long
         world.has_moved_to(MOVED)
+
+
+def seal(client: Client, life: Life) -> None:
+    """What a tier is told before a tool copies it that knows nothing of tiers."""
+    client.world.is_sealed = life.store.flush(seal=True)
+
+
+def carry(world: World, machine: Machine) -> None:
+    """All that lies in one place is put into the other one, as it is, with the log of a bucket."""
+    source, target = (at_place(world, world.tier_config(machine), each) for each in (FORMER, MOVED))
+    held, others = world.buckets[FORMER], world.buckets[MOVED]
+    world.scheduler.note("the tier is copied by hand")
+    if world.kinds[FORMER] == world.kinds[MOVED] == "posix":
+        shutil.copytree(source.path, target.path)
+    elif world.kinds[FORMER] == "posix":
+        for name, data in files_of(Path(source.path)):
+            others.objects.put(name, data, None)
+    else:
+        others.objects.held = dict(held.objects.held)
+        others.witness = deepcopy(held.witness)
+
+
+def files_of(folder: Path) -> Iterator[tuple[str, bytes]]:
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            yield str(path.relative_to(folder)), path.read_bytes()

@@ -41,6 +41,7 @@ from tests.simulation.acts import (
     verify_elsewhere,
     written_tier,
 )
+from tests.simulation.adoptions import ELSEWHERE, OLD, Adoption
 from tests.simulation.awaited import await_things
 from tests.simulation.histories import HISTORIES, KEPT_HOURS, Histories, ask_again
 from tests.simulation.loads import LOADED, Loads
@@ -53,8 +54,10 @@ from tests.simulation.moves import (
     TRIES_MAX,
     WatchedBucket,
     at_place,
+    carry,
     move,
     move_beside,
+    seal,
 )
 from tests.simulation.neighbours import Neighbour
 from tests.simulation.rot import Rot
@@ -63,7 +66,11 @@ from tests.simulation.streams import Checkpoint, follow, follow_rest
 from tieredstore import aio
 from tieredstore.access import log_mark
 from tieredstore.access.audit import audit
-from tieredstore.access.rebuild import rebuild_beside_published
+from tieredstore.access.rebuild import (
+    NewerCatalogueError,
+    rebuild,
+    rebuild_beside_published,
+)
 from tieredstore.access.store import TieredMessageStore
 from tieredstore.access.wiring import (
     NoCatalogueError,
@@ -105,16 +112,18 @@ REINDEX: Final = "reindex"  # all index files are made anew
 AWAITER: Final = "awaiter"
 SETTINGS: Final = "settings"  # each life may have others
 LOAD: Final = "load"  # or messages are loaded
+ADOPT: Final = "adopt"  # or the queues of another broker are added,
 MOVE: Final = "move"  # or the tier moves, once,
 CUTTER: Final = "cutter"  # also from under a broker that writes
+SEALER: Final = "sealer"  # in the last life before a tool copies the tier
 NEIGHBOUR: Final = "neighbour"
-CARES: Final = (REPAIR, REINDEX, LOAD)
+CARES: Final = (REPAIR, REINDEX, LOAD, ADOPT)
 START_MS: Final = 4_000_000_000_000  # behind all times of real files: these are always old
 HOUR_MS: Final = 3_600_000
-CLIENTS: Final = {**ACTS, AWAITER: await_things, HISTORIES: ask_again}
+CLIENTS: Final = {**ACTS, AWAITER: await_things, HISTORIES: ask_again, SEALER: seal}
 ONE_HISTORY: Final = frozenset(
     {
-        *(RECOVER, RESTORE, LOAD, MOVE, CUTTER, "deleter", "successor"),
+        *(RECOVER, RESTORE, LOAD, ADOPT, MOVE, CUTTER, "deleter", "successor"),
         *("reader", "scanner", "exporter", "stream", "mover"),
     }
 )
@@ -147,6 +156,7 @@ EXTRAS: Final = (
     REPAIR,
     REINDEX,
     LOAD,
+    ADOPT,
     MOVE,
     CUTTER,
     SETTINGS,
@@ -213,7 +223,7 @@ class Plan:
             return not self.is_rotting
         if HISTORIES in self.clients and client in ONE_HISTORY and self.takes(HISTORIES):
             return False
-        if client == LOAD:  # whether it was made may be what nobody can read
+        if client in {LOAD, ADOPT}:  # whether it was made may be what nobody can read
             return not self.is_rotting
         if client == RESTORE:  # else the copy may have another history: then its queues stop
             return (
@@ -390,7 +400,14 @@ class World:
         self.place = FORMER  # where its tier lies
         self.is_moving = False  # from under a broker; nobody starts another one
         rounds = ObjectLayout(CLUSTER).rounds(BROKER)
-        self.buckets = {place: WatchedBucket.of(rounds, self._landed) for place in (FORMER, MOVED)}
+        places = (FORMER, MOVED, ELSEWHERE)
+        self.buckets = {place: WatchedBucket(rounds, self._landed) for place in places}
+        self.kinds = {
+            FORMER: plan.tier,
+            MOVED: self._kind_to_move_to(),
+            ELSEWHERE: self.dice.choice(["bucket", "posix"]),
+        }
+        self.is_sealed = False
         self.bucket = Bucket(self.scheduler, Random(f"{plan.seed} bucket"))
         self.reserve_hours = self.dice.choice([1, 48, 48])
         self.sync_flush = self.dice.random() < 0.5
@@ -406,8 +423,11 @@ class World:
         self.is_refused = False  # nobody can open the tier any more
         self.lives, self.lives_max = 0, 3 * LIVES_MAX if self.histories.is_on else LIVES_MAX
         self.life: Life | None = None
-        self.queues = [*QUEUES, *LOADED] if LOAD in plan.clients else QUEUES
+        self.queues = [*QUEUES]
+        self.queues += LOADED if LOAD in plan.clients else []
+        self.queues += OLD if ADOPT in plan.clients else []
         self.loads = Loads(self)
+        self.adoption = Adoption(self)
         self.furthest = dict.fromkeys(self.queues, 0)  # where each queue ever ended in the bucket
         self.former: Life | None = None  # another machine has taken over from it
         self.graves: list[object] = []
@@ -483,6 +503,8 @@ class World:
         self.outsiders = outsiders
         self._set_faults()
         actors = [self.scheduler.spawn(each.name, each.process, each.run) for each in outsiders]
+        if ADOPT in plan.clients:
+            self.adoption.begin()
         if LOAD in plan.clients and self.dice.random() < 0.5:
             self._take_care(machine, LOAD)  # of a tier that is not there yet
         while any(each.left for each in clients) and self.lives < self.lives_max:
@@ -637,7 +659,7 @@ class World:
 
     @property
     def is_posix(self) -> bool:
-        return self.plan.tier == "posix"
+        return self.kinds[self.place] == "posix"
 
     def has_segments(self, machine: Machine) -> bool:
         if not self.is_posix:
@@ -709,6 +731,7 @@ class World:
         self.loads.lose_notes(of_tier=self.is_posix)
         machine.disk = ForgetfulDisk(machine.folder)
         self.model.fork()
+        self.adoption.may_come_back()
         self.model.lose_tables(also_copies=also_copies)
         self.recover(machine)
 
@@ -729,7 +752,7 @@ class World:
             REPAIR: self.repair,
             REINDEX: self.reindex,
             LOAD: self._load,
-            MOVE: partial(move, self),
+            ADOPT: self._adopt,
         }
         self.care_for(machine, care, calls[care])
 
@@ -766,15 +789,47 @@ class World:
     def may_move(self) -> bool:
         return self.place == FORMER and not self.is_sound and self.has_segments(self.machine)
 
+    def _kind_to_move_to(self) -> str:
+        plan = self.plan
+        if {"successor", CUTTER} & {*plan.clients}:  # two machines do not share a directory
+            return plan.tier
+        return self.dice.choice([plan.tier, "bucket", "posix"])
+
     def _move(self, machine: Machine) -> None:
+        # Of a bucket a directory cannot have what lies beside RocketMQ's keys.
+        is_out = self.kinds[FORMER] == "bucket" and self.kinds[MOVED] == "posix"
+        if self.dice.random() < 0.3 and not is_out:
+            self._move_by_hand(machine)
+            return
+        self._until_moved(machine, partial(move, self))
+
+    def _until_moved(self, machine: Machine, call: Callable[[StoreConfig], None]) -> None:
         """Again until it is done: a broker on the former tier would begin another history."""
         for number in range(TRIES_MAX):
+            if self.former is not None or not self.has_segments(machine):
+                return
             self.care_kill_odds = CARE_KILL_ODDS / (number + 1)
-            self._take_care(machine, MOVE)
-            if self.place != FORMER or self.former is not None or not self.has_segments(machine):
+            self.care_for(machine, MOVE, call)
+            if self.place != FORMER:
                 return
             self.scheduler.clock.sleep(10)
         raise AssertionError("the tier cannot be moved")
+
+    def _move_by_hand(self, machine: Machine) -> None:
+        """What was not sealed would be missed in the copy."""
+        self.is_sealed = False
+        self._live(machine, [Client(self, SEALER, 0, 1)])
+        if self.is_sealed and self.former is None:
+            carry(self, machine)
+            machine.disk = ForgetfulDisk(machine.folder)
+            self.adoption.may_come_back()
+            self._until_moved(machine, self._rebuild_copy)
+
+    def _rebuild_copy(self, config: StoreConfig) -> None:
+        if not self.kinds[FORMER] == self.kinds[MOVED] == "bucket":  # else its log came along
+            with suppress(NewerCatalogueError):  # one that died of it had come to its end
+                self.rebuild(at_place(self, config, MOVED))
+        self.has_moved_to(MOVED)
 
     def has_moved_to(self, place: str) -> None:
         self.place = place
@@ -804,8 +859,13 @@ class World:
         report = reindex(config, engine, clock=runtime.clock)
         self.scheduler.note(f"reindex: {report.state.value} {dict(report.counts)}")
         assert report.state is JobState.DONE or self.expected, f"reindex: {report}"
+        if report.state is JobState.DONE:
+            self.adoption.is_searched = self.adoption.is_done
         self.rot.passes_damaged |= report.counts.get("damaged", 0) > 0
         assert self.rot.harms_tier or not self.rot.passes_damaged, f"reindex: {report}"
+
+    def _adopt(self, config: StoreConfig) -> None:
+        self.adoption.take(config, self.runtime_here())
 
     def _load(self, config: StoreConfig) -> None:
         try:
@@ -821,15 +881,7 @@ class World:
         machine.is_full, machine.lies = False, 0
         while True:
             try:
-                with written_tier(config, runtime, creates=True) as opened:
-                    assert opened is not None
-                    provider, catalogue, publisher = opened
-                    assert publisher is not None
-                    rebuild_beside_published(
-                        *(catalogue, provider, config, runtime),
-                        publisher=publisher,
-                        published=partial(published_catalogue, config, provider),
-                    )
+                self.rebuild(config)
                 return
             except self.expected as error:
                 self.scheduler.note(f"recover: {error!r:.200}")
@@ -837,6 +889,21 @@ class World:
                     self.is_refused = True
                     return
                 runtime.clock.sleep(1)
+
+    def rebuild(self, config: StoreConfig) -> None:
+        """As the command does."""
+        runtime = self.runtime_here()
+        with written_tier(config, runtime, creates=True) as opened:
+            assert opened is not None
+            provider, catalogue, publisher = opened
+            if publisher is None:
+                rebuild(catalogue, provider, config, runtime, takes_in=True)
+                return
+            rebuild_beside_published(
+                *(catalogue, provider, config, runtime),
+                publisher=publisher,
+                published=partial(published_catalogue, config, provider),
+            )
 
     def _let_find_out(self, life: Life) -> None:
         def poke() -> None:
@@ -930,8 +997,6 @@ class World:
         config = StoreConfig(
             broker_name=BROKER,
             cluster_name=CLUSTER,
-            provider="posix" if self.is_posix else "tests.simulation.world.SimProvider",
-            path=str(self.machine.folder / "tier") if self.is_posix else "",
             store_path=str(machine.folder / "store"),
             storage_level=self.level,
             commit_log_segment_bytes=1_500,
@@ -950,7 +1015,7 @@ class World:
             read_cache_bytes=self.cache_bytes,
         )
         sizes = {**self.sizes, "crc_check_enabled": True} if self.is_rotting else self.sizes
-        return at_place(replace(config, **sizes) if sizes else config, self.place)
+        return at_place(self, replace(config, **sizes) if sizes else config, self.place)
 
     # What may go wrong
 

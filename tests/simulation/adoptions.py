@@ -1,0 +1,129 @@
+"""The queues of a broker that has ended somewhere else: an operator adds them to the tier, once, as
+history that only grows shorter. It may take him several lives of the broker."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from tests.simulation.acts import a_message, a_put
+from tests.simulation.machines import Machine
+from tests.simulation.model import GONE, SENT, STORED, Model
+from tests.simulation.moves import MOVED, TRIES_MAX, at_place
+from tests.simulation.scheduler import Process
+from tieredstore.access.store import TieredMessageStore
+from tieredstore.jobs.job import JobState, LocalEngine
+from tieredstore.jobs.migrate import migrate
+from tieredstore.local.store import LocalMessageStore
+from tieredstore.model.config import StoreConfig
+from tieredstore.model.errors import InvalidConfigError
+from tieredstore.model.values import QueueKey
+
+if TYPE_CHECKING:
+    from tests.simulation.scheduler import ActorRuntime
+    from tests.simulation.world import World
+
+OLD: Final = [QueueKey("Old", 0), QueueKey("Old", 1)]
+ELSEWHERE: Final = "retired"
+
+
+class Adoption:
+    """`is_searched`: an index was made since that has the keys of these queues, too."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.model = Model(kept_ms=world.model.kept_ms)
+        self.source: StoreConfig | None = None
+        self.places: dict[str, int] = {}  # of its messages, by their names
+        self.is_done = self.is_searched = False
+
+    def finds_keys_of(self, topic: str) -> bool:
+        return topic != OLD[0].topic or self.is_searched
+
+    def take(self, config: StoreConfig, runtime: ActorRuntime) -> None:
+        """The first time, or again where it came to nothing."""
+        if self.is_done or self.source is None:
+            return
+        for put in self.model.puts.values():
+            if put.state == GONE:
+                put.state = SENT
+            self.world.model.puts[put.name] = put
+        engine = LocalEngine(pool=runtime.dispatch, threads=2)
+        try:
+            report = migrate(
+                self.source, config, engine=engine, adopt=True, cut_over=True, clock=runtime.clock
+            )
+        except InvalidConfigError:
+            # A rebuild has made queues of what was copied by then.
+            if not (self.world.has_lost_disk or self.world.place == MOVED):
+                raise
+            self.source = None
+            return
+        self.world.scheduler.note(f"adopted: {report.facts['cut_over']} {dict(report.counts)}")
+        assert not report.findings or self.world.expected, f"migrate --adopt: {report}"
+        if report.state is JobState.DONE and report.facts["cut_over"] != "refused":
+            self._is_there()
+
+    def may_come_back(self) -> None:
+        """A rebuild makes queues of whatever lies there, also of copies that nobody has adopted."""
+        for put in self.model.puts.values():
+            if put.state == GONE and put.name in self.world.model.puts:
+                put.state = SENT
+
+    def begin(self) -> None:
+        """A broker has lived elsewhere, and all it had is in its tier."""
+        world = self.world
+        machine = Machine(ELSEWHERE, world.folder / ELSEWHERE)
+        process = Process(ELSEWHERE, machine)
+        actor = world.scheduler.spawn(ELSEWHERE, process, lambda: self._live(machine))
+        world.scheduler.wait(lambda: actor.is_done)
+        world.scheduler.kill(process, machine.free_locks)
+        world.scheduler.wait(lambda: True)
+
+    def _live(self, machine: Machine) -> None:
+        world, dice = self.world, self.world.dice
+        runtime = world.runtime_here()
+        config = at_place(world, world.tier_config(machine), ELSEWHERE)
+        path = str(machine.folder / "tier") if config.path else ""
+        config = replace(config, broker_name="broker-old", path=path, metadata_path="")
+        puts = [
+            a_put(world, dice, dice.choice(OLD), self.model) for _ in range(dice.choice([1, 9]))
+        ]
+        for _ in range(TRIES_MAX):
+            local = LocalMessageStore(world.local_config(machine), runtime)
+            store = TieredMessageStore(local, config, runtime=runtime)
+            with suppress(*world.expected):
+                try:
+                    store.load()
+                    store.start()
+                    for put in puts:
+                        if put.offset is None:
+                            result = store.put_message(a_message(put, dice.choice([0, 100, 900])))
+                            self.model.acknowledge(put, result)
+                    is_whole = store.flush(seal=True)
+                finally:
+                    store.shutdown(drain=True)
+                if is_whole:
+                    self.source = config
+                    self._forget()
+                    return
+            runtime.clock.sleep(10)
+        raise AssertionError("a broker cannot end")
+
+    def _forget(self) -> None:
+        """Where its messages are: in the tier that they come to they are not yet."""
+        for put in self.model.puts.values():
+            assert put.offset is not None
+            self.places[put.name] = put.offset
+            put.state, put.offset, put.is_on_disk = GONE, None, True
+
+    def _is_there(self) -> None:
+        """Some of it may be too old by now."""
+        self.is_done = True
+        model = self.world.model
+        for put in self.model.puts.values():
+            put.state, put.offset = STORED, self.places[put.name]
+            model.queues.setdefault(put.queue, {})[put.offset] = put
+        for queue in self.model.queues:
+            model.saw_committed(queue, model.end(queue), 0)
