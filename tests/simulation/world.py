@@ -798,7 +798,7 @@ class World:
     def _move(self, machine: Machine) -> None:
         # Of a bucket a directory cannot have what lies beside RocketMQ's keys.
         is_out = self.kinds[FORMER] == "bucket" and self.kinds[MOVED] == "posix"
-        if self.dice.random() < 0.3 and not is_out:
+        if self.dice.random() < 0.3 and not is_out and self.former is None:
             self._move_by_hand(machine)
             return
         self._until_moved(machine, partial(move, self))
