@@ -29,7 +29,7 @@ from tieredstore.exporters.prometheus import PrometheusMetrics
 from tieredstore.local import LocalConfig, LocalMessageStore
 
 QUEUES, IN_EACH, BODY = 40, 128, bytes(900)
-READS, TURNS = 1_000, 5
+READS, TURNS = 5_000, 7
 SCRAPED_QUEUES: Final = 1_000
 KEPT_MIN: Final = 0.9
 SCRAPE_PROMISED: Final = 0.3

@@ -43,7 +43,7 @@ MIB: Final = 1 << 20
 BLOCK_BYTES: Final = 8 * MIB
 QUEUES, LOG_SEGMENTS, LOG_BYTES, UNIT_BYTES = 3, 3, 24 * MIB, 20 * 4_096
 THREADS: Final = 2
-PROMISED: Final = 0.6
+PROMISED: Final = 0.5
 
 
 def main() -> int:
