@@ -60,6 +60,7 @@ from tests.simulation.moves import (
     seal,
 )
 from tests.simulation.neighbours import Neighbour
+from tests.simulation.rewinds import Rewind
 from tests.simulation.rot import Rot
 from tests.simulation.scheduler import ActorPool, ActorRuntime, Process, Scheduler
 from tests.simulation.streams import Checkpoint, follow, follow_rest
@@ -107,6 +108,7 @@ BROKER: Final = "broker-a"
 CLUSTER: Final = "cluster-a"
 RECOVER: Final = "recover"  # the disk is lost once, and another one goes on with the tier
 RESTORE: Final = "restore"  # an older copy of the disk takes its place once
+REWIND: Final = "rewind"  # or an older copy of the tier
 REPAIR: Final = "repair"  # between two lives what `audit --repair` does, and
 REINDEX: Final = "reindex"  # all index files are made anew
 AWAITER: Final = "awaiter"
@@ -128,6 +130,15 @@ ONE_HISTORY: Final = frozenset(
     }
 )
 """Those that nobody has told yet what is true of two."""
+ONE_TIER: Final = ONE_HISTORY | {
+    "deleter",
+    "verifier",
+    "scrubber",
+    "inspector",
+    "neighbour",
+    HISTORIES,
+}
+"""Those who would have to be told that the tier is older than it was."""
 OUTSIDERS: Final[dict[str, Callable[[Outsider], None]]] = {
     **OUTSIDE,
     "stream": follow,
@@ -153,6 +164,7 @@ EXTRAS: Final = (
     NEIGHBOUR,
     RECOVER,
     RESTORE,
+    REWIND,
     REPAIR,
     REINDEX,
     LOAD,
@@ -219,6 +231,10 @@ class Plan:
         return bool({ROT, LOCAL_ROT} & {*self.faults})
 
     def takes(self, client: str) -> bool:
+        if client == REWIND:
+            return not self.is_rotting
+        if REWIND in self.clients and client in ONE_TIER and self.takes(REWIND):
+            return False
         if client == HISTORIES:
             return not self.is_rotting
         if HISTORIES in self.clients and client in ONE_HISTORY and self.takes(HISTORIES):
@@ -417,6 +433,7 @@ class World:
         self.model = Model(kept_ms=self.reserve_hours * HOUR_MS)
         self.rot = LocalRot(self) if LOCAL_ROT in plan.faults else Rot(self)
         self.histories = Histories(self)
+        self.rewind = Rewind(self)
         self.model.hit, self.model.may_be_lost = self.rot.hit, self.rot.may_be_lost
         if self.histories.is_on:
             self.model.may_be_lost = self.histories.may_go
@@ -542,6 +559,8 @@ class World:
             if loss in self.plan.clients and not self.has_lost_disk and self.dice.random() < 0.5:
                 lose(machine)
         self.histories.look_after(machine)
+        if REWIND in self.plan.clients and self.dice.random() < 0.5:
+            self.rewind.look_after(machine)
         for care in CARES:
             if care in self.plan.clients and self.dice.random() < 0.5:
                 self._take_care(machine, care)
