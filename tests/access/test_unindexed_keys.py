@@ -10,12 +10,16 @@ from typing import Any
 import pytest
 
 from tests.access.test_key_lookup import KeyBroker
-from tests.access.tiered_kit import numbers
+from tests.access.tiered_kit import a_config, numbers
+from tests.local.store_audit import opened
+from tieredstore.access.store import TieredMessageStore
+from tieredstore.driver.runtime import Runtime
 from tieredstore.index.local_file import MappedIndex
 from tieredstore.index.store import IndexStore
 from tieredstore.index.writer import IndexWriter
 from tieredstore.model.messages import QueryResult
 from tieredstore.model.values import INT64_MAX, SegmentType
+from tieredstore.providers.memory import MemoryProvider
 from tieredstore.testing.samples import STORE_TIMESTAMP, TOPIC, a_message
 
 COUNT = 60
@@ -246,3 +250,19 @@ def test_a_queue_that_was_never_put_into_the_index_hides_nothing(tmp_path: Path)
     result: QueryResult = broker.store.query_message(TOPIC, "key-7")
     assert numbers(result) == [7]
     broker.store.shutdown()
+
+
+def test_a_local_store_without_an_index_leaves_keys_to_the_tiers(tmp_path: Path) -> None:
+    runtime = Runtime.inline(now_ms=STORE_TIMESTAMP)
+    local = opened(tmp_path / "store", runtime, index_enabled=False)
+    store = TieredMessageStore(
+        local, a_config(tmp_path), runtime=runtime, provider=MemoryProvider(runtime)
+    )
+    with store:
+        for number in range(3):
+            store.put_message(a_message(number, properties={"KEYS": "shared"}))
+            runtime.clock.sleep(1)
+        assert store.flush()
+        result = store.query_message(TOPIC, "shared")
+        assert [one.queue_offset for one in result.messages] == [2, 1, 0]
+        assert not result.complete  # what is put next is in no index before its upload

@@ -651,6 +651,16 @@ def test_an_answer_by_key_lags_while_what_was_put_cannot_be_indexed(
     store.shutdown()
 
 
+def test_without_a_key_index_no_answer_by_key_is_complete(tmp_path: Path) -> None:
+    store = opened(tmp_path, index_enabled=False)
+    assert store.put_message(a_message(0)).stored
+    result = store.query_message(TOPIC, "key-0")
+    assert (len(result.messages), result.complete, result.lags) == (0, False, False)
+    assert store.query_message(TOPIC, "key-0", count_max=0).complete
+    assert store.query_message(TOPIC, "").complete
+    store.shutdown()
+
+
 PUT: list[Callable[[LocalMessageStore, Message], PutResult]] = [
     lambda store, message: store.put_message(message),
     lambda store, message: store.put_messages([message])[0],

@@ -598,8 +598,8 @@ class StoreReads:
         require_place(topic, count_max, begin, end)
         require_text("key", key)
         parts = self._up_to_date(indexed=True)
-        if parts.index is None:
-            return QueryResult()
+        if parts.index is None:  # nobody looks: the log may hold what is asked for
+            return QueryResult(complete=count_max <= 0 or not key)
         result = query_message(
             parts.index,
             parts.log,
