@@ -92,6 +92,7 @@ def test_conditions_of_the_documentation(
         ("a IN (1)", "a text in single quotes is missing"),
         ("5", "neither true nor false"),
         ("a = 9223372036854775808", "more than 64 bits"),
+        (f"a = {'9' * 5_000}", "more than 64 bits, at character 5 of"),
         ("a = 1e400", "too large"),
         ("TRUE = 1", "a truth is compared"),
         ("(a = 1", r"\) is missing"),

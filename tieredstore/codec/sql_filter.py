@@ -37,6 +37,7 @@ TAG: Final = "TAG"
 SQL92: Final = "SQL92"
 EXPRESSION_CHARACTERS_MAX: Final = 16_384
 DEPTH_MAX: Final = 50  # of what stands within each other
+INT64_DIGITS: Final = 19  # of INT64_MAX; no leading zeros are read
 
 _Value = str | int | float | bool | None
 _Evaluate = Callable[[Mapping[str, str]], _Value]
@@ -262,10 +263,12 @@ class _Parser:
             self._advance()
             return _Term(evaluate=lambda properties: properties.get(name), is_property=True)
         if self._kind == "whole":
-            number = int(self._taken().rstrip("L"))
-            if number > INT64_MAX:
+            digits = self._token.rstrip("lL")
+            # The length first: Python refuses to read thousands of digits, by an error of its own.
+            if len(digits) > INT64_DIGITS or int(digits) > INT64_MAX:
                 self._fail("the number has more than 64 bits")
-            return self._known(number)
+            self._advance()
+            return self._known(int(digits))
         if self._kind != "real":
             self._fail("a property, a text or a number is missing")
         real = float(self._taken())
