@@ -35,7 +35,14 @@ from tieredstore.model.messages import (
     SelectedMessage,
 )
 from tieredstore.model.topics import TopicFilter
-from tieredstore.model.values import INT64_MAX, Boundary, QueueKey, StorageLevel, require_place
+from tieredstore.model.values import (
+    INT64_MAX,
+    Boundary,
+    QueueKey,
+    StorageLevel,
+    require_place,
+    texts_of,
+)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -302,11 +309,13 @@ class AsyncTieredStore:
 
     async def delete_topics(self, topics: Iterable[str]) -> int:
         """Delete topics; how many of them there were."""
-        return await self._threads.call(self.store.delete_topics, list(topics))
+        return await self._threads.call(self.store.delete_topics, texts_of("topics", topics))
 
     async def clean_unused_topics(self, retained: Iterable[str]) -> int:
         """Delete every topic but the retained and the system's; how many there were."""
-        return await self._threads.call(self.store.clean_unused_topics, list(retained))
+        return await self._threads.call(
+            self.store.clean_unused_topics, texts_of("retained", retained)
+        )
 
 
 @coroutine

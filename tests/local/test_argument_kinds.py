@@ -113,3 +113,17 @@ def test_topics_to_delete_are_text(store: MessageStore) -> None:
                 with pytest.raises(InvalidArgumentError):
                     call([odd])
     assert store.max_offset(TOPIC, 0) == 1
+
+
+@pytest.mark.parametrize("odd", [TOPIC, TOPIC[0], 7, None])
+def test_one_topic_alone_is_not_taken_for_the_topics_of_its_letters(
+    store: MessageStore, odd: Any
+) -> None:
+    store.put_message(a_message(0, topic=TOPIC[0]))
+    calls: list[Any] = [store.delete_topics, store.clean_unused_topics]
+    if isinstance(store, TieredMessageStore):
+        calls.append(store.consumer_offsets.forget_topics)
+    for call in calls:
+        with pytest.raises(InvalidArgumentError, match="want a collection of texts"):
+            call(odd)
+    assert store.max_offset(TOPIC[0], 0) == store.max_offset(TOPIC, 0) == 1

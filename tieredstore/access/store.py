@@ -75,6 +75,7 @@ from tieredstore.model.values import (
     StorageLevel,
     require_place,
     require_text,
+    texts_of,
 )
 
 log = log_of(__name__)
@@ -639,8 +640,7 @@ class TieredMessageStore:
         while the store is not loaded, BackendError where an upload does not end or a store
         cannot delete, and what the next store raises.
         """
-        topics = list(topics)
-        require_text("topic", *topics)
+        topics = texts_of("topics", topics)
         opened = self._loaded()
         with self._refusals("delete topics"):
             return self._delete_topics(opened, set(topics))
@@ -650,9 +650,7 @@ class TieredMessageStore:
 
         Raises what `delete_topics` raises.
         """
-        retained = list(retained)
-        require_text("topic", *retained)
-        kept = set(retained)
+        kept = set(texts_of("retained", retained))
         unused = {
             topic
             for topic in _tiered_topics(self._loaded().tier) - kept

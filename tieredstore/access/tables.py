@@ -47,6 +47,7 @@ from tieredstore.model.values import (
     QueueKey,
     require_place,
     require_text,
+    texts_of,
 )
 
 log = log_of(__name__)
@@ -485,9 +486,10 @@ class ConsumerOffsets(_Table[OffsetRow]):
     def forget_topics(self, topics: Iterable[str]) -> None:
         """Drop what any group has committed of these topics.
 
-        Raises StoreClosedError while the store is not loaded.
+        Raises InvalidArgumentError for what is no collection of texts, and StoreClosedError while
+        the store is not loaded.
         """
-        wanted = set(topics)
+        wanted = set(texts_of("topics", topics))
         self._forget(lambda topic, _: topic in wanted)
 
     def queues(self) -> set[QueueKey]:

@@ -97,6 +97,7 @@ from tieredstore.model.values import (
     require_place,
     require_text,
     require_whole,
+    texts_of,
 )
 
 log = log_of(__name__)
@@ -1214,8 +1215,7 @@ class LocalMessageStore(StoreReads):
         write.
         """
         parts = self._loaded()
-        topics = list(topics)
-        require_text("topic", *topics)
+        topics = texts_of("topics", topics)
         try:
             with self._put_guard, self._refusals("delete topics"):
                 gone = parts.delete_topics(topics)
@@ -1230,8 +1230,7 @@ class LocalMessageStore(StoreReads):
 
         Raises what `delete_topics` raises.
         """
-        retained = list(retained)
-        require_text("topic", *retained)
+        retained = texts_of("retained", retained)
         unused = {key.topic for key in self.queues()}.difference(retained)
         return self.delete_topics(
             topic

@@ -5,6 +5,7 @@ Unset times are None here and 9223372036854775807 only in RocketMQ's JSON.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import Final, NamedTuple, TypeAlias
@@ -107,6 +108,16 @@ def require_text(name: str, *texts: object) -> None:
     for text in texts:
         if not isinstance(text, str):
             raise InvalidArgumentError(f"{name}: want text, not {text!r:.80}")
+
+
+def texts_of(name: str, texts: object) -> list[str]:
+    """Several texts as a list. Raises InvalidArgumentError for what is no collection of texts, and
+    for a single one: its letters would be taken for names."""
+    if isinstance(texts, str) or not isinstance(texts, Iterable):
+        raise InvalidArgumentError(f"{name}: want a collection of texts, not {texts!r:.80}")
+    found = list(texts)
+    require_text(name, *found)
+    return found
 
 
 def require_callable(name: str, given: object) -> None:
