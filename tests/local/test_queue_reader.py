@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 from tests.local.store_audit import opened
 from tieredstore.codec.columns import FoundKeys, ParsedRun
 from tieredstore.codec.queue_unit import QueueUnits, decode_units, encode_units
-from tieredstore.codec.record import tags_code
+from tieredstore.codec.record import RECORD_BYTES_MIN, tags_code
 from tieredstore.index.contract import CommittedRun
 from tieredstore.index.keys import keys_of_run
 from tieredstore.local import queue_reader
+from tieredstore.local.consume_queue import ConsumeQueue
 from tieredstore.local.queue_reader import ReadLimits
 from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.errors import SegmentCorruptError
@@ -480,6 +481,21 @@ def test_who_reads_a_run_owns_its_bytes(tmp_path: Path) -> None:
         run.records[:] = bytes(len(before))
         again = mixed_store.read_range(TOPIC, 0, 0, count_max=count, bytes_max=10**9)
         assert again.records == before
+
+
+@pytest.mark.parametrize("bytes_max", [-1, 0, 1_000, 100_000])
+def test_a_run_looks_at_no_more_units_than_its_bytes_have_room_for(
+    store: LocalMessageStore, monkeypatch: pytest.MonkeyPatch, bytes_max: int
+) -> None:
+    units, looked = ConsumeQueue.units, []
+
+    def counted(queue: ConsumeQueue, offset: int, count: int) -> QueueUnits:
+        looked.append(count)
+        return units(queue, offset, count)
+
+    monkeypatch.setattr(ConsumeQueue, "units", counted)
+    run = store.read_range(TOPIC, 0, 0, count_max=INT32_MAX, bytes_max=bytes_max)
+    assert 1 <= len(run) <= max(looked) <= max(0, bytes_max) // RECORD_BYTES_MIN + 1
 
 
 def test_few_messages_are_read_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

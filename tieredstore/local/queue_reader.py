@@ -25,6 +25,7 @@ from tieredstore.codec.queue_unit import (
     decode_units,
     unpack_units,
 )
+from tieredstore.codec.record import RECORD_BYTES_MIN
 from tieredstore.codec.selected import SelectedRecord
 from tieredstore.driver.message_store import MessageFilter, ReadRequest
 from tieredstore.local.commit_log import CommitLog, read_records
@@ -348,6 +349,8 @@ class QueueReader:
         queue = self._queues.queue(topic, queue_id)
         if not holds(queue, offset) or count_max <= 0:
             return _run(offset, decode_units(b""), 0, bytearray())
+        # No more than can fit: a caller may leave the end to the bytes, and a queue is long.
+        count_max = min(count_max, max(0, bytes_max) // RECORD_BYTES_MIN + 1)
         try:
             units = queue.units(offset, count_max)
         except OffsetOutOfRangeError:  # it went just now
