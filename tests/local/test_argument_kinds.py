@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from tests.access.tiered_kit import a_config
 from tests.local.store_audit import opened
 from tieredstore.access.store import TieredMessageStore
+from tieredstore.codec.sql_filter import SqlFilter
 from tieredstore.driver.message_store import MessageStore
 from tieredstore.driver.runtime import Runtime
 from tieredstore.model.errors import InvalidArgumentError
@@ -79,6 +81,33 @@ def test_numbers_of_numpy_are_whole_numbers(store: MessageStore, question: str) 
         for name, value in QUESTIONS[question].items()
     }
     getattr(store, question)(**asked)
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.int16, np.int32, np.uint64])
+@pytest.mark.parametrize("count", [1, 40])
+def test_narrow_numbers_of_numpy_lead_to_the_same_messages(
+    store: MessageStore, kind: Any, count: int
+) -> None:
+    sent = [replace(a_message(number), queue_id=kind(3)) for number in range(250)]
+    for first in range(0, 250, count):
+        assert all(result.stored for result in store.put_messages(sent[first : first + count]))
+    if isinstance(store, TieredMessageStore):
+        assert store.flush()
+    place: dict[str, Any] = {"topic": TOPIC, "queue_id": kind(3), "offset": kind(120)}
+    for wanted in (None, SqlFilter("KEYS IS NOT NULL")):
+        page = store.get_message(**place, count_max=kind(20), message_filter=wanted)
+        offsets = [one.queue_offset for one in page.messages]
+        assert (offsets, page.next_offset) == (list(range(120, 140)), 140)
+        assert set(map(type, [*offsets, page.next_offset])) == {int}
+    run = store.read_range(**place, count_max=kind(100), bytes_max=kind(200))
+    assert run.end_offset > 120
+    assert type(run.end_offset) is int
+    assert store.contains(**place)
+    assert store.store_time(**place)
+    assert {type(key.queue_id) for key in store.queues()} == {int}
+    found = store.query_message(TOPIC, "key-120")
+    assert [one.queue_offset for one in found.messages] == [120]
+    assert found.complete
 
 
 @pytest.mark.parametrize("count", [1, 40])

@@ -451,7 +451,7 @@ class TieredMessageStore:
         damaged, and BackendError where it cannot be read.
         """
         require_place(topic, queue_id, offset)
-        return self._loaded().answers.store_time(topic, queue_id, offset)
+        return self._loaded().answers.store_time(topic, queue_id, int(offset))
 
     def earliest_time(self, topic: str | None = None, queue_id: int = 0) -> int | None:
         """Store time of a queue's oldest message in either tier, in ms; None where there is none.
@@ -497,7 +497,7 @@ class TieredMessageStore:
         damaged, and BackendError where it cannot be read.
         """
         require_place(topic, queue_id, offset)
-        return self._loaded().answers.contains(topic, queue_id, offset)
+        return self._loaded().answers.contains(topic, queue_id, int(offset))
 
     def queues(self) -> Iterable[QueueKey]:
         """Those of the next store and those that only the tier still has.

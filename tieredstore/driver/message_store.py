@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 COUNT_MAX = 32
 BYTES_MAX = 256 * 1024
 
+_NUMBERS = "queue_id", "offset", "count_max", "bytes_max"
+
 Dispatcher: TypeAlias = Callable[[Sequence[DispatchRequest]], None]
 RetentionGuard: TypeAlias = Callable[[], int | None]
 
@@ -65,7 +67,11 @@ class ReadRequest:
     group: str = ""
 
     def __post_init__(self) -> None:
-        require_place(self.topic, self.queue_id, self.offset, self.count_max, self.bytes_max)
+        numbers = self.queue_id, self.offset, self.count_max, self.bytes_max
+        require_place(self.topic, *numbers)
+        if {*map(type, numbers)} != {int}:  # NumPy's would overflow where offsets become bytes
+            for name, number in zip(_NUMBERS, numbers, strict=True):
+                object.__setattr__(self, name, int(number))
         wanted = self.message_filter
         if wanted is not None and not (
             hasattr(wanted, "matches_tags_code") and hasattr(wanted, "matches_record")

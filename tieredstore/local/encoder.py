@@ -360,7 +360,11 @@ class RecordEncoder:
         topic = message.topic
         if topic in self.batch_topics:
             raise _illegal(f"topic: {topic!r:.80} has batch queues, which are not written here")
-        data, sys_flag = self._record(message, property_bytes)
+        queue_id = message.queue_id
+        if type(queue_id) is not int:  # NumPy's would travel on, into files that cannot hold it
+            require_whole(queue_id)
+            queue_id = int(queue_id)
+        data, sys_flag = self._record(message, queue_id, property_bytes)
         delay_ms = None
         if not UNUSUAL.isdisjoint(properties):
             delay_ms = self._delay_of(topic, properties)
@@ -372,7 +376,7 @@ class RecordEncoder:
         # In the order of the fields: names would double the time.
         return Record(
             topic,
-            message.queue_id,
+            queue_id,
             sys_flag,
             not sys_flag & TRANSACTION_PREPARED,  # rolled back has this bit too
             code_of_tags(tags) if tags else 0,
@@ -386,7 +390,9 @@ class RecordEncoder:
             len(data),
         )
 
-    def _record(self, message: Message, property_bytes: bytes) -> tuple[bytearray, int]:
+    def _record(
+        self, message: Message, queue_id: int, property_bytes: bytes
+    ) -> tuple[bytearray, int]:
         """The bytes, and the flag in them; the layout wants its values in a row."""
         body = message.body
         if type(body) is not bytes:
@@ -395,10 +401,7 @@ class RecordEncoder:
         if body_bytes > self.body_bytes_max:
             raise _illegal(f"body: {body_bytes} bytes are more than {self.body_bytes_max}")
         magic, topic_bytes = topic_field(message.topic)
-        queue_id = message.queue_id
         sys_flag = message.sys_flag
-        if type(queue_id) is not int:
-            require_whole(queue_id)
         if queue_id < 0 or sys_flag & INNER_BATCH:
             raise _illegal("a queue id below 0, or an inner batch: not stored here")
         born, born_port = message.born_host
@@ -446,7 +449,7 @@ class RecordEncoder:
         batch.topics, batch.queue_ids = columns.topics, columns.queue_ids
         batch.sys_flags = columns.sys_flags
         flags = set(batch.sys_flags)
-        _require(min(batch.queue_ids) >= 0 and bool not in map(type, batch.queue_ids))
+        _require(min(batch.queue_ids) >= 0 and set(map(type, batch.queue_ids)) == {int})
         _require(not any(flag & (INNER_BATCH | HOSTS_IPV6) for flag in flags))
         batch.in_queue = [True] * len(messages)
         if any(flag & TRANSACTION_PREPARED for flag in flags):  # rolled back has this bit too

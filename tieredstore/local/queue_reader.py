@@ -339,25 +339,23 @@ class QueueReader:
         """As RocketMQ guesses: what was written last fills the page cache."""
         return self._log.max_offset - log_offset <= _page_cache_bytes()
 
-    def run(
-        self, topic: str, queue_id: int, offset: int, *, count_max: int, bytes_max: int
-    ) -> MessageRun:
+    def run(self, request: ReadRequest) -> MessageRun:
         """Consecutive messages as columns; it ends before the first that is gone or damaged.
 
         A first one that is damaged is an error.
         """
-        queue = self._queues.queue(topic, queue_id)
-        if not holds(queue, offset) or count_max <= 0:
+        key, offset, bytes_max = request.key, request.offset, request.bytes_max
+        queue = self._queues.queue(*key)
+        if not holds(queue, offset) or request.count_max <= 0:
             return _run(offset, decode_units(b""), 0, bytearray())
         # No more than can fit: a caller may leave the end to the bytes, and a queue is long.
-        count_max = min(count_max, max(0, bytes_max) // RECORD_BYTES_MIN + 1)
+        looked_at = min(request.count_max, max(0, bytes_max) // RECORD_BYTES_MIN + 1)
         try:
-            units = queue.units(offset, count_max)
+            units = queue.units(offset, looked_at)
         except OffsetOutOfRangeError:  # it went just now
             return _run(offset, decode_units(b""), 0, bytearray())
         sizes = np.maximum(units.message_bytes, 1).astype(np.int64)
         count = max(1, int(np.searchsorted(np.cumsum(sizes), bytes_max, side="right")))
-        key = QueueKey(topic, queue_id)
         if count > FEW_ROWS_MAX and len(units) > FEW_ROWS_MAX:
             columns, records = read_records(
                 *(self._log.queue, units.log_offsets[:count], sizes[:count]),

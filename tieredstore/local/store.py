@@ -529,10 +529,8 @@ class StoreReads:
     def read_range(
         self, topic: str, queue_id: int, offset: int, *, count_max: int, bytes_max: int
     ) -> MessageRun:
-        require_place(topic, queue_id, offset, count_max, bytes_max)
-        return self._up_to_date().reader.run(
-            topic, queue_id, offset, count_max=count_max, bytes_max=bytes_max
-        )
+        request = ReadRequest(topic, queue_id, offset, count_max, bytes_max)
+        return self._up_to_date().reader.run(request)
 
     def min_offset(self, topic: str, queue_id: int) -> int | None:
         require_place(topic, queue_id)
@@ -571,7 +569,7 @@ class StoreReads:
     def store_time(self, topic: str, queue_id: int, offset: int) -> int | None:
         require_place(topic, queue_id, offset)
         parts = self._up_to_date()
-        unit = parts.unit(topic, queue_id, offset)
+        unit = parts.unit(topic, queue_id, int(offset))
         return None if unit is None else parts.store_time_at(unit.log_offset, unit.message_bytes)
 
     def earliest_time(self, topic: str | None = None, queue_id: int = 0) -> int | None:
@@ -621,6 +619,7 @@ class StoreReads:
 
     def message_at(self, log_offset: int, size: int | None = None) -> SelectedMessage | None:
         require_whole(log_offset, 0 if size is None else size)
+        log_offset = int(log_offset)
         parts = self._loaded()
         record = parts.log.message_bytes(log_offset)
         if record is None or (size is not None and size != len(record)):
@@ -654,6 +653,7 @@ class StoreReads:
 
     def _log_offset(self, topic: str, queue_id: int, offset: int) -> int | None:
         require_place(topic, queue_id, offset)
+        offset = int(offset)
         parts = self._up_to_date()
         queue = parts.queues.queue(topic, queue_id)
         if not holds(queue, offset):
