@@ -172,6 +172,26 @@ def test_a_topic_that_could_not_be_read_back_is_refused(tmp_path: Path, others: 
     assert tables.stage()
 
 
+def test_what_becomes_of_a_mapping_that_was_put_changes_no_topic(tmp_path: Path) -> None:
+    tables = opened(tmp_path)
+    attributes = {"+message.type": "NORMAL"}
+    others: dict[str, Any] = {"notes": ["first"]}
+    topic = TopicConfig(name=TOPIC, attributes=attributes, others=others)
+    for text in ("NORMAL", "FIFO"):
+        attributes["+message.type"] = text
+        tables.topic_table.put(topic)
+        assert tables.keep()
+        others["notes"].append("and more")
+        attributes["+message.type"] = "of nobody's concern"
+        kept = opened(tmp_path).topic_table.get(TOPIC)
+        assert kept == tables.topic_table.get(TOPIC)
+        assert kept is not None
+        assert kept.attributes == {"+message.type": text}
+    others["notes"] = [object()]
+    tables.topic_table.put(TopicConfig(name="Other"))
+    assert tables.keep()
+
+
 def test_many_threads_commit_while_the_tables_are_kept(tmp_path: Path) -> None:
     metadata = memory()
     tables = opened(tmp_path, metadata)

@@ -569,15 +569,15 @@ class TopicTable(_Table[TopicConfig]):
         Raises InvalidArgumentError for what is no TopicConfig or is too large, and for one
         topic too many; StoreClosedError while the store is not loaded.
         """
-        _require_plain(topic)
+        kept = _plain(topic)
         with self._guard:
             rows = self._open_rows()
-            if rows.get(topic.name) == topic:
+            if rows.get(kept.name) == kept:
                 return
-            if topic.name not in rows and len(rows) >= TOPICS_MAX:
+            if kept.name not in rows and len(rows) >= TOPICS_MAX:
                 raise InvalidArgumentError(f"there are {TOPICS_MAX} topics already")
-            rows[topic.name] = topic
-            self._changed(topic.name)
+            rows[kept.name] = kept
+            self._changed(kept.name)
 
     def delete(self, *topics: str) -> None:
         """Forget these topics; their messages stay.
@@ -633,20 +633,26 @@ def _read(path: Path) -> bytes | None:
     return data
 
 
-def _require_plain(topic: object) -> None:
-    """What could not be read back would keep all the others from being written too."""
+def _plain(topic: object) -> TopicConfig:
+    """The same as it will be read back, whatever becomes of the caller's mappings.
+
+    What could not be read back would keep all the others from being written too.
+    """
     if not isinstance(topic, TopicConfig):
         raise InvalidArgumentError(f"topic: want a TopicConfig, not {topic!r:.80}")
     row = broker_tables.TOPICS.as_json(topic)
     try:
         refuse_deep(row)
         data = msgspec.json.encode(row)
-        if msgspec.json.decode(data) != row:
+        found = msgspec.json.decode(data)
+        if found != row:
             raise ValueError("a field is no JSON")
+        kept = broker_tables.TOPICS.read_row(topic.name, found)
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidArgumentError(f"topic {topic.name}: {error}") from error
     if len(data) > TOPIC_BYTES_MAX:
         raise InvalidArgumentError(f"topic {topic.name}: more than {TOPIC_BYTES_MAX} bytes")
+    return kept
 
 
 def _require_offset(key: QueueKey, offset: int) -> None:
