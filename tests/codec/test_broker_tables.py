@@ -122,6 +122,21 @@ def test_topics_that_are_none_are_refused(row: str) -> None:
         TOPICS.decode(b'{"topicConfigTable":{"T":%s}}' % row.encode())
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"is_ordered": 1},
+        {"is_ordered": None},
+        {"attributes": None},
+        {"attributes": [("a", "b")]},
+        {"others": []},
+    ],
+)
+def test_a_topic_of_odd_parts_is_refused_before_anybody_writes_it(given: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="want a"):
+        TopicConfig(name="T", **given)
+
+
 @pytest.mark.parametrize("name", ["", "a/b", "\0", ".", "x" * 256])
 def test_a_topic_has_a_name_that_a_message_can_have(name: str) -> None:
     with pytest.raises(InvalidArgumentError):

@@ -80,6 +80,11 @@ class TopicConfig:
         if not all(0 <= number <= INT32_MAX for number in numbers):
             raise InvalidArgumentError(f"topic {self.name}: not each of {numbers} is a count")
         require_text("filter_type", self.filter_type)
+        if not isinstance(self.is_ordered, bool):  # 1 would be written, and no broker reads that
+            raise InvalidArgumentError(f"is_ordered: want a truth, not {self.is_ordered!r:.80}")
+        for name, given in (("attributes", self.attributes), ("others", self.others)):
+            if not isinstance(given, Mapping):
+                raise InvalidArgumentError(f"{name}: want a mapping, not {given!r:.80}")
         require_text("attributes", *self.attributes, *self.attributes.values())
 
 
