@@ -17,7 +17,8 @@ from tieredstore.model.values import GetStatus
 from tieredstore.testing.message_store_contract import ListMessageStore
 from tieredstore.testing.samples import TOPIC, a_message
 
-SENT = ["A", "B", None, "Aa", "BB", "A || B", "*", "ü"]  # "Aa" and "BB" have one hash
+WIDE = "\u3000\xa0A\x85"
+SENT = ["A", "B", None, "Aa", "BB", "A || B", "*", "ü", WIDE]  # "Aa" and "BB" have one hash
 
 
 def found(store: MessageStore, expression: str) -> list[str | None]:
@@ -49,6 +50,8 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> MessageStore:
         (" A || B ||", ["A", "B"]),
         ("Aa", ["Aa"]),
         ("ü || nobody", ["ü"]),
+        ("\t\u3000\xa0A\x85 || nobody", [WIDE]),  # trimmed as in Java
+        ("\0\x1fA\n", ["A"]),
         ("nobody", []),
         ("A || *", ["A", "*"]),
     ],

@@ -38,6 +38,7 @@ _VECTOR_KEYS_MIN: Final = 8
 KEY_CHARACTERS_MAX: Final = _GROUP_CHARACTERS
 """The longest text that `joined_key_hashes` takes."""
 _REPLACE: Final = "tieredstore-java"
+_TRIMMED: Final = "".join(map(chr, range(33)))
 
 
 def string_hash(text: str) -> int:
@@ -225,6 +226,11 @@ def java_remainder(dividend: int, divisor: int) -> int:
 def wrap_int32(value: int) -> int:
     """A cast to int."""
     return ((value & _MASK) ^ _SIGN) - _SIGN
+
+
+def trim(text: str) -> str:
+    """Java's `String.trim`: wide blanks, which Python's `strip` takes away, are part of a text."""
+    return text.strip(_TRIMMED)
 
 
 def encode_utf8(text: str) -> bytes:

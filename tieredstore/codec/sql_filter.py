@@ -27,7 +27,7 @@ from math import copysign, isinf, isnan
 from operator import ge, gt, le, lt
 from typing import Final, NoReturn
 
-from tieredstore.codec.java import INT32_MIN
+from tieredstore.codec.java import INT32_MIN, trim
 from tieredstore.codec.record import decode_properties, peek_property_bytes
 from tieredstore.codec.tags_filter import TagsFilter
 from tieredstore.model.errors import InvalidArgumentError
@@ -67,7 +67,6 @@ _REAL: Final = re.compile(
     r"(?P<hex>0[xX](?:[0-9a-fA-F]+\.?[0-9a-fA-F]*|\.[0-9a-fA-F]+)[pP][+-]?\d+))[fFdD]?)",
     re.ASCII,
 )
-_TRIMMED: Final = "".join(map(chr, range(33)))
 
 
 def filter_of(expression: str, kind: str = TAG) -> TagsFilter | SqlFilter | None:
@@ -483,7 +482,7 @@ def _like(number: _Value, text: str) -> int | float:
 
 
 def _real(text: str) -> float:
-    trimmed = text.strip(_TRIMMED)
+    trimmed = trim(text)
     found = _REAL.fullmatch(trimmed)
     if found is None:
         raise _NotComparableError

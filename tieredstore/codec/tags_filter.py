@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tieredstore.codec.java import INT32_MIN, decode_utf8
+from tieredstore.codec.java import INT32_MIN, decode_utf8, trim
 from tieredstore.codec.record import TAGS, peek_property_bytes, tags_code
 from tieredstore.model.errors import InvalidArgumentError
 from tieredstore.model.property_text import value_in
@@ -28,8 +28,8 @@ class TagsFilter:
         """An empty expression is `*`: all messages. A `*` beside tags is a tag, as in RocketMQ."""
         require_text("tags", expression)
         self.expression = expression
-        self.tags = frozenset({tag.strip() for tag in expression.split(_OR)} - {""})
-        self.takes_all = expression.strip() in ("", ALL)
+        self.tags = frozenset({trim(tag) for tag in expression.split(_OR)} - {""})
+        self.takes_all = trim(expression) in ("", ALL)
         if not self.tags and not self.takes_all:
             raise InvalidArgumentError(f"tags: {expression!r:.80} has none; want A || B, or *")
         codes = sorted({tags_code(tag) for tag in self.tags})
