@@ -430,6 +430,27 @@ def check_places_kept(
     store.shutdown()
 
 
+@pytest.mark.parametrize("lost", [[], ["consumequeue", "index", "checkpoint"]])
+@pytest.mark.parametrize("lives", [[True], [True, False, True], [False, True]])
+def test_what_was_put_before_property_crcs_were_switched_on_is_sound(
+    tmp_path: Path, lost: list[str], lives: list[bool]
+) -> None:
+    """Each life is killed."""
+    acks: list[Ack] = []
+    for life, enabled in enumerate([False, *lives, lives[-1]]):
+        root = tmp_path / str(life)
+        if life:
+            shutil.copytree(tmp_path / str(life - 1), root)
+            for name in lost:
+                gone(name)(root)
+        store = opened(root, commit_log_file_bytes=2048, property_crc_enabled=enabled)
+        assert store.damages == ()
+        check_acks(store, acks)
+        numbers = range(30 * life, 30 * life + 30)
+        acks += [put_acked(store, number, queue_id=number % 2) for number in numbers]
+        store.get_message(TOPIC, 0, 0)  # all is in its queue
+
+
 def three_topics(root: Path, count: int = 240) -> list[Ack]:
     """Three topics with two queues; one of them has messages at the log's beginning only."""
     store = opened(root)

@@ -185,6 +185,11 @@ def matches_property_crc(record: Buffer) -> bool:
     return encode_property_crc(property_crc_of(record)) == tail
 
 
+def property_crc_ok(record: Buffer, has_crc: bool) -> bool:
+    """Whether its property CRC is right, which must be there if `has_crc`."""
+    return matches_property_crc(record) if has_crc else not gainsays_property_crc(record)
+
+
 def gainsays_property_crc(record: Buffer) -> bool:
     """Whether the record ends in a property CRC that is wrong. One that carries none may be right:
     it may be older than the setting."""

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tieredstore.codec.body_checks import bodies_match
-from tieredstore.codec.checks import Buffer, matches_property_crc
+from tieredstore.codec.checks import Buffer, property_crc_ok
 from tieredstore.codec.java import decode_utf8
 from tieredstore.codec.key_hashes import (
     Hashes,
@@ -549,8 +549,10 @@ def sound_columns(
     path: str = "",
     check_crc: bool = True,
     check_property_crc: bool = False,
+    property_crc_from: int = 0,
 ) -> RecordColumns:
-    """The records between these bounds, up to the first that is not sound.
+    """The records between these bounds, up to the first that is not sound. Those before
+    `property_crc_from` may carry no property CRC: they are older than the setting.
 
     Two things are asked for beyond `Records.sound`: each record must say that it lies at its log
     offset, and its last text must not end in zeros, which a crash leaves of what was not written.
@@ -565,8 +567,9 @@ def sound_columns(
         count = sound_count(records.body_crc_ok(np.arange(count)))
     if check_property_crc:
         spans = starmap(slice, pairwise(bounds[: count + 1].tolist()))
-        matches = map(matches_property_crc, map(data.__getitem__, spans))
-        count = sound_count(np.fromiter(matches, np.bool_, count))
+        has_crc = map(property_crc_from.__le__, log_offsets[:count].tolist())
+        ok_crc = map(property_crc_ok, map(data.__getitem__, spans), has_crc)
+        count = sound_count(np.fromiter(ok_crc, np.bool_, count))
     return RecordColumns(
         data=data,
         base_offset=base_offset,

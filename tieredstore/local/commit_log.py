@@ -83,6 +83,7 @@ class LogScan:
         start_offset: int,
         check_crc: bool = True,
         check_property_crc: bool = False,
+        property_crc_from: int = 0,
         time_max: int = INT64_MAX,
         killed_from: int = INT64_MAX,
     ) -> None:
@@ -94,6 +95,7 @@ class LogScan:
         self._start_offset = start_offset
         self._check_crc = check_crc
         self._check_property_crc = check_property_crc
+        self._property_crc_from = property_crc_from
         self._time_max = time_max
         self._killed_from = killed_from
 
@@ -108,6 +110,7 @@ class LogScan:
                 position=max(0, self._start_offset - base),
                 check_crc=self._check_crc,
                 check_property_crc=self._check_property_crc,
+                property_crc_from=self._property_crc_from,
                 last_store_timestamp=self.last_store_timestamp,
                 time_max=self._time_max,
                 killed_from=self._killed_from,
@@ -169,6 +172,7 @@ class CommitLog:
         self.last_store_timestamp = 0
         self.time_min = 0  # for new records; but no more than a day ahead of the clock
         self.check_property_crc = config.property_crc_enabled
+        self.property_crc_from = INT64_MAX  # from here on each record carries one
         self._clock = runtime.clock
         self._runtime = runtime
         self._append_guard = threading.Lock()
@@ -420,6 +424,7 @@ class CommitLog:
             start_offset=max(offset, self.min_offset or 0),
             check_crc=check_crc,
             check_property_crc=check_crc and self.check_property_crc,
+            property_crc_from=self.property_crc_from,
             time_max=self._clock.now_ms() + DAY_MS if doubt_times else INT64_MAX,
             killed_from=killed_from,
         )

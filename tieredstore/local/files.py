@@ -39,6 +39,7 @@ SIZE_SETTINGS: Final = (
     "index_slot_count",
     "index_item_count",
 )
+_PROPERTY_CRC_FROM: Final = "property_crc_from"
 _INDEX_NAMES: Final = "index_slot_count, index_item_count"
 
 
@@ -151,14 +152,35 @@ def check_sizes(files: StoreFiles, config: LocalConfig, *, write: bool = True) -
     if not stored:
         _check_files(files, wanted)
         if write:
-            make_directories(files.config)
-            write_atomically(files.sizes, [json.dumps(wanted, indent=2).encode("ascii") + b"\n"])
+            _write_sizes(files, wanted)
         return
     for name in SIZE_SETTINGS:
         if stored[name] != wanted[name]:
             raise InvalidConfigError(
                 f"{name}: the store was made with {stored[name]}, not {wanted[name]} ({files.root})"
             )
+
+
+def property_crc_from(files: StoreFiles) -> int | None:
+    """The log offset from which on each record carries a CRC of itself; None if none need."""
+    try:
+        found = parsed(files.sizes.read_bytes()).get(_PROPERTY_CRC_FROM)
+    except (FileNotFoundError, ValueError, AttributeError):
+        return None
+    return found if type(found) is int else None
+
+
+def set_property_crc_from(files: StoreFiles, log_offset: int | None) -> None:
+    """Write it down, durably: before a record is put that is otherwise than it says."""
+    document: dict[str, int] = stored_sizes(files)
+    if log_offset is not None:
+        document[_PROPERTY_CRC_FROM] = log_offset
+    _write_sizes(files, document)
+
+
+def _write_sizes(files: StoreFiles, document: dict[str, int]) -> None:
+    make_directories(files.config)
+    write_atomically(files.sizes, [json.dumps(document, indent=2).encode("ascii") + b"\n"])
 
 
 def stored_sizes(files: StoreFiles) -> dict[str, int]:

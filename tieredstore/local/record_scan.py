@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from tieredstore.codec.checks import Buffer, crc32, matches_property_crc
+from tieredstore.codec.checks import Buffer, crc32, property_crc_ok
 from tieredstore.codec.columns import RecordColumns, sound_columns
 from tieredstore.codec.message import BLANK_MAGIC
 from tieredstore.codec.record import (
@@ -68,8 +68,10 @@ def check_record(
     log_offset: int | None = None,
     check_crc: bool = True,
     check_property_crc: bool = False,
+    property_crc_from: int = 0,
 ) -> RecordCheck:
-    """What stands at `position`. With `log_offset` the record must say that it lies there."""
+    """What stands at `position`. With `log_offset` the record must say that it lies there. One that
+    lies before `property_crc_from` may carry no property CRC."""
     rest = len(data) - position
     if rest < 8:
         return _damaged(f"only {rest} bytes are left")
@@ -82,7 +84,8 @@ def check_record(
         return _damaged("zeros" if magic == size == 0 else f"magic {magic:08X} is no message's")
     if size < RECORD_BYTES_MIN:
         return _damaged(f"a record of {size} bytes is too short")
-    return _check_message(data, position, magic, log_offset, check_crc, check_property_crc)
+    crc_from = property_crc_from if check_property_crc else None
+    return _check_message(data, position, magic, log_offset, check_crc, crc_from)
 
 
 def _check_message(
@@ -91,7 +94,7 @@ def _check_message(
     magic: int,
     log_offset: int | None,
     check_crc: bool,
-    check_property_crc: bool,
+    property_crc_from: int | None,
 ) -> RecordCheck:
     size, _, crc, own_offset, sys_flag = _HEAD.unpack_from(data, position)
     if log_offset is not None and own_offset != log_offset:
@@ -116,7 +119,9 @@ def _check_message(
         return RecordCheck(size, RecordState.DAMAGED, "the lengths do not add up")
     if data[end - 1 if property_bytes else topic_end - 1] == 0 and topic_bytes + property_bytes:
         return _damaged("the text at its end is zeros: it was never written whole")
-    if check_property_crc and not matches_property_crc(memoryview(data)[position:end]):
+    if property_crc_from is not None and not property_crc_ok(
+        memoryview(data)[position:end], own_offset >= property_crc_from
+    ):
         return _damaged("the record does not have the CRC of its last property")
     return RecordCheck(size, RecordState.MESSAGE)
 
@@ -161,6 +166,7 @@ class RecordScan:
         position: int = 0,
         check_crc: bool = True,
         check_property_crc: bool = False,
+        property_crc_from: int = 0,
         last_store_timestamp: int = 0,
         time_max: int = INT64_MAX,
         killed_from: int = INT64_MAX,
@@ -178,6 +184,7 @@ class RecordScan:
         self._path = path
         self._check_crc = check_crc
         self._check_property_crc = check_property_crc
+        self._property_crc_from = property_crc_from
         self._data_end = data_end
         self._time_max = time_max
         self._killed_from = killed_from
@@ -251,6 +258,7 @@ class RecordScan:
             log_offset=self._base + position,
             check_crc=self._check_crc,
             check_property_crc=self._check_property_crc,
+            property_crc_from=self._property_crc_from,
         )
 
     def _next_proven(self, position: int) -> int | None:
@@ -264,6 +272,7 @@ class RecordScan:
                 at,
                 log_offset=self._base + at,
                 check_property_crc=self._check_property_crc,
+                property_crc_from=self._property_crc_from,
             )
             if check.state is RecordState.MESSAGE:
                 if peek_store_timestamp(data, at) >= self.last_store_timestamp:
@@ -298,4 +307,5 @@ class RecordScan:
             path=self._path,
             check_crc=self._check_crc,
             check_property_crc=self._check_property_crc,
+            property_crc_from=self._property_crc_from,
         )

@@ -51,7 +51,12 @@ from tieredstore.local.consume_queues import (
 )
 from tieredstore.local.dispatch import Dispatch
 from tieredstore.local.encoder import PutRefusedError, Record, RecordBatch, RecordEncoder
-from tieredstore.local.files import StoreFiles, check_sizes
+from tieredstore.local.files import (
+    StoreFiles,
+    check_sizes,
+    property_crc_from,
+    set_property_crc_from,
+)
 from tieredstore.local.index_service import IndexService, query_message
 from tieredstore.local.lost_parts import LOST_FILE
 from tieredstore.local.mapped_file import MappedFiles
@@ -220,6 +225,9 @@ class LocalStore:
         self.deleted.load()
         self.begun.load()
         self.log.load()
+        crc_from = property_crc_from(self.files)
+        if crc_from is not None:
+            self.log.property_crc_from = crc_from
         self.queues.load()
         report = Recovery(
             commit_log=self.log,
@@ -237,6 +245,11 @@ class LocalStore:
         ).run()
         self.log.time_min = self.begun.store_timestamp
         self.flush(final=True)
+        if self.config.property_crc_enabled != (crc_from is not None):
+            # Before the first put: what was put without a CRC is not damaged for that.
+            begin = self.log.max_offset if self.config.property_crc_enabled else None
+            set_property_crc_from(self.files, begin)
+            self.log.property_crc_from = INT64_MAX if begin is None else begin
         if not abnormal and self.files.ended_abnormally:
             self.files.remove_abort()  # repaired
         self.retention.look()
