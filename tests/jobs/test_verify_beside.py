@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -324,6 +325,21 @@ def test_an_index_file_that_is_given_up_meanwhile_is_no_damage(
 
     acts = (nothing, given_up) if late else (given_up, nothing)
     report = verified_beside(tier.config, planned=acts[0], worked=acts[1])
+    assert kinds(report) == {"keys-not-uploaded"}, report.findings
+
+
+def test_an_index_file_of_an_older_copy_of_the_disk_is_no_damage(tmp_path: Path) -> None:
+    """A broker that starts there puts the keys again that it has not got."""
+    tier = WrittenTier(config=posix_config(tmp_path / "older"))
+    folder = LocalFolder(tier.config).path
+    with tier.open() as parts:
+        write(tier, parts, 20)
+    shutil.copytree(folder, tmp_path / "copy")
+    with tier.open() as parts:
+        write(tier, parts, 20)
+    shutil.rmtree(folder)
+    shutil.copytree(tmp_path / "copy", folder)
+    report = verified_beside(tier.config, planned=nothing)
     assert kinds(report) == {"keys-not-uploaded"}, report.findings
 
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Final, TypeAlias
@@ -511,7 +512,8 @@ def _sure_below(
     if marks.slot_count() is None:
         return
     unseen: dict[QueueId, int] = {}
-    here = set(LocalFolder(config).begins())
+    folder = LocalFolder(config)
+    here = {begin for begin in folder.begins() if _is_whole(folder, begin, marks)}
     for (begin, queue), start in marks.starts().items():
         if begin not in here:
             unseen[queue] = min(start, unseen.get(queue, start))
@@ -521,3 +523,16 @@ def _sure_below(
             queue = QueueId(topic_id, rows.key.queue_id)
             below = marks.of_queue(rows.key.topic, queue)
             yield queue, min(below, unseen.get(queue, below))
+
+
+def _is_whole(folder: LocalFolder, begin: int, marks: Watermarks) -> bool:
+    """Whether a local file has all items that were made durable. One of an older copy of the disk
+    has not: a broker puts them again when it starts."""
+    durable = folder.counted(begin, marks.durable(begin))
+    if durable is None:
+        return True
+    try:
+        with closing(folder.open_to_read(begin)) as file:
+            return file.item_count >= durable.item_count
+    except (TieredStoreError, FileNotFoundError):  # the file's own check says what is wrong
+        return True
