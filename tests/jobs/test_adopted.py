@@ -105,3 +105,14 @@ def test_the_tier_says_so_of_a_local_store_that_has_an_adopted_queue_all_the_sam
     with store_on(target) as store:
         assert not store.flush()
         assert not store.put_message(a_message(ORDERS, b"more")).stored
+
+
+def test_a_tier_that_moves_knows_what_it_has_adopted(
+    brokers: tuple[StoreConfig, StoreConfig], tmp_path: Path
+) -> None:
+    gone, target = brokers
+    moved(gone, target, adopt=True, cut_over=True)
+    other = tier_at(tmp_path / "other")
+    moved(target, other, cut_over=True)
+    again = moved(gone, other, adopt=True, cut_over=True)
+    assert again.facts["cut_over"] == "done before"

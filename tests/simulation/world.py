@@ -721,16 +721,19 @@ class World:
 
     def _lose_disk(self, machine: Machine) -> None:
         """What the broker had on its own disk is gone; not a tier in a directory beside it."""
-        if self.former is not None or not self.has_segments(machine):
+        if not self._may_lose(machine):
             return
         self.scheduler.note("the disk is lost")
         shutil.rmtree(machine.folder / "store")
         self._go_on(machine, also_copies=self.is_posix)
 
+    def _may_lose(self, machine: Machine) -> bool:
+        return self.former is None and self.has_segments(machine) and not self.adoption.is_half_done
+
     def _restore(self, machine: Machine) -> None:
         """An older copy of the broker's disk, which was made between two lives."""
         store, copy = machine.folder / "store", self.folder / "copy"
-        if self.former is not None or not self.has_segments(machine):
+        if not self._may_lose(machine):
             return
         if not copy.exists():
             shutil.copytree(store, copy)
@@ -750,7 +753,6 @@ class World:
         self.loads.lose_notes(of_tier=self.is_posix)
         machine.disk = ForgetfulDisk(machine.folder)
         self.model.fork()
-        self.adoption.may_come_back()
         self.model.lose_tables(also_copies=also_copies)
         self.recover(machine)
 
@@ -817,7 +819,8 @@ class World:
     def _move(self, machine: Machine) -> None:
         # Of a bucket a directory cannot have what lies beside RocketMQ's keys.
         is_out = self.kinds[FORMER] == "bucket" and self.kinds[MOVED] == "posix"
-        if self.dice.random() < 0.3 and not is_out and self.former is None:
+        is_possible = not is_out and self.former is None and not self.adoption.is_half_done
+        if is_possible and self.dice.random() < 0.3:
             self._move_by_hand(machine)
             return
         self._until_moved(machine, partial(move, self))
@@ -841,7 +844,6 @@ class World:
         if self.is_sealed and self.former is None:
             carry(self, machine)
             machine.disk = ForgetfulDisk(machine.folder)
-            self.adoption.may_come_back()
             self._until_moved(machine, self._rebuild_copy)
 
     def _rebuild_copy(self, config: StoreConfig) -> None:

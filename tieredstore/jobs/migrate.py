@@ -56,7 +56,9 @@ from tieredstore.jobs.migrate_copy import (
     read_journal,
 )
 from tieredstore.jobs.migrate_plan import (
+    NOTE,
     OBJECT_PROVIDERS,
+    SOURCE,
     MigrationPlan,
     SourceQueue,
     SourceTier,
@@ -85,8 +87,6 @@ from tieredstore.model.values import Json, QueueKey, SegmentRecord, SegmentType
 
 log = log_of(__name__)
 
-NOTE: Final = "migration"
-"""Notes of this kind say where a tier, or a queue's history, came from."""
 _NAMES_SHOWN: Final = 5
 _FENCE_TOPIC: Final = "rmq_sys_PROBE"  # nothing is ever written there
 
@@ -480,7 +480,7 @@ def _was_cut_over(
     with _catalogue_in(target, provider) as metadata:
         if metadata is None:
             return False
-        if metadata.note(NOTE, "source") == place_of(source):
+        if metadata.note(NOTE, SOURCE) == place_of(source):
             keys = [queue.record.key for queue in tier.queues]
             left_out = [f"{key.topic}/{key.queue_id}" for key in keys if not metadata.queue(*key)]
             if left_out:
@@ -604,7 +604,7 @@ def _moved(tier: SourceTier, source: StoreConfig, target: StoreConfig) -> Iterat
         yield Put(_row(row, target))
     yield from _index_notes(tier, keeps_local_files=source.store_path == target.store_path)
     yield from tier.tables
-    yield PutNote(NOTE, "source", dict(place_of(source)))
+    yield PutNote(NOTE, SOURCE, dict(place_of(source)))
 
 
 def _adopted(

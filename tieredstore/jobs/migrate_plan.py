@@ -42,6 +42,9 @@ from tieredstore.model.values import Json, QueueRecord, SegmentRecord, SegmentTy
 
 log = log_of(__name__)
 
+NOTE: Final = "migration"
+"""Notes of this kind say where a tier came from, under this key, or each queue that it adopted."""
+SOURCE: Final = "source"
 _QUEUE_NOTES: Final = (STOPPED_QUEUE, TRUSTED_SIDE, recovery.UNCONFIRMED_NOTE)
 _LOAD_NOTES: Final = (LOADED, STREAMED, LOAD_RUN)
 INDEX_NOTES: Final = (watermarks.STORE, watermarks.QUEUE, watermarks.FILE, watermarks.START)
@@ -155,6 +158,9 @@ def _given(metadata: MetadataStore) -> Iterator[Change]:
                 yield change
     for kind in _LOAD_NOTES:
         yield from (PutNote(kind, key, value) for key, value in metadata.notes(kind).items())
+    for key, value in metadata.notes(NOTE).items():
+        if key != SOURCE:  # of a queue that was adopted
+            yield PutNote(NOTE, key, value)
 
 
 def _copy_of(metadata: MetadataStore) -> str | None:
