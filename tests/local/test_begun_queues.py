@@ -253,6 +253,18 @@ def test_nothing_is_stored_before_the_time_that_was_said(
         loaded(tmp_path).begin_queues({KEY: 9}, log_offset=0, store_timestamp=True)
 
 
+def test_each_topic_has_the_time_that_was_said_of_its_own_queues(tmp_path: Path) -> None:
+    now = Runtime.inline().clock.now_ms()
+    for key, ahead_ms in ((KEY, 1_000), (OTHER, 2_000)):
+        store = loaded(tmp_path)
+        store.begin_queues({key: 9}, log_offset=0, store_timestamp=now + ahead_ms)
+        store.shutdown()
+    store = opened(tmp_path)
+    times = [store.begun_time(topic) for topic in (KEY.topic, OTHER.topic, "None")]
+    assert times == [now + 1_000, now + 2_000, 0]
+    store.shutdown()
+
+
 def test_what_cannot_be_begun_changes_nothing(tmp_path: Path) -> None:
     a_store_behind(tmp_path)
     store = loaded(tmp_path)
