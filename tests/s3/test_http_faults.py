@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -167,6 +168,87 @@ def test_a_server_that_is_not_there_is_unavailable(moto: tuple[str, Door], name:
     object.__setattr__(settings, "endpoint", "http://127.0.0.1:9")
     with open_client(settings) as client, pytest.raises(BackendUnavailableError):
         client.get_range("k", 0, 1)
+
+
+PAGE = "<html><head><title>Sign in</title></head><body>Who are you?</body></html>"
+
+
+@pytest.mark.parametrize("body", [b"", PAGE.encode()], ids=["empty", "a page"])
+def test_a_page_of_a_proxy_is_no_answer_of_the_store(moto: tuple[str, Door], body: bytes) -> None:
+    """obstore looks for itself at all but a page in place of a listing."""
+    endpoint, door = moto
+    page = Response(body, 200, content_type="text/html")
+    with new_client(endpoint, "s3fs") as client:
+        client.put("k", b"x")
+
+        def stream() -> object:
+            return client.put_stream("large", [bytes(MIB)] * 17)
+
+        def uploads() -> object:
+            return client.put_stream("large", [bytes(MIB)] * 17, if_absent=False)
+
+        asked: dict[str, Callable[[], object]] = {
+            "PUT": lambda: client.put("new", b"x"),
+            "HEAD": lambda: client.head("k"),
+            "LIST": lambda: list(client.list()),
+            "POST uploads": stream,
+            "PUT uploadId": stream,
+            "POST uploadId": uploads,
+        }
+        for kind, ask in asked.items():
+            door.answers[kind] = page
+            try:
+                with pytest.raises(BackendUnavailableError, match="it is no store's"):
+                    ask()
+            finally:
+                door.answers.clear()
+        assert [found.key for found in client.list()] == ["k"]
+
+
+@pytest.mark.parametrize(
+    "pages",
+    [
+        "<IsTruncated>true</IsTruncated>",
+        "<IsTruncated>true</IsTruncated><NextContinuationToken>t</NextContinuationToken>",
+        "<IsTruncated>false</IsTruncated><Contents><Key>some/tier/k</Key></Contents>",
+    ],
+)
+def test_a_listing_that_is_none_comes_to_an_end(moto: tuple[str, Door], pages: str) -> None:
+    endpoint, door = moto
+    with new_client(endpoint, "s3fs") as client:
+        client.put("k", b"x")
+        door.requests()
+        door.answers["LIST"] = Response(
+            f"<ListBucketResult><Name>b</Name>{pages}</ListBucketResult>",
+            content_type="application/xml",
+        )
+        try:
+            with pytest.raises(BackendUnavailableError):
+                list(client.list())
+        finally:
+            door.answers.clear()
+        assert door.requests().total() <= 2
+
+
+@pytest.mark.parametrize(
+    "marks", ["", "<NextKeyMarker>k</NextKeyMarker><NextUploadIdMarker>u</NextUploadIdMarker>"]
+)
+def test_a_list_of_uploads_that_is_none_comes_to_an_end(
+    moto: tuple[str, Door], marks: str
+) -> None:
+    endpoint, door = moto
+    with new_client(endpoint, "s3fs") as client:
+        client.put("k", b"x")
+        door.answers["GET uploads"] = Response(
+            f"<ListMultipartUploadsResult><IsTruncated>true</IsTruncated>{marks}"
+            "</ListMultipartUploadsResult>",
+            content_type="application/xml",
+        )
+        try:
+            with pytest.raises(BackendUnavailableError):
+                client.abandoned_uploads()
+        finally:
+            door.answers.clear()
 
 
 @pytest.mark.parametrize("name", CLIENTS)

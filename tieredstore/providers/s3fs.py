@@ -219,6 +219,16 @@ def _send_at_once(params: Mapping[str, Any], **_: Any) -> None:
     params["headers"].pop("Expect", None)
 
 
+def told(reply: Mapping[str, Any], name: str, key: str, operation: str) -> Any:
+    """What every store says in such a reply.
+
+    A reply without it is not from the store: a proxy may answer anything with a page and 200.
+    """
+    if name not in reply:
+        raise BackendUnavailableError(key, operation, f"the reply says no {name}: it is no store's")
+    return reply[name]
+
+
 async def _listed(work: Coroutine[Any, Any, T]) -> list[T]:
     """In a list, since `sync` raises an error that is a result."""
     return [await work]
@@ -290,7 +300,7 @@ class S3Puts:
         return ObjectFacts(
             key=key,
             size=memoryview(data).nbytes,
-            etag=reply.get("ETag", ""),
+            etag=told(reply, "ETag", key, "put_object"),
             metadata=dict(metadata),
         )
 
@@ -345,7 +355,7 @@ class S3Puts:
         if self._settings.checksum:
             asked["ChecksumAlgorithm"] = self._settings.checksum.upper()
         reply = self._connection.call("create_multipart_upload", key, **asked)
-        upload_id: str = reply["UploadId"]
+        upload_id: str = told(reply, "UploadId", key, "create_multipart_upload")
         return upload_id
 
     def _send(
@@ -372,7 +382,9 @@ class S3Puts:
         asked = {**self._at(key), **checksum, "UploadId": upload_id, "PartNumber": number}
 
         def send() -> Mapping[str, Any]:
-            return self._connection.call("upload_part", key, **asked, Body=_body(part))
+            reply = self._connection.call("upload_part", key, **asked, Body=_body(part))
+            told(reply, "ETag", key, "upload_part")
+            return reply
 
         reply = attempt(send)
         stored = {name: reply[name] for name in _PART_CHECKSUMS if name in reply}
@@ -392,7 +404,8 @@ class S3Puts:
         if if_absent:
             asked["IfNoneMatch"] = "*"
         reply = self._connection.call("complete_multipart_upload", key, **asked)
-        return ObjectFacts(key=key, size=size, etag=reply.get("ETag", ""), metadata=dict(metadata))
+        etag = told(reply, "ETag", key, "complete_multipart_upload")
+        return ObjectFacts(key=key, size=size, etag=etag, metadata=dict(metadata))
 
     def _give_up(self, key: str, upload_id: str) -> None:
         try:
@@ -474,9 +487,8 @@ class S3fsClient(ObjectClient):
     def head(self, key: str) -> ObjectFacts:
         reply = self._connection.call("head_object", key, **self._at, Key=self._prefix + key)
         metadata = {name.lower(): value for name, value in reply.get("Metadata", {}).items()}
-        return ObjectFacts(
-            key=key, size=reply["ContentLength"], etag=reply.get("ETag", ""), metadata=metadata
-        )
+        size, etag = (told(reply, name, key, "head_object") for name in ("ContentLength", "ETag"))
+        return ObjectFacts(key=key, size=size, etag=etag, metadata=metadata)
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         check_object_range(key, start, length)
@@ -533,13 +545,20 @@ class S3fsClient(ObjectClient):
         asked = {**self._at, "Prefix": self._prefix + prefix, "MaxKeys": KEYS_PER_REQUEST}
         if after:
             asked["StartAfter"] = self._prefix + after
+        operation = "list_objects_v2"
         while True:
-            page = self._connection.call("list_objects_v2", prefix, **asked)
+            page = self._connection.call(operation, prefix, **asked)
+            if "IsTruncated" not in page:  # of a page of something else, no key is read either
+                told(page, "Name", prefix, operation)
             for entry in page.get("Contents", ()):
-                yield ListedKey(entry["Key"][len(self._prefix) :], entry["Size"])
+                size = told(entry, "Size", prefix, operation)
+                yield ListedKey(entry["Key"][len(self._prefix) :], size)
             if not page.get("IsTruncated"):
                 return
-            asked["ContinuationToken"] = page["NextContinuationToken"]
+            following = told(page, "NextContinuationToken", prefix, operation)
+            if following == asked.get("ContinuationToken"):
+                raise BackendUnavailableError(prefix, operation, "it lists the same page for ever")
+            asked["ContinuationToken"] = following
 
     def delete_many(self, keys: Sequence[str]) -> Mapping[str, TieredStoreError]:
         self._connection.check_open()
@@ -575,8 +594,14 @@ class S3fsClient(ObjectClient):
             ]
             if not page.get("IsTruncated"):
                 return found
-            asked["KeyMarker"] = page["NextKeyMarker"]
-            asked["UploadIdMarker"] = page["NextUploadIdMarker"]
+            following = {
+                name: told(page, f"Next{name}", prefix, "list_multipart_uploads")
+                for name in ("KeyMarker", "UploadIdMarker")
+            }
+            if asked.items() >= following.items():
+                reason = "it lists the same page for ever"
+                raise BackendUnavailableError(prefix, "list_multipart_uploads", reason)
+            asked |= following
 
     def abort_upload(self, upload: AbandonedUpload) -> None:
         self._puts.abort(upload.key, upload.upload_id)
@@ -608,7 +633,9 @@ class S3fsClient(ObjectClient):
             "delete_objects", batch[0], **self._at, Delete={"Objects": named, "Quiet": True}
         )
         return {
-            entry["Key"][len(self._prefix) :]: self._connection.delete_error(entry, self._prefix)
+            told(entry, "Key", batch[0], "delete_objects")[
+                len(self._prefix) :
+            ]: self._connection.delete_error(entry, self._prefix)
             for entry in reply.get("Errors", ())
             if entry.get("Code") != "NoSuchKey"
         }
