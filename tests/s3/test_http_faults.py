@@ -252,6 +252,28 @@ def test_a_list_of_uploads_that_is_none_comes_to_an_end(
 
 
 @pytest.mark.parametrize("name", CLIENTS)
+@pytest.mark.parametrize("served", ["", "bytes 0-9/10", "bytes 1-10/11"])
+def test_bytes_from_elsewhere_are_not_served(
+    moto: tuple[str, Door], name: str, served: str
+) -> None:
+    """Of a server that ignores ranges, or a proxy that answers with another one."""
+    endpoint, door = moto
+    with new_client(endpoint, name) as client:
+        client.put("k", b"0123456789")
+        headers = {"ETag": '"e"', "Last-Modified": "Mon, 12 Oct 2026 17:50:00 GMT"}
+        if served:
+            headers["Content-Range"] = served
+        door.answers["GET"] = Response(b"0123456789", 206 if served else 200, headers)
+        try:
+            with pytest.raises(TieredStoreError):
+                client.get_range("k", 5, 10)
+            with pytest.raises(TieredStoreError):
+                client.get_range("k", 2, 3)
+        finally:
+            door.answers.clear()
+
+
+@pytest.mark.parametrize("name", CLIENTS)
 def test_errors_of_a_batch_delete_are_told_for_each_key(moto: tuple[str, Door], name: str) -> None:
     endpoint, door = moto
     with new_client(endpoint, name) as client:

@@ -615,9 +615,12 @@ class S3fsClient(ObjectClient):
                 **self._at, Key=self._prefix + key, Range=f"bytes={start}-{start + length - 1}"
             )
             async with reply["Body"] as body:
+                refuse_another_range(key, start, length, reply.get("ContentRange", ""))
                 data: bytes = await body.read()
         if len(data) != length:
-            refuse_short(key, start, length, reply.get("ContentRange", ""), len(data))
+            raise BackendUnavailableError(
+                key, "get_object", f"{len(data)} bytes came instead of {length}"
+            )
         return data
 
     async def _got_or_error(self, key: str, start: int, length: int) -> bytes | TieredStoreError:
@@ -652,9 +655,15 @@ class S3fsClient(ObjectClient):
         return errors
 
 
-def refuse_short(key: str, start: int, length: int, content_range: str, got: int) -> None:
-    """A reply of another length: beyond the end if the reply says so, else the reply is bad."""
-    total = content_range.rpartition("/")[2]
+def refuse_another_range(key: str, start: int, length: int, served: str) -> None:
+    """A reply that is not of these bytes: beyond the end if it says so, else the reply is bad.
+
+    A server may ignore ranges, and a proxy may answer with what it has.
+    """
+    span, _, total = served.partition("/")
+    if span == f"bytes {start}-{start + length - 1}":
+        return
     if total.isdigit() and int(total) < start + length:
         raise beyond_end(key, start, length, int(total))
-    raise BackendUnavailableError(key, "get_object", f"{got} bytes came instead of {length}")
+    reason = f"{served or 'no range'} came instead of bytes {start}-{start + length - 1}"
+    raise BackendUnavailableError(key, "get_object", reason)
