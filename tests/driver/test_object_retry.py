@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import random
 import uuid
+from collections.abc import Mapping
 
 import pytest
 
-from tieredstore.driver.object_client import ObjectClient, ObjectExistsError, Range
+from tieredstore.driver.object_client import (
+    ObjectClient,
+    ObjectClientWrapper,
+    ObjectExistsError,
+    ObjectFacts,
+    Range,
+)
 from tieredstore.driver.object_requests import RetryingClient
 from tieredstore.driver.retry import RetryPolicy
 from tieredstore.driver.runtime import Runtime
-from tieredstore.model.errors import BackendUnavailableError
+from tieredstore.driver.segment import Buffer
+from tieredstore.model.errors import BackendRefusedError, BackendUnavailableError
 from tieredstore.providers.fsspec import FsspecClient
 from tieredstore.testing.faults import FaultyClient, ObjectFault, ObjectFaults
 from tieredstore.testing.object_client_contract import ObjectClientContract
@@ -125,6 +133,54 @@ def test_a_put_that_meets_another_after_a_lost_reply_is_a_conflict() -> None:
         with pytest.raises(ObjectExistsError):
             client.put("k", b"mine12")
     assert store.get_range("k", 0, 6) == b"theirs"
+
+
+class Expiring(ObjectClientWrapper):
+    """The first put lands and its reply is lost; from then on the keys have expired."""
+
+    expired = False
+
+    def head(self, key: str) -> ObjectFacts:
+        self.refuse_expired(key, "head")
+        return super().head(key)
+
+    def put(
+        self,
+        key: str,
+        data: Buffer,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        if_absent: bool = True,
+    ) -> ObjectFacts:
+        self.refuse_expired(key, "put")
+        super().put(key, data, metadata=metadata, if_absent=if_absent)
+        self.expired = True
+        raise BackendUnavailableError(key, "put", "the reply is lost")
+
+    def refuse_expired(self, key: str, operation: str) -> None:
+        if self.expired:
+            raise BackendRefusedError(key, operation, "403 ExpiredToken")
+
+
+def test_a_refusal_behind_a_lost_reply_does_not_say_that_nothing_was_written() -> None:
+    store = new_store()
+    client = RetryingClient(Expiring(store), POLICY, Runtime.inline())
+    with pytest.raises(BackendUnavailableError, match="403 ExpiredToken"):
+        client.put("k", b"mine", metadata={"nonce": "n"})
+    assert store.get_range("k", 0, 4) == b"mine"
+
+
+def test_an_object_that_may_not_be_looked_at_is_perhaps_our_own() -> None:
+    store = new_store()
+    store.put("k", b"mine", metadata={"nonce": "n"})
+
+    class Blind(ObjectClientWrapper):
+        def head(self, key: str) -> ObjectFacts:
+            raise BackendRefusedError(key, "head", "403 ExpiredToken")
+
+    client = RetryingClient(Blind(store), POLICY, Runtime.inline())
+    with pytest.raises(BackendUnavailableError, match="403 ExpiredToken"):
+        client.put("k", b"mine", metadata={"nonce": "n"})
 
 
 def test_the_final_error_names_the_last_reason_and_tries_are_bounded() -> None:

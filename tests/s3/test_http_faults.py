@@ -233,9 +233,7 @@ def test_a_listing_that_is_none_comes_to_an_end(moto: tuple[str, Door], pages: s
 @pytest.mark.parametrize(
     "marks", ["", "<NextKeyMarker>k</NextKeyMarker><NextUploadIdMarker>u</NextUploadIdMarker>"]
 )
-def test_a_list_of_uploads_that_is_none_comes_to_an_end(
-    moto: tuple[str, Door], marks: str
-) -> None:
+def test_a_list_of_uploads_that_is_none_comes_to_an_end(moto: tuple[str, Door], marks: str) -> None:
     endpoint, door = moto
     with new_client(endpoint, "s3fs") as client:
         client.put("k", b"x")

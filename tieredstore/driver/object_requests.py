@@ -78,7 +78,8 @@ def settling(
 ) -> Callable[[], ObjectFacts]:
     """A put to be called again while its outcome is unknown: a conflict may be ourselves.
 
-    An upload that is refused then may be one that was completed.
+    An upload that is refused then may be one that was completed: where that cannot be seen, its
+    outcome stays unknown.
     """
     repeated = False
 
@@ -90,11 +91,17 @@ def settling(
         except (ObjectExistsError, BackendRefusedError) as error:
             # A conflict may be our own at the first try too: HTTP libraries send a request again
             # by themselves when a kept connection breaks.
-            look = in_doubt or isinstance(error, ObjectExistsError)
-            landed = own_object(head, key, size, metadata) if look else None
-            if landed is None:
-                raise
-            return landed
+            taken = isinstance(error, ObjectExistsError)
+            try:
+                landed = own_object(head, key, size, metadata) if in_doubt or taken else None
+            except BackendRefusedError as refused:
+                raise BackendUnavailableError(key, refused.operation, refused.reason) from refused
+            if landed is not None:
+                return landed
+            # This try is refused: an earlier one perhaps was not.
+            if in_doubt and isinstance(error, BackendRefusedError):
+                raise BackendUnavailableError(key, error.operation, error.reason) from error
+            raise
 
     return attempt
 
