@@ -52,7 +52,7 @@ class Refusing(BaseHTTPRequestHandler):
     def refuse(self) -> None:
         code = getattr(self.server, "code", "AccessDenied")
         body = f"<Error><Code>{code}</Code><Message>No, it says.</Message></Error>".encode()
-        self.send_response(404 if code == "NoSuchBucket" else 403)
+        self.send_response(getattr(self.server, "status", 404 if code == "NoSuchBucket" else 403))
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Content-Type", "application/xml")
         self.end_headers()
@@ -60,6 +60,10 @@ class Refusing(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     do_GET = do_HEAD = refuse  # noqa: N815
+
+    def do_PUT(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.refuse()
 
     def log_message(self, format: str, *args: object) -> None:
         """Nothing."""
@@ -73,9 +77,11 @@ class Quiet(ThreadingHTTPServer):
 
 
 @contextmanager
-def refusing(code: str) -> Iterator[str]:
+def refusing(code: str, *, status: int = 0) -> Iterator[str]:
     server = Quiet(("127.0.0.1", 0), Refusing)
     server.code = code  # type: ignore[attr-defined]
+    if status:
+        server.status = status  # type: ignore[attr-defined]
     with running(server) as address:
         yield address
 
@@ -209,6 +215,19 @@ def test_what_the_store_refuses_ends_with_what_its_code_means(code: str, client:
         error = failure(settings_at(address, client))
     assert isinstance(error, BackendRefusedError)
     assert re.search(rf": 40[34] {code} No, it says\.: .*{re.escape(REFUSALS[code])}", str(error))
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("code", ["", "NoSuchKey"])
+def test_a_server_that_knows_no_bucket_is_no_missing_object(client: str, code: str) -> None:
+    """A web server, or a wrong path in the address: any request is answered by 404."""
+    with (
+        refusing(code, status=404) as address,
+        open_client(settings_at(address, client)) as opened,
+    ):
+        for ask in (lambda: list(opened.list()), lambda: opened.put("key", b"x")):
+            with pytest.raises(BackendRefusedError, match="no bucket is there; see its name"):
+                ask()
 
 
 @pytest.mark.parametrize("client", CLIENTS)

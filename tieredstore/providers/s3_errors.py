@@ -69,6 +69,19 @@ _UNTOLD: Final = f"the keys are missing or wrong, or do not allow it; {_KEYS}"
 _FAILING: Final = "the store was reached and fails at this request; its own log says why"
 
 _ABSENT: Final = frozenset({"NoSuchKey", "404", "NotFound", ""})
+# Requests that ask for what may be absent; any other says by 404 that no bucket is there.
+_OF_AN_OBJECT: Final = frozenset(
+    {
+        "abort_multipart_upload",
+        "delete",
+        "delete_object",
+        "delete_objects",
+        "get",
+        "get_object",
+        "head",
+        "head_object",
+    }
+)
 # Codes under a status of 4xx that another try may mend all the same.
 _TRANSIENT: Final = frozenset(
     {
@@ -104,11 +117,12 @@ def error_of_reply(
 ) -> TieredStoreError:
     """Our error for a reply that is none of success.
 
-    A missing bucket is refused and never taken for a missing object. A conflict (409) says that
+    A missing bucket is refused and never taken for a missing object, and so is an address where no
+    store is: a listing or a put meets no missing object. A conflict (409) says that
     another request was under way: worth another try. A range beyond the end is not decided here:
     it needs the object's size.
     """
-    if status == 404 and code in _ABSENT:
+    if status == 404 and code in _ABSENT and operation in _OF_AN_OBJECT:
         return SegmentNotFoundError(key)
     if status == 412 or code == "PreconditionFailed":
         return ObjectExistsError(key)
@@ -188,6 +202,8 @@ def _meaning(status: int, code: str, message: str) -> str:
         return _CLOCK
     if code in _MEANINGS:
         return _MEANINGS[code]
+    if status == 404 and code in _ABSENT:
+        return f"no bucket is there; {_MEANINGS['NoSuchBucket']}"
     if status in (401, 403):
         return _NOT_ALLOWED if code else _UNTOLD
     if status >= 500 and status not in (501, 505):

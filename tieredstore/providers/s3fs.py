@@ -166,14 +166,14 @@ class S3fsConnection:
         if isinstance(error, ClientError):
             said = error.response.get("Error", {})
             status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-            code = str(said.get("Code", ""))
+            code = str(said.get("Code") or "")
             if status == 416 or code == "InvalidRange":
                 size = said.get("ActualObjectSize", "")
                 end = int(size) if str(size).isdigit() else 0
                 return OffsetOutOfRangeError(
                     f"a range of {key}", offset=end + 1, minimum=0, maximum=end
                 )
-            message = self._told(str(said.get("Message", "")))
+            message = self._told(str(said.get("Message") or ""))
             return error_of_reply(key, operation, status=status, code=code, message=message)
         kind = type(error).__name__
         text = self._told(str(error))
