@@ -60,18 +60,35 @@ def test_an_old_setting_for_etags_changes_nothing_and_is_named(
     assert "etag_quoting" in caplog.text
 
 
+def test_a_scheme_in_capitals_is_the_same_address() -> None:
+    settings = ObjectStoreSettings(bucket="b", endpoint="HTTP://Host:9000/s3")
+    assert settings.endpoint == "http://Host:9000/s3"  # obstore compares it
+
+
 @pytest.mark.parametrize(
     "options",
     [
         {"bucket": ""},
         {"bucket": "a/b"},
+        {"bucket": "a?b"},
+        {"bucket": ".."},
+        {"bucket": "größe"},
         {"addressing": "none"},
         {"checksum": "md5"},
         {"encryption": "rot13"},
         {"client": "boto3"},
         {"access_key": SECRET},
         {"secret_key": SECRET},
+        {"access_key": f"{SECRET}\n", "secret_key": SECRET},
+        {"access_key": SECRET, "secret_key": SECRET, "session_token": f"{SECRET}\r"},
         {"endpoint": f"https://{SECRET}:x@host"},
+        {"endpoint": "http://"},
+        {"endpoint": "http://[::1"},
+        {"endpoint": "ftp://host"},
+        {"endpoint": "http://my host"},
+        {"endpoint": "http://host:99999"},
+        {"endpoint": "http://host:port"},
+        {"endpoint": "http://host?x=1"},
         {"prefix": "a//b"},
         {"prefix": "a/../b"},
     ],

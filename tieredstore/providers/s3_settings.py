@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from urllib.parse import urlsplit
 
 from tieredstore.driver.object_requests import PriceTable
 from tieredstore.model.errors import InvalidConfigError, StoreClosedError
@@ -24,6 +26,9 @@ CHECKSUMS: Final = ("", "crc32", "crc32c", "sha256", "crc64nvme")
 ENCRYPTIONS: Final = ("", "AES256", "aws:kms")
 CLIENTS: Final = ("auto", "s3fs", "obstore")
 _BOTOCORES: Final = ("botocore", "aiobotocore")
+_BUCKET: Final = re.compile(r"(?!\.+$)[A-Za-z0-9._:-]+")
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
+_NO_ADDRESS: Final = re.compile(r"[^!-~]|[?#\\<>\"{}|^`]")
 # Long enough for the largest part over a slow line: what is silent is given up much earlier.
 WHOLE_REQUEST_MS: Final = 600_000
 
@@ -52,7 +57,7 @@ class ObjectStoreSettings:
     prices: PriceTable = field(default_factory=PriceTable)
 
     def __post_init__(self) -> None:
-        if not self.bucket or "/" in self.bucket:
+        if not _BUCKET.fullmatch(self.bucket):
             raise InvalidConfigError(f"bucket: {self.bucket!r} is no bucket's name")
         for name, known in (
             ("addressing", ADDRESSINGS),
@@ -70,7 +75,10 @@ class ObjectStoreSettings:
             object.__setattr__(self, "endpoint", f"https://{self.endpoint}")
         if "@" in self.endpoint:
             raise InvalidConfigError("endpoint: holds credentials; give them apart")
+        object.__setattr__(self, "endpoint", checked_endpoint(self.endpoint))
         for name in ("access_key", "secret_key", "session_token"):
+            if _CONTROL.search(getattr(self, name)):  # such as the end of a line of its file
+                raise InvalidConfigError(f"{name}: holds a control character")
             object.__setattr__(self, name, Secret(getattr(self, name)))
         object.__setattr__(self, "prefix", key_prefix(self.prefix))
 
@@ -133,6 +141,24 @@ def keep_clients_quiet() -> None:
         logger = logging.getLogger(name)
         if logger.level == logging.NOTSET and logger.isEnabledFor(logging.DEBUG):
             logger.setLevel(logging.INFO)
+
+
+def checked_endpoint(endpoint: str) -> str:
+    """An address that every client takes, or none. obstore panics at others, in its own words."""
+    if not endpoint:
+        return ""
+    scheme, _, rest = endpoint.partition("://")
+    address = f"{scheme.lower()}://{rest}"
+    try:
+        parts = urlsplit(address)
+        whole = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # such as a port that is no number
+        whole = None
+    if not whole or _NO_ADDRESS.search(address):
+        raise InvalidConfigError(
+            f"endpoint: {endpoint!r} is no address such as https://s3.example.org:9000"
+        )
+    return address
 
 
 def key_prefix(prefix: str) -> str:
