@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,13 @@ import pytest
 
 from tests.providers.object_kit import CLUSTER, PATH
 from tieredstore.driver.certify import Certificate, certify
-from tieredstore.driver.object_client import ObjectClient, ObjectClientWrapper, ObjectFacts
+from tieredstore.driver.object_client import (
+    KeysExpiredError,
+    ListedKey,
+    ObjectClient,
+    ObjectClientWrapper,
+    ObjectFacts,
+)
 from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import Buffer
 from tieredstore.model.errors import (
@@ -245,6 +252,36 @@ def test_a_network_that_fails_is_no_verdict() -> None:
         provider.open(PATH, LOG, 0).write(0, b"data")
     assert objects.held_keys() == []
     assert puts_of_a_write(MemoryObjectClient(objects)) > 10
+
+
+class KeysExpire(ObjectClientWrapper):
+    """At this put or listing; for the next one there are new ones."""
+
+    def __init__(self, inner: ObjectClient, requests: int) -> None:
+        super().__init__(inner)
+        self.left = requests
+
+    def refuse_expired(self, key: str, operation: str) -> None:
+        self.left -= 1
+        if self.left == -1:
+            raise KeysExpiredError(key, operation, "400 ExpiredToken")
+
+    def put(self, key: str, data: Buffer, **options: Any) -> ObjectFacts:
+        self.refuse_expired(key, "put")
+        return self.inner.put(key, data, **options)
+
+    def list(self, prefix: str = "", *, after: str = "") -> Iterator[ListedKey]:
+        self.refuse_expired(prefix, "list")
+        return self.inner.list(prefix, after=after)
+
+
+@pytest.mark.parametrize("requests", [1, 3, 12, 60])
+def test_keys_that_expire_meanwhile_are_no_verdict(requests: int) -> None:
+    objects = MemoryObjects()
+    provider = a_provider(KeysExpire(MemoryObjectClient(objects), requests))
+    with pytest.raises(KeysExpiredError):
+        provider.open(PATH, LOG, 0).write(0, b"data")
+    assert puts_of_a_write(MemoryObjectClient(objects)) > 10  # asks, and is told that it may
 
 
 def test_what_a_client_says_itself_is_no_reason_to_refuse(

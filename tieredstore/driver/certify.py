@@ -10,7 +10,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from tieredstore.driver.object_client import ObjectClient, ObjectExistsError, ObjectFacts, Range
+from tieredstore.driver.object_client import (
+    KeysExpiredError,
+    ObjectClient,
+    ObjectExistsError,
+    ObjectFacts,
+    Range,
+)
 from tieredstore.driver.runtime import SystemClock, ThreadPool
 from tieredstore.model.errors import (
     BackendUnavailableError,
@@ -85,9 +91,9 @@ def certify(client: ObjectClient, *, page_keys: int = 1_001) -> Certificate:
     """Ask a store to prove conditions, ranges, listing and deletes, in objects of its own.
 
     About `page_keys` small puts, a hundred other requests and under a minute; nothing is left
-    behind. A failure of the network, or a store that answers 5xx, is no verdict:
-    BackendUnavailableError comes through and names the check, as does BackendRefusedError when the
-    very first put is refused.
+    behind. A failure of the network, a store that answers 5xx, or keys that expire meanwhile are no
+    verdict: BackendUnavailableError or KeysExpiredError comes through and names the check, as does
+    BackendRefusedError when the very first put is refused.
     """
     clock = SystemClock()
     started = clock.monotonic()
@@ -137,9 +143,9 @@ class _Examination:
         for name, check in checks:
             try:
                 detail = check()
-            except BackendUnavailableError as error:
+            except (BackendUnavailableError, KeysExpiredError) as error:
                 text = f"{error.reason} (at the check {name})"
-                raise BackendUnavailableError(error.path, error.operation, text) from error
+                raise type(error)(error.path, error.operation, text) from error
             except TieredStoreError as error:
                 detail = str(error)
             self.findings.append(Finding.of_check(name, not detail, detail))

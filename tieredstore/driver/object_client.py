@@ -8,7 +8,12 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol, Self, TypeVar
 
 from tieredstore.driver.segment import Buffer
-from tieredstore.model.errors import OffsetOutOfRangeError, SegmentError, TieredStoreError
+from tieredstore.model.errors import (
+    BackendRefusedError,
+    OffsetOutOfRangeError,
+    SegmentError,
+    TieredStoreError,
+)
 
 T = TypeVar("T")
 
@@ -24,6 +29,10 @@ class ObjectExistsError(SegmentError):
 
     def __init__(self, key: str) -> None:
         super().__init__(key, "there is such an object already")
+
+
+class KeysExpiredError(BackendRefusedError):
+    """Keys that were good, or a clock that is wrong: it says nothing of the store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ import ssl
 from enum import Enum
 from typing import Final
 
-from tieredstore.driver.object_client import ObjectExistsError
+from tieredstore.driver.object_client import KeysExpiredError, ObjectExistsError
 from tieredstore.model.errors import (
     BackendRefusedError,
     BackendUnavailableError,
@@ -135,6 +135,8 @@ def error_of_reply(
     transient = status in _TRANSIENT_STATUS or code in _TRANSIENT
     if transient or (status >= 500 and status not in (501, 505)):
         return BackendUnavailableError(key, operation, reason)
+    if meaning in (_EXPIRED, _CLOCK):
+        return KeysExpiredError(key, operation, reason)
     return BackendRefusedError(key, operation, reason)
 
 
