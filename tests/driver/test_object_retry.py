@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import pytest
 
 from tieredstore.driver.object_client import (
+    ListedKey,
     ObjectClient,
     ObjectClientWrapper,
     ObjectExistsError,
@@ -181,6 +183,34 @@ def test_an_object_that_may_not_be_looked_at_is_perhaps_our_own() -> None:
     client = RetryingClient(Blind(store), POLICY, Runtime.inline())
     with pytest.raises(BackendUnavailableError, match="403 ExpiredToken"):
         client.put("k", b"mine", metadata={"nonce": "n"})
+
+
+class Listing(ObjectClientWrapper):
+    """A store that lists these keys."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        super().__init__(new_store())
+        self.keys = keys
+
+    def list(self, prefix: str = "", *, after: str = "") -> Iterator[ListedKey]:
+        return (ListedKey(key, 1) for key in self.keys)
+
+
+def test_a_key_that_is_listed_twice_in_a_row_is_one() -> None:
+    client = RetryingClient(Listing(["a", "b", "b", "c"]), POLICY, Runtime.inline())
+    assert [found.key for found in client.list()] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 7, 1_000])
+@pytest.mark.parametrize("before", [0, 5])
+def test_a_listing_in_circles_comes_to_an_end(before: int, length: int) -> None:
+    keys = itertools.chain(
+        (f"a-{number}" for number in range(before)),
+        itertools.cycle(f"k-{number:04}" for number in range(length)),
+    )
+    client = RetryingClient(Listing(keys), POLICY, Runtime.inline())
+    with pytest.raises(BackendRefusedError, match="for ever"):
+        list(client.list())
 
 
 def test_the_final_error_names_the_last_reason_and_tries_are_bounded() -> None:

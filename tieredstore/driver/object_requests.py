@@ -110,7 +110,7 @@ class RetryingClient(ObjectClientWrapper):
     """A client whose transient failures are tried again, each request for itself.
 
     * Of many ranges or deletes only those that failed are repeated; a listing goes on behind the
-      last key it gave, so nothing is skipped or given twice.
+      last key it gave, so nothing is skipped or given twice. One that goes in circles is refused.
     * A put whose reply was lost, and that then meets an object, looks whether it is its own: same
       size and same metadata, which must hold something unique. Without metadata it is a conflict.
     """
@@ -217,7 +217,16 @@ class RetryingClient(ObjectClientWrapper):
                 pages = None
                 raise
 
+        mark, listed, again = "", 0, 0
         while (found := self._retry(advance)) is not None:
+            again = again + 1 if found.key == last else 0
+            if again == KEYS_PER_REQUEST or (found.key == mark and not again):
+                raise BackendRefusedError(prefix, "list", "the same keys are listed for ever")
+            if again:  # a store that repeats at the border of two pages
+                continue
+            listed += 1
+            if not listed & (listed - 1):  # at each power of two: so each circle is found
+                mark = found.key
             last = found.key
             yield found
 
