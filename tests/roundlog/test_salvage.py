@@ -308,7 +308,7 @@ def test_an_object_that_was_deleted_or_damaged_is_not_adopted_again() -> None:
     log, _ = tier.opened()
     names = [adopt(tier, log, key) for key in LOADED]
     data, facts = tier.objects.held[log.key(names[0])]
-    tier.objects.held[log.key(names[0])] = data[:-1] + b"?", facts
+    tier.objects.held[log.key(names[0])] = data[:-1] + bytes([data[-1] ^ 1]), facts
     del tier.objects.held[log.key("load/run/d")]
     lose_the_log(tier)
     taken = taking.take_in(tier.opened()[0])

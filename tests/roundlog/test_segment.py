@@ -63,7 +63,7 @@ def test_bytes_that_are_not_those_that_were_written_are_damage() -> None:
     segment.write(4, b"4567")
     newest = max(key for key in bucket.objects.held_keys() if "/log/" in key)
     data, facts = bucket.objects.held[newest]
-    bucket.objects.held[newest] = data[:-1] + b"?", facts
+    bucket.objects.held[newest] = data[:-1] + bytes([data[-1] ^ 1]), facts
     assert segment.read(0, 4) == b"0123"
     for position, length in ((0, 8), (4, 4)):
         with pytest.raises(SegmentCorruptError):
