@@ -389,6 +389,15 @@ def test_below_the_fork_the_tier_serves_what_has_expired_at_every_level(machine:
         assert store.max_offset(*ONE) == 120
 
 
+def test_keys_behind_the_fork_take_no_place_of_those_below_it(machine: Machine) -> None:
+    a_fork(machine, old=10, tier=30, local=3)
+    store = machine.open()
+    store.level = StorageLevel.FORCE
+    for count in (1, 3, 8):
+        found = store.query_message(TOPIC, "shared", count_max=count).messages
+        assert [one.queue_offset for one in found] == [9, 9, 8, 8, 7, 7, 6, 6][:count]
+
+
 def test_a_queue_that_is_resumed_takes_puts_and_is_one_history_again(machine: Machine) -> None:
     """What differed has expired in the local store."""
     a_fork(machine, tier=5, local=90)

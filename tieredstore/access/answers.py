@@ -29,6 +29,7 @@ from tieredstore.model.messages import GetResult, MessageRun, QueryResult, Selec
 from tieredstore.model.printable import log_of
 from tieredstore.model.topics import TopicFilter
 from tieredstore.model.values import (
+    INT64_MAX,
     Boundary,
     GetStatus,
     QueueKey,
@@ -351,32 +352,45 @@ class Answers:
         # Before the tier is asked: what is uploaded meanwhile it has perhaps not looked at.
         lags = forced and self._waits_for_upload(topic)
         try:
+            far = self._far_by_key(
+                topic, key, count_max, begin, oldest_end if near.complete else end
+            )
+        except BackendUnavailableError:
+            far = QueryResult(complete=False)
+        if lags and far.complete:
+            far = replace(far, complete=False, lags=True)
+        return replace(
+            near,
+            messages=_newest_first(near.messages, far.messages)[:count_max],
+            complete=near.complete and far.complete,
+            is_cut=False,
+            lags=near.complete and far.lags,
+            tier_indexed_timestamp=far.tier_indexed_timestamp,
+        )
+
+    def _far_by_key(
+        self, topic: str, key: str, count_max: int, begin: int, end: int
+    ) -> QueryResult:
+        """The tier's; it is asked for more while what it has behind a fork takes their places."""
+        asked = count_max
+        while True:
             far = self._timed(
                 "query_message",
                 topic,
                 lambda: self._fetcher.query_message(
                     topic,
                     key,
-                    count_max=count_max,
+                    count_max=asked,  # noqa: B023 - called at once
                     begin=begin,
-                    end=oldest_end if near.complete else end,
+                    end=end,
                 ),
             )
-        except BackendUnavailableError:
-            far = QueryResult(complete=False)
-        if lags and far.complete:
-            far = replace(far, complete=False, lags=True)
-        found = far.messages
-        if self._decision.forks:
-            found = [one for one in found if not self._is_behind_fork(one)]
-        return replace(
-            near,
-            messages=_newest_first(near.messages, found)[:count_max],
-            complete=near.complete and far.complete,
-            is_cut=False,
-            lags=near.complete and far.lags,
-            tier_indexed_timestamp=far.tier_indexed_timestamp,
-        )
+            if not self._decision.forks:
+                return far
+            found = [one for one in far.messages if not self._is_behind_fork(one)]
+            if len(found) >= count_max or len(far.messages) < asked:
+                return replace(far, messages=found)
+            asked = min(4 * asked, INT64_MAX)
 
     def _all_from(self, topic: str) -> int | None:
         """The next store has every message of the topic that was stored later; None where it has
