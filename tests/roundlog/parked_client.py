@@ -9,6 +9,7 @@ from typing import Any, Final, NoReturn
 
 from tieredstore.driver.object_client import (
     Attempt,
+    KeysExpiredError,
     ListedKey,
     ObjectClientWrapper,
     ObjectFacts,
@@ -21,6 +22,7 @@ from tieredstore.model.errors import BackendUnavailableError, TieredStoreError
 GO: Final = "answered"
 LOST: Final = "reply lost"
 IN_VAIN: Final = "never sent"
+REFUSED: Final = "refused"
 LATE: Final = "under way"
 TWICE: Final = "landed, and once more later"
 LAST: Final = "landed, and the process ends"
@@ -55,6 +57,8 @@ class ParkedClient(ObjectClientWrapper):
                 call()
         if verdict == LAST:
             self._ends()
+        if verdict == REFUSED:
+            raise KeysExpiredError(name, "request", verdict)
         if verdict in (LOST, IN_VAIN, LATE):
             raise BackendUnavailableError(name, "request", verdict)
         return call()

@@ -841,8 +841,8 @@ def change_the_weather(outsider: Outsider) -> None:
     elif kind == "rot":
         sleep(dice.choice([0, 1, 100, 3_000]))
         world.rot.flip()
-    elif kind == "503":
-        world.bucket.away_until = world.scheduler.clock.monotonic() + dice.choice([0.5, 20, 200])
+    elif kind in world.bucket.until:
+        world.bucket.until[kind] = world.scheduler.clock.monotonic() + dice.choice([0.5, 20, 200])
     elif kind == "clock":
         world.saw_time()  # what expired by it has
         shift_ms = dice.choice([-60_000, -1_000, 3_000, 2 * 3_600_000])

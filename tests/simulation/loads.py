@@ -140,6 +140,7 @@ class Loads:
     def settle(self) -> None:
         """All that is in the tier was seen: each load is there as a whole, or nothing of it."""
         model = self.world.model
+        self.world.saw_time()
         border = model.newest_ms - model.kept_ms
         for load in self.all:
             if load.is_torn:

@@ -26,6 +26,7 @@ from tests.roundlog.parked_client import (
     LAST,
     LATE,
     LOST,
+    REFUSED,
     TWICE,
     ParkedClient,
 )
@@ -161,7 +162,7 @@ class Bucket:
         self.late: list[tuple[int, str, Callable[[], Any]]] = []
         self.pages_lists = False  # a listing takes several requests
         self.odds: float = 0.0  # of a request that something becomes of it
-        self.away_until = 0.0  # 503
+        self.until = {"503": 0.0, "403": 0.0}  # so long every request is answered so
         self.is_sound = False  # nothing goes wrong any more
         self.ends: Callable[[str], None] | None = None  # a process may, when a request has landed
         self.may_end: Callable[[Process], bool] = lambda process: False
@@ -199,8 +200,10 @@ class SimClient(ParkedClient):
         if bucket.late and bucket.dice.random() < 0.05:
             bucket.land_one()
         verdict = GO
-        if scheduler.clock.monotonic() < bucket.away_until:
+        if scheduler.clock.monotonic() < bucket.until["503"]:
             verdict = IN_VAIN
+        elif scheduler.clock.monotonic() < bucket.until["403"]:
+            verdict = REFUSED
         elif bucket.dice.random() < bucket.odds:
             unusual = [LOST, IN_VAIN, LATE, TWICE]
             if bucket.may_end(self._process):

@@ -179,13 +179,14 @@ CARE_KILL_ODDS: Final = 0.003
 STORY_MAX: Final = int(os.environ.get("STORY_MAX", "400"))
 
 REQUESTS: Final = "requests"
+REFUSALS: Final = "refusals"
 POWER: Final = "power"
 KILLS: Final = "kills"
 ROOM: Final = "room"
 CLOCK: Final = "clock"
 SHORT: Final = "short"
 PAGED: Final = "paged"
-FAULTS: Final = (REQUESTS, POWER, KILLS, ROOM, CLOCK, SHORT, PAGED)
+FAULTS: Final = (REQUESTS, REFUSALS, POWER, KILLS, ROOM, CLOCK, SHORT, PAGED)
 ROT: Final = "rot"  # no plan draws it, nor the next: bits of the tier flip,
 LOCAL_ROT: Final = "local-rot"  # or of the broker's own disk
 
@@ -692,6 +693,7 @@ class World:
         kinds = {
             ROOM: ["no room", "nearly full", "input/output errors"],
             REQUESTS: ["503"],
+            REFUSALS: ["403"],
             CLOCK: ["clock", "halt"],
             SHORT: ["short reads and writes"],
             ROT: ["rot"],
@@ -1047,7 +1049,9 @@ class World:
         found: list[type[Exception]] = []
         if REQUESTS in self.plan.faults:
             found.append(BackendUnavailableError)
-        if CLOCK in self.plan.faults:
+        if REFUSALS in self.plan.faults:
+            found.append(BackendRefusedError)
+        if CLOCK in self.plan.faults or self.former is not None:
             found.append(BackendUnavailableError)  # a machine was halted for longer than it waits
         if ROOM in self.plan.faults:
             found += [BackendRefusedError, MetadataError, BackendUnavailableError]
@@ -1055,7 +1059,9 @@ class World:
 
     @property
     def is_away(self) -> tuple[type[Exception], ...]:
-        away = BackendUnavailableError, SegmentNotFoundError, NoCatalogueError
+        away = [BackendUnavailableError, SegmentNotFoundError, NoCatalogueError]
+        if REFUSALS in self.plan.faults:
+            away.append(BackendRefusedError)
         return (*away, *self.rot.errors_elsewhere)
 
     def attempt(self, call: Callable[[], object]) -> None:
