@@ -224,6 +224,30 @@ def test_a_message_whose_place_is_missing_leaves_the_others_their_numbers(tmp_pa
     assert store.max_offset(A, 0) == 30
 
 
+def test_a_damaged_record_is_no_place_for_the_many_that_lost_files_had(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    takes_what_java_writes(store)
+    file_bytes = parts_of(store).log.queue.file_bytes
+    kept = store.put_message(a_message(0, topic="many"))
+    damaged = store.put_message(a_message(1))
+    while store.put_message(a_message(2)).log_offset < file_bytes:
+        pass
+    newest = store.put_message(a_message(3, topic="many"))
+    while newest.log_offset < 3 * file_bytes:
+        newest = store.put_message(a_message(3, topic="many"))
+    assert newest.queue_offset > damaged.size
+    first, *lost, _ = parts_of(store).log.queue.files
+    first.write_at(damaged.log_offset + 100, b"XX")
+    store.shutdown()
+    for file in lost:
+        Path(file.path).unlink()
+    store = rebuilt(tmp_path)
+    for put in (kept, newest):
+        [got] = store.get_message("many", 0, put.queue_offset, count_max=1).messages
+        assert got.log_offset == put.log_offset
+    assert store.max_offset("many", 0) == newest.queue_offset + 1
+
+
 def test_a_light_queue_may_be_a_topic_too(tmp_path: Path) -> None:
     """Its messages of both kinds come back in the order of the log."""
     store = opened(tmp_path)

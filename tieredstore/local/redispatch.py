@@ -435,7 +435,11 @@ class Redispatch:
         log.warning("queue %s: messages are missing before %d", key, hole.expected)
         rows, damages, _ = self._between(key, last, at)
         self._put_rows(key, rows)
-        self._fill(key, queue.max_offset, hole.expected, queue.last_log_end, at, damages)
+        last = queue.last_log_end
+        if self._is_no_number(hole.expected - queue.max_offset, last, at):
+            self._leave_out(run, key, hole.expected)
+            return
+        self._fill(key, queue.max_offset, hole.expected, last, at, damages)
 
     def _scan_before(self, start: int, end: int) -> LogScan:
         files = [file for file in self._log.queue.files_from(start) if file.start_offset < end]
@@ -458,40 +462,55 @@ class Redispatch:
             for _ in scan:
                 pass
             damages = scan.damages
+        count = end - first
+        start, stop = self._place_of_lost(key, count, log_start, log_end, damages)
+        width = (stop - start) // count
+        places = range(start, start + count * width, width)
+        self._queues.put(*key, first, [*places], [width] * count, [UNKNOWN_TAGS] * count)
+
+    def _place_of_lost(
+        self, key: QueueKey, count: int, log_start: int, log_end: int, damages: Iterable[Damage]
+    ) -> tuple[int, int]:
+        """Where in the log so many messages were lost, a byte of it for each at the least."""
         # An untrue record is sound where it begins: behind that nothing is served in its place.
         own = sorted(self._untrue, key=lambda place: place[0] != key)
         untrue = [damage._replace(log_offset=damage.log_offset + 1) for _, damage in own]
         # What is damaged may come back, so no place that may be its is called lost.
         damages = sorted(damages, key=lambda damage: self._log.lost.has(damage.log_offset))
-        for damage in [*damages, *untrue]:
-            if log_start <= damage.log_offset < log_end:
-                log_start = damage.log_offset
-                log_end = min(log_end, damage.resumed_at or log_end)
-                break
-        else:
-            lost = self._log.lost.first_between(log_start, log_end)
-            if lost is not None:
-                log_start, log_end = lost
-            elif self._has_gone(log_start):
-                log_end = self._log.min_offset or 0  # they have expired
-            else:
-                log_start += 1  # where no record starts: nothing of others is served in its place
-        file = self._log.queue.find(log_start)
-        if file is not None:
-            log_end = min(log_end, file.end_offset)
-        width = max(1, (log_end - log_start) // (end - first))
-        count = end - first
-        places = [min(log_start + number * width, log_end - 1) for number in range(count)]
-        self._queues.put(*key, first, places, [width] * count, [UNKNOWN_TAGS] * count)
+        places = [
+            (damage.log_offset, min(log_end, damage.resumed_at or log_end))
+            for damage in [*damages, *untrue]
+            if log_start <= damage.log_offset < log_end
+        ]
+        lost = self._log.lost.first_between(log_start, log_end)
+        if lost is not None:
+            places.append(lost)
+        if self._has_gone(log_start):
+            places.append((log_start, self._log.min_offset or 0))  # they have expired
+        # Where no record starts: nothing of others is served in its place.
+        places.append((log_start + 1, log_end))
+        for place in places:
+            for start, end in self._by_files(*place):
+                if end - start >= count:
+                    return start, end
+        return log_end - count, log_end
+
+    def _by_files(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        while start < end:
+            file = self._log.queue.find(start)
+            stop = end if file is None else min(end, file.end_offset)
+            yield start, stop
+            start = stop
 
     def _has_gone(self, log_end: int) -> bool:
         """Whether a message that ends there is not in the log any more."""
-        return 0 < log_end <= (self._log.min_offset or 0)
+        return 0 < log_end < (self._log.min_offset or 0)
 
     def _is_no_number(self, missing: int, last: int, at: int) -> bool:
         """Whether more messages would be missing than the log has room for between two: nobody gave
         that number. Of what has expired nothing says where it ended."""
-        return missing * RECORD_BYTES_MIN > (at if self._has_gone(last) else at - last)
+        room = at if self._has_gone(last) else at - last
+        return missing > min(room // RECORD_BYTES_MIN, at - last)
 
     def _leave_out(self, run: DispatchRun, key: QueueKey, queue_offset: int) -> None:
         for row, found in enumerate(run.queue_offsets):
