@@ -875,12 +875,12 @@ def find_out(world: World, life: Life) -> None:
         if not put.stored:
             return  # its disk is nearly full: there is nothing to upload
         assert not life.store.flush(), "a fenced writer has uploaded"
+        is_said = life.store.health().fence is not None
     except (BackendRefusedError, StoreClosedError) as error:  # fenced, or its disk fails
         world.scheduler.note(f"the former one: {error!r}")
         return
     # A disk that failed once may be why nothing is sent.
-    is_said = life.store.health().fence is not None or world.is_out_of_room
-    assert is_said, "a fenced writer does not say so"
+    assert is_said or world.is_out_of_room, "a fenced writer does not say so"
 
 
 OUTSIDE: Final[dict[str, Callable[[Outsider], None]]] = {
