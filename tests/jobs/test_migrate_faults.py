@@ -350,6 +350,7 @@ def test_a_journal_that_cannot_be_removed_does_not_make_a_cut_over_fail(
         assert moved(source, target, cut_over=True).facts["cut_over"] == "done"
     assert journal.exists()
     assert moved(source, target, cut_over=True).facts["cut_over"] == "done before"
+    assert not journal.exists()  # a later migration to this place would be refused
 
 
 def test_a_target_that_takes_nothing_is_told_at_once(tmp_path: Path) -> None:

@@ -52,8 +52,10 @@ from tieredstore.jobs.migrate_copy import (
     MigrationJournal,
     Proof,
     copy_segment,
+    journal_path,
     place_of,
     read_journal,
+    remove_journal,
 )
 from tieredstore.jobs.migrate_plan import (
     NOTE,
@@ -183,6 +185,7 @@ class MigrateJob:
     def finish(self, plan: Plan[CopyItem], rows: RowStream[CopyRow]) -> JobReport:
         assert isinstance(plan, MigrationPlan)
         if plan.facts.get("cut_over") is not None:
+            remove_journal(journal_path(self.target))  # of one that died behind its cut-over
             return JobReport(
                 job=self.name,
                 state=JobState.DONE,

@@ -341,6 +341,14 @@ def read_journal(source: StoreConfig, target: StoreConfig) -> dict[Key, Copied]:
     return found
 
 
+def remove_journal(path: Path) -> None:
+    """The migration is over. A file that stays is no harm to it: the next run removes it."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        log.warning("%s: it could not be removed: %s", path, system_says(error))
+
+
 def _unwritten(path: Path, error: OSError) -> MetadataError:
     return MetadataError(str(path), f"it cannot be written: {system_says(error)}")
 
@@ -403,11 +411,7 @@ class MigrationJournal:
         self._unsynced = 0
 
     def remove(self) -> None:
-        """The migration is over. A file that stays is no harm: the next run is told so."""
-        try:
-            self._path.unlink(missing_ok=True)
-        except OSError as error:
-            log.warning("%s: it could not be removed: %s", self._path, system_says(error))
+        remove_journal(self._path)
 
     def close(self) -> None:
         if self._descriptor >= 0:
