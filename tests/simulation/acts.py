@@ -457,13 +457,11 @@ def stands_here(outsider: Outsider) -> bool:
 def durable_ends(world: World, *, is_here: bool) -> dict[QueueKey, tuple[int, int]]:
     """Of each queue the deletions of its topic, and where it ends in the tier."""
     model = world.model
-    return {
-        key: (
-            model.deletions.get(key.topic, 0),
-            model.committed.get(key, 0) if is_here else world.durable_end(key),
-        )
-        for key in world.queues
+    there = [key for key in world.queues if world.adoption.is_there(key)]
+    ends = {
+        key: model.committed.get(key, 0) if is_here else world.durable_end(key) for key in there
     }
+    return {key: (model.deletions.get(key.topic, 0), ends.get(key, 0)) for key in world.queues}
 
 
 def read_page_elsewhere(

@@ -43,6 +43,10 @@ class Adoption:
         """Then nothing may be rebuilt: of what was copied by then it would make queues."""
         return self.has_begun and not self.is_done
 
+    def is_there(self, queue: QueueKey) -> bool:
+        """An adopted queue is once all of it is."""
+        return self.is_done or queue not in OLD
+
     def finds_keys_of(self, topic: str) -> bool:
         return topic != OLD[0].topic or self.is_searched
 

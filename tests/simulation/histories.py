@@ -184,6 +184,9 @@ class Histories:
         self.local_ends[queue] = life.local.max_offset(*queue) or 0
         assert self.local_ends[queue] > last, f"{queue} gives out {last} again"
         self._place(queue, mine, theirs, fork, is_murky=is_murky, is_known=is_known)
+        is_decided = not is_refused and self.decided[queue] != {None}
+        if is_decided and differing(self.local[queue], theirs):
+            self.joined.add(queue)  # what differed may have expired before it was decided
         self.local[queue] = mine
         if is_known:
             self.tier[queue] = theirs
