@@ -502,6 +502,18 @@ def test_a_store_time_falls_back_while_the_next_store_has_the_message(tiered: Br
         tiered.store.store_time(TOPIC, 0, 2)
 
 
+def test_a_store_time_comes_from_the_tier_if_its_message_expires_meanwhile(tiered: Broker) -> None:
+    tiered.local.kept_from = 0
+    store_time = tiered.local.store_time
+
+    def expire_and_ask(*place: Any) -> int | None:
+        tiered.local.kept_from = 6
+        return store_time(*place)
+
+    tiered.local.store_time = expire_and_ask  # type: ignore[method-assign]
+    assert tiered.store.store_time(TOPIC, 0, 2) == time_of(2)
+
+
 @pytest.mark.parametrize("boundary", [LOWER, UPPER])
 @pytest.mark.parametrize("number", range(10))
 def test_every_time_leads_to_its_message_whoever_has_it(

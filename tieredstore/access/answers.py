@@ -276,20 +276,24 @@ class Answers:
 
     def store_time(self, topic: str, queue_id: int, offset: int) -> int | None:
         """From the store that a read of this one message would go to."""
-        if not self._decision.reads_tier(self._fetcher, topic, queue_id, offset):
-            return self._next.store_time(topic, queue_id, offset)
+        place = topic, queue_id, offset
+        if not self._decision.reads_tier(self._fetcher, *place):
+            time = self._next.store_time(*place)
+            # Its own retention may have run since the decision.
+            if time is not None or not self._decision.reads_tier(self._fetcher, *place):
+                return time
         try:
             time = self._timed(
                 "get_time_by_offset",
                 topic,
-                lambda: self._fetcher.store_time(topic, queue_id, offset),
+                lambda: self._fetcher.store_time(*place),
             )
         except BackendUnavailableError:
-            if not self._next.contains(topic, queue_id, offset):
+            if not self._next.contains(*place):
                 raise
             self._count_fallback("get_time_by_offset", topic)
             time = None
-        return self._next.store_time(topic, queue_id, offset) if time is None else time
+        return self._next.store_time(*place) if time is None else time
 
     def earliest_time(self, topic: str | None, queue_id: int) -> int | None:
         """Of a queue the smaller one. Of the whole store the next store's, as RocketMQ has it."""
