@@ -425,4 +425,5 @@ class Model:
         for queue in [each for each in self.queues if each.topic == topic]:
             for put in self.queues.pop(queue).values():
                 put.state = GONE
-            self.committed.pop(queue, None)
+        for queue in [each for each in self.committed if each.topic == topic]:
+            del self.committed[queue]

@@ -843,7 +843,7 @@ class World:
         """What was not sealed would be missed in the copy."""
         self.is_sealed = False
         self._live(machine, [Client(self, SEALER, 0, 1)])
-        if self.is_sealed and self.former is None:
+        if self.is_sealed and self.former is None and self.has_segments(machine):
             carry(self, machine)
             machine.disk = ForgetfulDisk(machine.folder)
             self._until_moved(machine, self._rebuild_copy)
