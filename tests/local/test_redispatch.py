@@ -112,6 +112,29 @@ def test_a_lost_light_queue_is_made_again_byte_for_byte(
         assert got.messages[0].log_offset == UNIT.unpack_from(data, 40)[0]
 
 
+@pytest.mark.parametrize("abort", [False, True], ids=["clean", "crashed"])
+def test_a_plain_message_of_a_topic_with_batch_queues_goes_into_no_plain_queue(
+    tmp_path: Path, abort: bool
+) -> None:
+    """Java loads no store that has both kinds of queues of one topic."""
+    store = opened(tmp_path)
+    put(store, 0, {}, "Other")
+    put(store, 1, {}, "Batches")
+    store.shutdown()
+    (tmp_path / "batchconsumequeue").mkdir()
+    (tmp_path / "consumequeue/Batches").rename(tmp_path / "batchconsumequeue/Batches")
+    (tmp_path / "config/tieredstore-queues.json").unlink()
+    shutil.rmtree(tmp_path / "index")
+    if abort:
+        (tmp_path / "abort").write_text("1")
+    store = opened(tmp_path)
+    assert store.queues() == [QueueKey("Other", 0)]
+    assert not (tmp_path / "consumequeue/Batches").exists()
+    assert store.recovery is not None
+    assert store.recovery.damages == ()
+    assert len(store.query_message("Batches", "U1").messages) == 1
+
+
 def test_units_that_a_crash_left_half_written_are_made_again(tmp_path: Path) -> None:
     """The tags code of one lay on a page that did not reach the disk."""
     units = a_store(tmp_path)

@@ -258,6 +258,9 @@ class Redispatch:
     queue is a topic of its own: what it has of a deleted topic stays in it, as it would have
     without a rebuild.
 
+    No record of `batch_topics` goes into a plain queue: beside one Java refuses to load the topic's
+    batch queues. Not each record there is marked as an inner batch.
+
     `dispatched` says up to where in the log every record was in its queue, and where each queue
     ended there: a record below that claims to be behind the end of its queue is of another one.
     """
@@ -269,6 +272,8 @@ class Redispatch:
         dispatch: Dispatch,
         delays: DelayLevels,
         begun: BegunQueues,
+        *,
+        batch_topics: Collection[str] = (),
     ) -> None:
         self.dispatched: tuple[int, Mapping[QueueKey, QueueEnd]] | None = None
         self._log = commit_log
@@ -276,6 +281,7 @@ class Redispatch:
         self._dispatch = dispatch
         self._delays = delays
         self._begun = begun
+        self._batch_topics = batch_topics
         self._in_log: list[Damage] = []
         self._untrue: list[tuple[QueueKey, Damage]] = []
 
@@ -389,6 +395,9 @@ class Redispatch:
 
     def _run_of(self, columns: RecordColumns) -> DispatchRun:
         run = run_of_scan(columns, self._delays)
+        if self._batch_topics:
+            places = zip(run.in_queue, run.topics, strict=True)
+            run.in_queue = [there and topic not in self._batch_topics for there, topic in places]
         for row, reason in impossible_rows(run):
             self._take_out(run, row, reason)
         for row in rows_without_text(columns, run.topics):

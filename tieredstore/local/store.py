@@ -233,7 +233,10 @@ class LocalStore:
             commit_log=self.log,
             queues=self.queues,
             index=self.index,
-            redispatch=Redispatch(self.log, self.queues, self.dispatch, self.delays, self.begun),
+            redispatch=Redispatch(
+                *(self.log, self.queues, self.dispatch, self.delays, self.begun),
+                batch_topics=_batch_topics(self.files),
+            ),
             checkpoint=self.checkpoint,
             deleted=self.deleted,
             begun=self.begun,
