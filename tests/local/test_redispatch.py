@@ -23,6 +23,8 @@ from tests.local.store_audit import (
     takes_what_java_writes,
 )
 from tieredstore.codec.record import tags_code
+from tieredstore.driver.runtime import Runtime
+from tieredstore.local.recovery import decode_checkpoint
 from tieredstore.local.redispatch import light_places
 from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.errors import SegmentCorruptError
@@ -133,6 +135,23 @@ def test_a_plain_message_of_a_topic_with_batch_queues_goes_into_no_plain_queue(
     assert store.recovery is not None
     assert store.recovery.damages == ()
     assert len(store.query_message("Batches", "U1").messages) == 1
+    store.shutdown()
+    assert (tmp_path / "abort").exists() is abort  # only a recovery of Java's adds batch units
+
+
+def test_the_checkpoint_says_no_more_of_batch_queues_than_before_the_crash(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    put(store, 0, {})
+    store.shutdown()
+    checkpoint = decode_checkpoint((tmp_path / "checkpoint").read_bytes())
+    (tmp_path / "batchconsumequeue/Batches/0").mkdir(parents=True)
+    (tmp_path / "abort").write_text("1")
+    store = opened(tmp_path, Runtime.inline(now_ms=checkpoint.log_timestamp + 60_000))
+    put(store, 1, {})
+    store.shutdown()
+    said = decode_checkpoint((tmp_path / "checkpoint").read_bytes())
+    assert said.queue_timestamp == checkpoint.queue_timestamp
+    assert said.log_timestamp > checkpoint.log_timestamp
 
 
 def test_units_that_a_crash_left_half_written_are_made_again(tmp_path: Path) -> None:

@@ -136,6 +136,7 @@ class LocalStore:
     deleted: DeletedTopics
     begun: BegunQueues
     ends_moment: tuple[int, int] | None = None
+    owes_batch_units: bool = False  # what a crash left out of Java's batch queues, Java must add
     flushing: threading.Lock = field(default_factory=threading.Lock)
 
     @classmethod
@@ -229,13 +230,15 @@ class LocalStore:
         if crc_from is not None:
             self.log.property_crc_from = crc_from
         self.queues.load()
+        batch_topics = _batch_topics(self.files)
+        self.owes_batch_units = abnormal and bool(batch_topics)
         report = Recovery(
             commit_log=self.log,
             queues=self.queues,
             index=self.index,
             redispatch=Redispatch(
                 *(self.log, self.queues, self.dispatch, self.delays, self.begun),
-                batch_topics=_batch_topics(self.files),
+                batch_topics=batch_topics,
             ),
             checkpoint=self.checkpoint,
             deleted=self.deleted,
@@ -288,7 +291,8 @@ class LocalStore:
         self.dispatch.drain(notify=False)
         time = self.dispatch.last_store_timestamp
         self.queues.flush()
-        self.checkpoint.advance(queue_timestamp=time)
+        if not self.owes_batch_units:
+            self.checkpoint.advance(queue_timestamp=time)
         if self.index is not None:
             self.index.flush()
             self.checkpoint.advance(index_timestamp=self.index.sealed_timestamp)
@@ -876,7 +880,7 @@ class LocalMessageStore(StoreReads):
         try:
             parts.flush(final=True)
             parts.dispatch.notifier.finish()
-            if parts.dispatch.behind_count == 0:
+            if parts.dispatch.behind_count == 0 and not parts.owes_batch_units:
                 parts.files.remove_abort()
         except Exception:
             log.exception("%s: not ended cleanly, the next load recovers", self._config.store_path)
