@@ -226,6 +226,19 @@ def test_of_several_names_the_legal_ones_count(tmp_path: Path) -> None:
     assert files_of(tmp_path)[f"{A}/0/{0:020}"] == unit.ljust(400, b"\0")
 
 
+@pytest.mark.parametrize("names", [f"{A},", f"{A},,", f"{A},{B},"])
+def test_commas_behind_the_last_name_count_for_nothing(tmp_path: Path, names: str) -> None:
+    """Java writes no offsets for what may be behind them."""
+    store = opened(tmp_path)
+    count = len(names.rstrip(",").split(","))
+    unit = put(store, 0, light(names, ",".join("0" * count)))
+    store.shutdown()
+    store = rebuilt(tmp_path)
+    for name in (A, B)[:count]:
+        assert files_of(tmp_path)[f"{name}/0/{0:020}"] == unit.ljust(400, b"\0")
+        assert store.get_message(name, 0, 0).status is GetStatus.FOUND
+
+
 @pytest.mark.parametrize("topic", ["%RETRY%group", "rmq_sys_x", "SCHEDULE_TOPIC_XXXX"])
 def test_topics_of_the_system_have_no_light_queues(topic: str) -> None:
     assert light_places(topic, light(A, "0"), log_offset=0) == []

@@ -58,11 +58,12 @@ def light_places(
 ) -> list[tuple[str, int]]:
     """The light queues that a record of this topic belongs to, and its queue offset in each.
 
-    A queue that is named twice has the record once, as in Java. No queue can have had more
+    A queue that is named twice has the record once, and commas at the end count for nothing, as in
+    Java: it writes no offsets for them. No queue can have had more
     messages than the log has room for below this one: a greater offset is none.
     """
-    names = properties.get(LIGHT_QUEUES, "").split(",")
-    offsets = properties.get(LIGHT_OFFSETS, "").split(",")
+    names = properties.get(LIGHT_QUEUES, "").rstrip(",").split(",")
+    offsets = properties.get(LIGHT_OFFSETS, "").rstrip(",").split(",")
     if len(names) != len(offsets) or topic.startswith(_NEVER_LIGHT) or topic == SCHEDULE_TOPIC:
         return []
     places: dict[str, int] = {}
