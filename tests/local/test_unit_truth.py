@@ -304,10 +304,10 @@ def test_a_unit_is_not_made_again_from_a_message_of_a_deleted_topic(tmp_path: Pa
     assert got.log_offset == put.log_offset
 
 
-def test_a_run_ends_before_a_unit_with_other_tags_and_keeps_addresses_of_java(
+def test_a_run_ends_before_a_unit_with_other_tags_and_has_no_addresses_of_java(
     tmp_path: Path,
 ) -> None:
-    """An address in Java's extended queue stands for tags that are not known here."""
+    """An address in Java's extended queue is none in a tier: its readers would skip the message."""
     store = opened(tmp_path, queue_file_bytes=4_000)
     store.put_messages([a_message(number) for number in range(50)])
     queue = store._loaded().queues.queue(TOPIC, 0)
@@ -316,7 +316,9 @@ def test_a_run_ends_before_a_unit_with_other_tags_and_keeps_addresses_of_java(
     queue.mend(10, units[10]._replace(tags_code=EXTENSION_ADDRESS_MAX))
     queue.mend(40, units[40]._replace(tags_code=units[40].tags_code ^ 4))
     run = store.read_range(TOPIC, 0, 0, count_max=99, bytes_max=10**9)
-    assert (run.end_offset, run.tags_codes[10]) == (40, EXTENSION_ADDRESS_MAX)
+    assert (run.end_offset, run.tags_codes[10]) == (40, units[10].tags_code)
+    few = store.read_range(TOPIC, 0, 9, count_max=3, bytes_max=10**9)
+    assert few.tags_codes.tolist() == [unit.tags_code for unit in units[9:12]]
     run = store.read_range(TOPIC, 0, 40, count_max=99, bytes_max=10**9)
     assert (run.end_offset, run.tags_codes[0]) == (50, units[40].tags_code)
     (got,) = store.get_message(TOPIC, 0, 10, count_max=1).messages

@@ -342,8 +342,15 @@ class QueueReader:
     def run(self, request: ReadRequest) -> MessageRun:
         """Consecutive messages as columns; it ends before the first that is gone or damaged.
 
-        A first one that is damaged is an error.
+        A first one that is damaged is an error. The tags codes are those of the messages: an
+        address in Java's extended queue means nothing outside this store.
         """
+        run = self._run_as_it_is(request)
+        for row in np.flatnonzero(run.tags_codes <= EXTENSION_ADDRESS_MAX).tolist():
+            run.tags_codes[row] = self._truth.tags_code(bytes(run.record(row)))
+        return run
+
+    def _run_as_it_is(self, request: ReadRequest) -> MessageRun:
         key, offset, bytes_max = request.key, request.offset, request.bytes_max
         queue = self._queues.queue(*key)
         if not holds(queue, offset) or request.count_max <= 0:
