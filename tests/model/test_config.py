@@ -484,6 +484,32 @@ def test_a_broker_conf_of_any_version_is_taken(
     kind.from_file(write(tmp_path, "broker.conf", text))
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "storePathCommitLog={root}/other/commitlog",
+        "storePathCommitLog={root}/store/commitlog,{root}/other",
+        "enableDLegerCommitLog=TRUE",
+    ],
+)
+def test_a_broker_conf_with_its_log_elsewhere_opens_no_store(tmp_path: Path, text: str) -> None:
+    """The tier of that broker can be read all the same."""
+    text = f"storePathRootDir={tmp_path}/store\n{text.format(root=tmp_path)}\n"
+    file = write(tmp_path, "broker.conf", text)
+    with pytest.raises(InvalidConfigError, match=f"conf: {text.splitlines()[1].split('=')[0]}"):
+        LocalConfig.from_broker_conf(file)
+    assert StoreConfig.from_broker_conf(file).store_path == f"{tmp_path}/store"
+
+
+def test_a_broker_conf_may_name_the_usual_place_of_the_log(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store/commitlog").symlink_to(tmp_path / "disk")
+    for place in ("store/commitlog", "store/./commitlog/", "disk"):
+        text = f"storePathRootDir={tmp_path}/store\nstorePathCommitLog={tmp_path}/{place}\n"
+        LocalConfig.from_broker_conf(write(tmp_path, "broker.conf", text))
+
+
 KEYS = [
     line
     for line in (Path(__file__).parent / "broker_conf_keys.txt").read_text().splitlines()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -172,6 +173,14 @@ class LocalConfig(Settings):
         DelayLevels(self.message_delay_levels)  # which says what is wrong with them
         units = -(-self.queue_file_bytes // UNIT_BYTES)
         object.__setattr__(self, "queue_file_bytes", units * UNIT_BYTES)
+
+    def _refuse_ignored(self) -> None:
+        """A log elsewhere: the one here would be empty, and all queues be cut to it."""
+        log, place = str(self.root / "commitlog"), self.ignored.get("storePathCommitLog")
+        if place and os.path.realpath(place) != os.path.realpath(log):
+            raise InvalidConfigError(f"storePathCommitLog: {place}: a store has its log in {log}")
+        if self.ignored.get("enableDLegerCommitLog", "").lower() == "true":
+            raise InvalidConfigError("enableDLegerCommitLog: a log of DLedger's is not read here")
 
     @property
     def sync_flush(self) -> bool:

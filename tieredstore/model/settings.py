@@ -124,7 +124,12 @@ class Settings:
         """
         with naming(path):
             values, ignored = from_broker_conf(settings_of(cls), path)
-            return cls(**values, ignored=ignored)
+            config = cls(**values, ignored=ignored)
+            config._refuse_ignored()
+            return config
+
+    def _refuse_ignored(self) -> None:
+        """Raise InvalidConfigError for a key of RocketMQ's that cannot be ignored."""
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str], *, tier: str | None = None) -> Self:
