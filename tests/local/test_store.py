@@ -29,6 +29,7 @@ from tests.local.store_audit import (
     opened,
     parts_of,
 )
+from tieredstore.codec.broker_tables import TOPICS, TableContents, TopicConfig
 from tieredstore.codec.message import decode_message
 from tieredstore.driver.message_store import MessageStore
 from tieredstore.driver.runtime import InlinePool, ManualClock, Runtime
@@ -229,6 +230,30 @@ def test_a_topic_with_batch_queues_is_refused_before_anything_is_written(
     root: Path, count: int
 ) -> None:
     (root / "batchconsumequeue" / "Batches" / "0").mkdir(parents=True)
+    refuses_batches(root, count)
+
+
+@pytest.mark.parametrize("count", [1, 20])
+def test_so_is_one_that_has_no_message_yet(root: Path, count: int) -> None:
+    batches = TopicConfig(name="Batches", attributes={"queue.type": "BatchCQ"})
+    rows = {"Batches": batches, TOPIC: TopicConfig(name=TOPIC)}
+    (root / "config").mkdir(parents=True)
+    (root / "config/topics.json").write_bytes(TOPICS.encode(TableContents(rows=rows)))
+    refuses_batches(root, count)
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b'{"topicConfigTable":{"/":{}}}', b"[" * 100_000])
+def test_a_table_of_topics_that_cannot_be_read_keeps_no_store_from_opening(
+    root: Path, text: bytes
+) -> None:
+    (root / "config").mkdir(parents=True)
+    (root / "config/topics.json").write_bytes(text)
+    store = opened(root)
+    assert store.put_message(a_message()).stored
+    store.shutdown()
+
+
+def refuses_batches(root: Path, count: int) -> None:
     store = opened(root)
     sent = [Message(topic="Batches", queue_id=0, body=b"x") for _ in range(count)]
     results = store.put_messages([*sent, a_message()])

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
+from tieredstore.codec.broker_tables import TOPICS
 from tieredstore.codec.queue_unit import QueueUnit
 from tieredstore.codec.record import (
     RECORD_BYTES_MIN,
@@ -136,6 +137,7 @@ class LocalStore:
     deleted: DeletedTopics
     begun: BegunQueues
     ends_moment: tuple[int, int] | None = None
+    batch_topics: frozenset[str] = frozenset()
     owes_batch_units: bool = False  # what a crash left out of Java's batch queues, Java must add
     flushing: threading.Lock = field(default_factory=threading.Lock)
 
@@ -230,15 +232,15 @@ class LocalStore:
         if crc_from is not None:
             self.log.property_crc_from = crc_from
         self.queues.load()
-        batch_topics = _batch_topics(self.files)
-        self.owes_batch_units = abnormal and bool(batch_topics)
+        self.batch_topics = _batch_topics(self.files)
+        self.owes_batch_units = abnormal and bool(self.batch_topics)
         report = Recovery(
             commit_log=self.log,
             queues=self.queues,
             index=self.index,
             redispatch=Redispatch(
                 *(self.log, self.queues, self.dispatch, self.delays, self.begun),
-                batch_topics=batch_topics,
+                batch_topics=self.batch_topics,
             ),
             checkpoint=self.checkpoint,
             deleted=self.deleted,
@@ -785,12 +787,11 @@ class LocalMessageStore(StoreReads):
             lock = _locked(parts.files, "open")
             try:
                 self.recovery = parts.load()
-                topics = _batch_topics(parts.files)
             except BaseException:
                 self._let_go(parts, lock)
                 raise
             self._lock = lock
-            self._encoder = RecordEncoder(self._config, batch_topics=topics)
+            self._encoder = RecordEncoder(self._config, batch_topics=parts.batch_topics)
             self._next_offsets = dict(parts.queues.next_offsets().items())
             for dispatcher in self._dispatchers:
                 parts.dispatch.notifier.add_dispatcher(dispatcher)
@@ -1317,8 +1318,16 @@ def _release(lock: FileLock) -> None:
 
 
 def _batch_topics(files: StoreFiles) -> frozenset[str]:
-    """The topics whose queues are Java's batch queues: looked at once, not for each put."""
+    """The topics whose queues are Java's batch queues, or will be once there is a message: looked
+    at once, not for each put."""
     try:
-        return frozenset(os.listdir(files.batch_queues))
+        topics = set(os.listdir(files.batch_queues))
     except (FileNotFoundError, NotADirectoryError):
-        return frozenset()
+        topics = set()
+    try:
+        table = TOPICS.decode((files.config / TOPICS.file_name).read_bytes())
+    except (OSError, ValueError):  # whose table it is says so, and opens with the one before it
+        return frozenset(topics)
+    rows = table.rows.items()
+    topics |= {name for name, row in rows if row.attributes.get("queue.type") == "BatchCQ"}
+    return frozenset(topics)
