@@ -26,6 +26,7 @@ class Checkpoint:
     start: dict[str, Any] | None = None
     end: dict[str, Any] | None = None  # of a batch that was planned, and not ended yet
     found: dict[QueueKey, dict[int, str]] = field(default_factory=dict)
+    may_repeat: bool = False  # a rebuilt catalogue may number the topics anew
 
 
 def follow(outsider: Outsider) -> None:
@@ -89,7 +90,7 @@ def _trigger(outsider: Outsider, reader: TierStreamReader) -> bool:
 def _read_batch(
     outsider: Outsider, reader: TierStreamReader, start: dict[str, Any], end: dict[str, Any]
 ) -> None:
-    world, model, known = outsider.world, outsider.world.model, outsider.checkpoint.found
+    world, model, checkpoint = outsider.world, outsider.world.model, outsider.checkpoint
     begun, ends = from_json(start).offsets, from_json(end).offsets
     before = {key: model.required(key) for key in world.queues}
     found: dict[QueueKey, dict[int, str]] = {}
@@ -105,8 +106,8 @@ def _read_batch(
     world.saw_time()
     world.scheduler.note(f"a batch of {sum(map(len, found.values()))} messages")
     for queue, mine in found.items():
-        ever = known.setdefault(queue, {})
-        if queue.topic not in model.deletions:
+        ever = checkpoint.found.setdefault(queue, {})
+        if queue.topic not in model.deletions and not checkpoint.may_repeat:
             again = ever.keys() & mine.keys()
             assert not again, f"{queue}: {sorted(again)} come again"
         ever.update(mine)

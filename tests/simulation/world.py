@@ -852,6 +852,8 @@ class World:
         if not self.kinds[FORMER] == self.kinds[MOVED] == "bucket":  # else its log came along
             with suppress(NewerCatalogueError):  # one that died of it had come to its end
                 self.rebuild(at_place(self, config, MOVED))
+            for each in self.outsiders:
+                each.checkpoint.may_repeat = True
         self.has_moved_to(MOVED)
 
     def has_moved_to(self, place: str) -> None:
