@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import inspect
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from unittest.mock import Mock, create_autospec
 
 import pytest
 
 from tests.local.store_audit import opened
+from tieredstore.access.health import LocalDamage
 from tieredstore.access.store import TieredMessageStore
 from tieredstore.access.wiring import load_plugins
 from tieredstore.driver.message_store import AbstractPluginMessageStore, MessageStore
 from tieredstore.driver.runtime import Runtime
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.messages import Message, PutResult
+from tieredstore.model.values import QueueKey
 from tieredstore.providers.memory import MemoryProvider
+from tieredstore.testing.message_store_contract import ListMessageStore
 from tieredstore.testing.samples import TOPIC
 
 METHODS = sorted(name for name in vars(MessageStore) if not name.startswith("_"))
@@ -91,6 +94,23 @@ def test_a_store_without_a_flush_is_not_asked_for_one() -> None:
 
 class Silent(AbstractPluginMessageStore):
     """A plugin that overrides no put."""
+
+
+def test_damage_and_lost_ends_of_the_store_are_known_through_a_plugin(tmp_path: Path) -> None:
+    class Damaged(ListMessageStore):
+        damages = (LocalDamage(path="log", position=7, reason="a bad sum", mended=False),)
+        lost_ends: ClassVar = {QueueKey(TOPIC, 0): 9}
+
+    runtime = Runtime.inline()
+    config = StoreConfig(store_path=str(tmp_path))
+    plugin = Silent(Damaged(runtime), config)
+    store = TieredMessageStore(plugin, config, runtime=runtime, provider=MemoryProvider(runtime))
+    store.load()
+    assert store.health().local_damages == Damaged.damages
+    store.shutdown()
+    assert plugin.lost_ends == Damaged.lost_ends
+    plain = Silent(ListMessageStore(runtime), config)
+    assert (plain.damages, plain.lost_ends) == ((), {})
 
 
 class Forwarding:

@@ -376,6 +376,18 @@ class AbstractPluginMessageStore:
         """What the next store says; 0 from one whose queues cannot begin anywhere."""
         return begun_time_of(self.next_store, topic)
 
+    @property
+    def lost_ends(self) -> Mapping[QueueKey, int]:
+        """What the next store says; none of one that does not know where its queues ended."""
+        ends: Mapping[QueueKey, int] = getattr(self.next_store, "lost_ends", {})
+        return ends
+
+    @property
+    def damages(self) -> Sequence[Any]:
+        """What the next store says; none of one that looks for none."""
+        damages: Sequence[Any] = getattr(self.next_store, "damages", ())
+        return damages
+
     def put_message(self, message: Message) -> PutResult:
         """Store one message, and say where, or by the status why not."""
         return self.next_store.put_message(message)
