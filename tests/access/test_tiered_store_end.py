@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ from tieredstore.driver.segment import FileSegment
 from tieredstore.local.config import LocalConfig
 from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.config import StoreConfig
-from tieredstore.model.errors import StoreClosedError
+from tieredstore.model.errors import InvalidArgumentError, StoreClosedError
 from tieredstore.model.values import GetStatus, QueueKey, SegmentType, StorageLevel
 from tieredstore.providers.memory import MemoryProvider
 from tieredstore.testing.message_store_contract import ListMessageStore
@@ -126,6 +127,26 @@ def test_a_chore_that_hangs_does_not_keep_the_store_from_ending(tmp_path: Path) 
         assert hanging.wait(WAIT)
         assert seconds_of(lambda: store.shutdown(timeout=SECONDS)) < LATE
         may_go.set()
+
+
+def test_a_timeout_may_be_endless_and_one_that_is_no_number_ends_nothing(tmp_path: Path) -> None:
+    may_go.set()
+    with Runtime.threads() as runtime:
+        local = ListMessageStore.opened(runtime)
+        store = a_hung_store(tmp_path, local, runtime)
+        store.load()
+        store.start()
+        local.fill(3)
+        assert store.flush(float("inf"))
+        assert store.resume_queue(TOPIC, 0, timeout=float("inf")) is None
+        wrong: Any = "soon"
+        for call in (store.flush, lambda timeout: store.shutdown(timeout=timeout)):
+            with pytest.raises(InvalidArgumentError):
+                call(wrong)
+        assert store.committed_offset(TOPIC, 0) == 3  # it is still open
+        store.shutdown(timeout=1e30)
+        with pytest.raises(StoreClosedError):
+            store.health()
 
 
 def test_an_index_that_hangs_neither(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from tieredstore.driver.runtime import (
+    Deadline,
     InlineService,
     ManualClock,
     Runtime,
@@ -16,6 +17,7 @@ from tieredstore.driver.runtime import (
     with_deadline,
 )
 from tieredstore.model.errors import StoreClosedError
+from tieredstore.model.values import INT64_MAX
 
 LONG = 240.0  # for what has to come; nobody waits that long
 
@@ -127,6 +129,22 @@ def test_a_service_repeats_its_step_when_woken_and_survives_one_that_fails(
     assert len(steps) == taken
     assert set(steps) != {threading.get_ident()}
     assert "the first step fails" in caplog.text
+
+
+def test_a_service_whose_interval_never_ends_still_steps_when_woken() -> None:
+    done = threading.Event()
+    with Runtime.threads() as runtime:
+        service = runtime.service("test", done.set, interval_ms=INT64_MAX)
+        service.wake()
+        assert done.wait(LONG)
+        assert service.stop(LONG)
+
+
+@pytest.mark.parametrize("seconds", [float("inf"), 1e30])
+def test_a_deadline_beyond_all_time_is_one_that_a_lock_can_wait_for(seconds: float) -> None:
+    left = Deadline(SystemClock(), seconds).left()
+    assert left is not None
+    assert threading.Lock().acquire(timeout=left)
 
 
 def test_a_service_takes_a_step_after_each_interval() -> None:

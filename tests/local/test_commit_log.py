@@ -27,7 +27,7 @@ from tieredstore.local.reader import LocalReader
 from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.errors import BackendRefusedError, SegmentCorruptError
 from tieredstore.model.messages import PutResult
-from tieredstore.model.values import GetStatus, PutStatus
+from tieredstore.model.values import INT64_MAX, GetStatus, PutStatus
 from tieredstore.testing.samples import TOPIC, a_message
 
 FILE_BYTES = 4096
@@ -605,7 +605,8 @@ def test_what_is_on_disk_already_needs_no_sync() -> None:
     assert disk.syncs == 0
 
 
-def test_all_who_came_during_one_sync_share_the_next() -> None:
+@pytest.mark.parametrize("timeout_ms", [600_000, INT64_MAX])
+def test_all_who_came_during_one_sync_share_the_next(timeout_ms: int) -> None:
     disk = Disk()
     flusher = a_flusher(disk, Runtime.threads())
     waiting = threading.Barrier(16)
@@ -620,12 +621,12 @@ def test_all_who_came_during_one_sync_share_the_next() -> None:
     told: list[bool] = []
 
     def put_first() -> None:
-        told.append(flusher.wait_until_flushed(disk.append(), 600_000))
+        told.append(flusher.wait_until_flushed(disk.append(), timeout_ms))
 
     def put() -> None:
         offset = disk.append()
         waiting.wait(240)
-        told.append(flusher.wait_until_flushed(offset, 600_000) and disk.flushed >= offset)
+        told.append(flusher.wait_until_flushed(offset, timeout_ms) and disk.flushed >= offset)
 
     threads = [threading.Thread(target=put_first)]
     threads[0].start()

@@ -43,6 +43,7 @@ from tieredstore.model.values import (
     SegmentType,
     TopicRecord,
     require_place,
+    require_seconds,
     require_text,
 )
 
@@ -164,6 +165,7 @@ class TieredReader:
         Raises OtherProcessError in a process that was forked off, and BackendRefusedError where
         the system refuses.
         """
+        require_seconds("timeout", timeout)
         self._refuse_a_fork()
         with self._life_guard:
             tier, self._tier = self._tier, None

@@ -192,10 +192,10 @@ class TieredMessageStore:
             opened = self._open
             if opened is None:
                 return
+            deadline = Deadline(opened.tier.runtime.clock, timeout)
             self._open = None  # calls from now on raise StoreClosedError
             services, self._services = self._services, []
             started, self._started = self._started, False
-            deadline = Deadline(opened.tier.runtime.clock, timeout)
             with ExitStack() as ending:  # last in, first out
                 ending.callback(self._metrics_of_lives.end)
                 ending.callback(self._end_next)
@@ -580,7 +580,7 @@ class TieredMessageStore:
         deadline = Deadline(opened.tier.runtime.clock, timeout)
         with self._refusals("flush"):
             is_kept = opened.tables is None or opened.tables.stage()
-            is_flushed = opened.flushing.flush(timeout, seal=seal)
+            is_flushed = opened.flushing.flush(deadline.left(), seal=seal)
             if opened.tables is not None:
                 is_kept = opened.tables.settle(deadline.left()) and is_kept
             return is_flushed and is_kept
@@ -626,7 +626,8 @@ class TieredMessageStore:
         require_place(topic, queue_id)
         opened = self._loaded()
         with self._refusals("resume"):
-            reason = opened.dispatcher.resume(QueueKey(topic, queue_id), timeout=timeout)
+            seconds = Deadline(opened.tier.runtime.clock, timeout).left()
+            reason = opened.dispatcher.resume(QueueKey(topic, queue_id), timeout=seconds)
             if reason is None:
                 opened.resumed(QueueKey(topic, queue_id))
             return reason

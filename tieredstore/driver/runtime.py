@@ -14,6 +14,7 @@ from typing import Final, ParamSpec, Protocol, Self, TypeVar
 from tieredstore.driver.one_process import OneProcess
 from tieredstore.model.errors import StoreClosedError
 from tieredstore.model.printable import log_of
+from tieredstore.model.values import require_seconds
 
 log = log_of(__name__)
 
@@ -52,14 +53,21 @@ class SystemClock:
 
 
 class Deadline:
-    """So many seconds from now on, for several things after each other; None: no end."""
+    """So many seconds from now on, for several things after each other; None: no end.
+
+    Raises InvalidArgumentError for what is no number.
+    """
 
     def __init__(self, clock: Clock, seconds: float | None) -> None:
+        require_seconds("timeout", seconds)
         self._clock = clock
         self._end = None if seconds is None else clock.monotonic() + seconds
 
     def left(self) -> float | None:
-        return None if self._end is None else max(0.0, self._end - self._clock.monotonic())
+        """No more than a lock can wait for, which is some centuries."""
+        if self._end is None:
+            return None
+        return min(max(0.0, self._end - self._clock.monotonic()), threading.TIMEOUT_MAX)
 
 
 class ManualClock:
@@ -222,7 +230,7 @@ class ThreadService:
 
     def __init__(self, name: str, step: Callable[[], object], interval_ms: int) -> None:
         self._step = step
-        self._interval = interval_ms / 1000
+        self._interval = min(interval_ms / 1000, threading.TIMEOUT_MAX)
         self._woken = threading.Event()
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name=f"tieredstore-{name}", daemon=True)

@@ -30,7 +30,7 @@ from tieredstore.codec.record import (
     peek_magic,
     peek_message_bytes,
 )
-from tieredstore.driver.runtime import Runtime, Service
+from tieredstore.driver.runtime import Deadline, Runtime, Service
 from tieredstore.local.config import LocalConfig
 from tieredstore.local.encoder import PutRefusedError, Record, RecordBatch
 from tieredstore.local.files import StoreFiles
@@ -673,15 +673,14 @@ class Flusher:
 
         Raises BackendRefusedError where the disk has failed: it is not known what it holds.
         """
-        clock = self._runtime.clock
-        deadline: float | None = None
+        deadline: Deadline | None = None
         while self._flushed_offset() < offset:
             group = self._coming
             if not group.lock.acquire(blocking=False):
                 if deadline is None:
-                    deadline = clock.monotonic() + timeout_ms / 1000
-                rest = deadline - clock.monotonic()
-                if rest <= 0 or not group.lock.acquire(timeout=rest):
+                    deadline = Deadline(self._runtime.clock, timeout_ms / 1000)
+                rest = deadline.left()
+                if not rest or not group.lock.acquire(timeout=rest):
                     return self._flushed_offset() >= offset
             try:
                 if not group.ended:

@@ -135,6 +135,12 @@ def require_whole(*numbers: object) -> None:
             raise InvalidArgumentError(f"want a whole number, not {number!r:.80}")
 
 
+def require_seconds(name: str, given: object) -> None:
+    """Raises InvalidArgumentError unless it is a number, or None."""
+    if given is not None and not hasattr(given, "__float__"):
+        raise InvalidArgumentError(f"{name}: want seconds or None, not {given!r:.80}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicRecord:
     """A topic and its number in the key index; `reserve_hours` None means the store's default."""
