@@ -78,6 +78,10 @@ class TestForcedAroundALocalStore(TestAroundALocalStore):
         store.level = StorageLevel.FORCE
         return store
 
+    def settle(self, store: MessageStore) -> None:
+        assert isinstance(store, TieredMessageStore)
+        store.flush()
+
 
 class TestAroundATieredStore(MessageStoreContract):
     """A tier below a tier: what wraps a store is one."""

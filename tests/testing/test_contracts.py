@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 
 from tieredstore.codec.message import decode_message
-from tieredstore.driver.message_store import AbstractPluginMessageStore, MessageStore
+from tieredstore.driver.message_store import (
+    COUNT_MAX,
+    AbstractPluginMessageStore,
+    Dispatcher,
+    MessageStore,
+)
 from tieredstore.driver.provider import SegmentWrapper
 from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import Buffer, FileSegment
@@ -19,8 +25,8 @@ from tieredstore.model.errors import (
     PositionMismatchError,
     SegmentNotFoundError,
 )
-from tieredstore.model.messages import Message
-from tieredstore.model.values import SegmentType
+from tieredstore.model.messages import Message, MessageRun, QueryResult, SelectedMessage
+from tieredstore.model.values import INT64_MAX, Boundary, QueueKey, SegmentType
 from tieredstore.providers.memory import MemoryProvider
 from tieredstore.testing import samples
 from tieredstore.testing.faults import Fault, Faults, FaultyProvider, SimulatedCrash
@@ -125,6 +131,122 @@ def test_the_segment_contract_catches_a_wrong_segment(wrong: type[SegmentWrapper
         provider = MemoryProvider(Runtime.inline())
         try:
             test(Wrong().open_segment("b/t/0"))
+        except (Exception, pytest.fail.Exception):  # noqa: BLE001 - any failure will do
+            caught.append(name)
+    assert caught
+
+
+class AnyOffset(ListMessageStore):
+    def read_range(
+        self, topic: str, queue_id: int, offset: int, *, count_max: int, bytes_max: int
+    ) -> MessageRun:
+        inside = max(0, min(offset, (self.max_offset(topic, queue_id) or 0) - 1))
+        return super().read_range(topic, queue_id, inside, count_max=count_max, bytes_max=bytes_max)
+
+
+class NoTags(ListMessageStore):
+    def read_range(
+        self, topic: str, queue_id: int, offset: int, *, count_max: int, bytes_max: int
+    ) -> MessageRun:
+        run = super().read_range(topic, queue_id, offset, count_max=count_max, bytes_max=bytes_max)
+        return replace(run, tags_codes=run.tags_codes * 0)
+
+
+class AnySize(ListMessageStore):
+    def message_at(self, log_offset: int, size: int | None = None) -> SelectedMessage | None:
+        return super().message_at(log_offset)
+
+
+class BeginsAtItsEnd(ListMessageStore):
+    def min_log_offset(self) -> int | None:
+        return self.end
+
+
+class OneTooLate(ListMessageStore):
+    def offset_by_time(
+        self, topic: str, queue_id: int, timestamp: int, boundary: Boundary = Boundary.LOWER
+    ) -> int | None:
+        found = super().offset_by_time(topic, queue_id, timestamp, boundary)
+        return None if found is None else found + 1
+
+
+class InSeconds(ListMessageStore):
+    def store_time(self, topic: str, queue_id: int, offset: int) -> int | None:
+        time = super().store_time(topic, queue_id, offset)
+        return None if time is None else time // 1000
+
+
+class NoBeginning(ListMessageStore):
+    def earliest_time(self, topic: str | None = None, queue_id: int = 0) -> int | None:
+        return None
+
+
+class OldestFirst(ListMessageStore):
+    def query_message(
+        self,
+        topic: str,
+        key: str,
+        *,
+        count_max: int = COUNT_MAX,
+        begin: int = 0,
+        end: int = INT64_MAX,
+    ) -> QueryResult:
+        found = super().query_message(topic, key, count_max=count_max, begin=begin, end=end)
+        return replace(found, messages=found.messages[::-1])
+
+
+class AnyTime(ListMessageStore):
+    def query_message(
+        self,
+        topic: str,
+        key: str,
+        *,
+        count_max: int = COUNT_MAX,
+        begin: int = 0,
+        end: int = INT64_MAX,
+    ) -> QueryResult:
+        return super().query_message(topic, key, count_max=count_max)
+
+
+class RetainsNothing(ListMessageStore):
+    def clean_unused_topics(self, retained: Iterable[str]) -> int:
+        return self.delete_topics({key.topic for key in self.queues()})
+
+
+class NeverClosed(ListMessageStore):
+    def queues(self) -> Iterable[QueueKey]:
+        return list(self._queues)
+
+
+class TellsNoKeys(ListMessageStore):
+    def add_dispatcher(self, dispatcher: Dispatcher) -> None:
+        super().add_dispatcher(
+            lambda requests: dispatcher([replace(one, keys=()) for one in requests])
+        )
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *(AnyOffset, NoTags, AnySize, BeginsAtItsEnd, OneTooLate, InSeconds, NoBeginning),
+        *(OldestFirst, AnyTime, RetainsNothing, NeverClosed, TellsNoKeys),
+    ],
+)
+def test_the_message_store_contract_catches_a_wrong_store(wrong: type[ListMessageStore]) -> None:
+    class Wrong(MessageStoreContract):
+        def open_store(self) -> MessageStore:
+            return wrong(Runtime.inline())
+
+    caught = []
+    for name in dir(Wrong):
+        test: Callable[..., None] = getattr(Wrong(), name)
+        wanted = [one for one in getattr(test, "__annotations__", {}) if one != "return"]
+        if not name.startswith("test_") or wanted not in ([], ["store"]):  # others want parameters
+            continue
+        store = wrong(Runtime.inline())
+        store.load()
+        try:
+            test(*[store for _ in wanted])
         except (Exception, pytest.fail.Exception):  # noqa: BLE001 - any failure will do
             caught.append(name)
     assert caught

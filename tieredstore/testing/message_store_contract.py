@@ -7,7 +7,8 @@
         def expire(self, store: MessageStore) -> None:
             store.delete_oldest()
 
-What every store must hold is here; durability, time and keys come with the stores that have them.
+What every store must hold is here, but for two things that cannot be seen from outside: that no
+crash loses what is confirmed, and that retention guards are asked before anything is deleted.
 `check_page` is the rule of a page, for further tests. `ListMessageStore` is a store in memory, for
 tests of what stands around a store: a test says which messages it has lost and how it fails.
 """
@@ -131,6 +132,9 @@ class MessageStoreContract:
         """Let some of the oldest messages go as they go of old age, if they do in this store. It
         is called between the reads of a page and in the middle of them."""
 
+    def settle(self, store: MessageStore) -> None:
+        """Wait until what was put is found by time and by key, where a store needs time for it."""
+
     @pytest.fixture
     def store(self) -> Iterator[MessageStore]:
         store = self.open_store()
@@ -181,6 +185,10 @@ class MessageStoreContract:
         assert store.max_offset("Nowhere", 7) is None
         assert not store.contains("Nowhere", 7, 0)
         assert len(store.read_range("Nowhere", 7, 0, count_max=10, bytes_max=1000)) == 0
+        assert store.offset_by_time("Nowhere", 7, 0) is None
+        assert store.store_time("Nowhere", 7, 0) is None
+        assert store.earliest_time("Nowhere", 7) is None
+        assert not store.query_message("Nowhere", "key-0").messages
 
     def test_at_least_one_message_comes_however_large_it_is(self, store: MessageStore) -> None:
         store.put_message(a_message(0, body_bytes=5000))
@@ -258,6 +266,10 @@ class MessageStoreContract:
         for row, put in enumerate(puts[2:5]):
             assert decode_message(run.record(row)).body == a_body(2 + row)
             assert (run.log_offsets[row], run.message_bytes[row]) == (put.log_offset, put.size)
+            assert run.tags_codes[row] == tags_code(f"Tag{(2 + row) % 3}")
+        assert store.read_range(TOPIC, 0, 4, count_max=9, bytes_max=100_000).end_offset == 6
+        for outside in (-1, 6, 7):
+            assert not len(store.read_range(TOPIC, 0, outside, count_max=3, bytes_max=100_000))
 
     def test_a_message_is_found_by_its_log_offset(self, store: MessageStore) -> None:
         put = store.put_message(a_message(0))
@@ -265,6 +277,55 @@ class MessageStoreContract:
         assert selected is not None
         assert len(selected.record) == put.size
         assert store.message_at(put.log_offset + put.size) is None
+        same = store.message_at(put.log_offset, put.size)
+        assert same is not None
+        assert same.record == selected.record
+        assert store.message_at(put.log_offset, put.size + 1) is None
+
+    def test_ends_are_those_of_what_was_put(self, store: MessageStore) -> None:
+        assert store.min_log_offset() is None
+        put = store.put_message(a_message(0))
+        store.put_message(a_message(1))
+        begins_at = store.min_log_offset()
+        assert begins_at is not None
+        assert begins_at <= put.log_offset
+        assert (store.min_offset(TOPIC, 0), store.max_offset(TOPIC, 0)) == (0, 2)
+        assert [store.contains(TOPIC, 0, number) for number in (-1, 0, 1, 2)] == [
+            *(False, True, True, False),
+        ]
+
+    def test_times_are_those_of_the_puts(self, store: MessageStore) -> None:
+        times = [store.put_message(a_message(number)).store_timestamp for number in range(4)]
+        other = store.put_message(a_message(0, topic="B")).store_timestamp
+        self.settle(store)
+        found = [store.store_time(TOPIC, 0, number) for number in range(-1, 5)]
+        assert found == [None, *times, None]
+        assert store.earliest_time(TOPIC, 0) == store.earliest_time() == times[0]
+        assert store.earliest_time("B", 0) == other
+        for time in (0, *times, times[-1] + 1):
+            first = sum(one < time for one in times)
+            assert store.offset_by_time(TOPIC, 0, time) == first
+            if time in times:
+                last = first + times.count(time) - 1
+                assert store.offset_by_time(TOPIC, 0, time, Boundary.UPPER) == last
+
+    def test_messages_are_found_by_their_keys_the_newest_first(self, store: MessageStore) -> None:
+        puts = [store.put_message(a_message(number)) for number in range(5)]
+        store.put_message(a_message(0, topic="B"))
+        self.settle(store)
+
+        def found(key: str, **limits: int) -> list[int]:
+            answer = store.query_message(TOPIC, key, **limits)
+            assert {decode_message(one.record).topic for one in answer.messages} <= {TOPIC}
+            return [one.queue_offset for one in answer.messages]
+
+        assert found("key-3") == found("UNIQ-00000003") == [3]
+        assert found("shared") == [4, 3, 2, 1, 0]
+        assert found("shared", count_max=2) == [4, 3]
+        assert found("share") == found("shared", count_max=0) == []
+        times = [put.store_timestamp for put in puts]
+        assert found("shared", begin=times[0], end=times[-1]) == [4, 3, 2, 1, 0]
+        assert found("shared", begin=times[-1] + 1) == found("shared", end=times[0] - 1) == []
 
     def test_dispatchers_see_every_message_once_and_in_order(self, store: MessageStore) -> None:
         seen: list[DispatchRequest] = []
@@ -279,6 +340,11 @@ class MessageStoreContract:
             (0, 2),
             (1, 2),
         ]
+        for number, (request, put) in enumerate(zip(seen, puts, strict=True)):
+            assert (request.size, request.store_timestamp) == (put.size, put.store_timestamp)
+            assert request.tags_code == tags_code(f"Tag{number % 3}")
+            assert request.unique_key == f"UNIQ-{number:08d}"
+            assert list(request.keys) == [f"key-{number}", "shared"]
 
     def test_arrivals_are_called_out_once_when_they_can_be_read(self, store: MessageStore) -> None:
         seen: list[DispatchRequest] = []
@@ -413,6 +479,14 @@ class MessageStoreContract:
         assert set(store.queues()) == {QueueKey("B", 3)}
         assert store.max_offset("A", 0) is None
 
+    def test_topics_that_are_retained_stay(self, store: MessageStore) -> None:
+        for topic in ("A", "B", "C"):
+            store.put_message(a_message(0, topic=topic))
+        assert store.clean_unused_topics(["B", "Nowhere"]) == 2
+        assert set(store.queues()) == {QueueKey("B", 0)}
+        assert store.contains("B", 0, 0)
+        assert not store.contains("A", 0, 0)
+
     def test_load_start_and_shutdown_are_idempotent(self, store: MessageStore) -> None:
         store.load()
         store.start()
@@ -433,7 +507,19 @@ class MessageStoreContract:
             lambda: store.put_messages([a_message(0)]),
             lambda: store.put_message_future(a_message(0)).result(WAIT_SECONDS),
             lambda: store.put_messages_future([a_message(0)]).result(WAIT_SECONDS),
+            lambda: store.min_offset(TOPIC, 0),
             lambda: store.max_offset(TOPIC, 0),
+            lambda: store.contains(TOPIC, 0, 0),
+            lambda: store.read_range(TOPIC, 0, 0, count_max=1, bytes_max=1),
+            lambda: store.offset_by_time(TOPIC, 0, 0),
+            lambda: store.store_time(TOPIC, 0, 0),
+            lambda: store.query_message(TOPIC, "key-0"),
+            lambda: store.message_at(0),
+            store.confirmed_offset,
+            store.min_log_offset,
+            store.earliest_time,
+            store.queues,
+            lambda: store.delete_topics([TOPIC]),
         ):
             with pytest.raises(StoreClosedError):
                 call()
@@ -731,9 +817,11 @@ class ListMessageStore(MessageStore):
         return len(self._queue(topic, queue_id)) or None
 
     def confirmed_offset(self) -> int:
+        self._check_open()
         return self._end if self.confirmed is None else self.confirmed
 
     def min_log_offset(self) -> int | None:
+        self._check_open()
         kept = self._kept_log()
         return kept[0].log_offset if kept else None
 
@@ -757,6 +845,7 @@ class ListMessageStore(MessageStore):
         return peek_store_timestamp(self._queue(topic, queue_id)[offset].record)
 
     def earliest_time(self, topic: str | None = None, queue_id: int = 0) -> int | None:
+        self._check_open()
         kept = self._kept_log() if topic is None else self.kept(QueueKey(topic, queue_id))
         return peek_store_timestamp(kept[0].record) if kept else None
 
@@ -777,11 +866,12 @@ class ListMessageStore(MessageStore):
             has_key = message.unique_key == key or key in message.keys
             if message.topic == topic and has_key and begin <= message.store_timestamp <= end:
                 found.append(one)
-        return QueryResult(messages=found[:count_max])
+        return QueryResult(messages=found[: max(0, count_max)])
 
     def message_at(self, log_offset: int, size: int | None = None) -> SelectedMessage | None:
         self._check_open()
-        return next((one for one in self._log if one.log_offset == log_offset), None)
+        found = next((one for one in self._log if one.log_offset == log_offset), None)
+        return None if found is None or size not in (None, len(found.record)) else found
 
     def contains(self, topic: str, queue_id: int, offset: int) -> bool:
         queue = self._queue(topic, queue_id)
@@ -820,6 +910,7 @@ class ListMessageStore(MessageStore):
         self._guards.append(guard)
 
     def queues(self) -> Iterable[QueueKey]:
+        self._check_open()
         return list(self._queues)
 
     def delete_topics(self, topics: Iterable[str]) -> int:
