@@ -354,6 +354,17 @@ def test_the_number_of_label_sets_is_bounded(
     assert found[MESSAGES_OUT.name, rest] == 7
 
 
+def test_a_group_that_is_no_valid_unicode_is_shown_and_the_page_is_whole(
+    exporter: Exporter,
+) -> None:
+    exporter.metrics.add(MESSAGES_OUT, 1, {"topic": "t", "group": "half\ud800"})
+    exporter.metrics.add(MESSAGES_OUT, 2, {"topic": "t", "group": "g"})
+    assert exporter.samples() == {
+        (MESSAGES_OUT.name, labels_of(topic="t", group="half\\ud800")): 1,
+        (MESSAGES_OUT.name, labels_of(topic="t", group="g")): 2,
+    }
+
+
 def test_gauges_of_queues_that_come_and_go_take_no_room_for_good(
     exporter: Exporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:

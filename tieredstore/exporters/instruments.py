@@ -42,7 +42,7 @@ class LabelSets:
 
     def values(self, metric: Metric, labels: Labels, seen: set[tuple[str, ...]]) -> tuple[str, ...]:
         """The values of all labels, in the order of their names; `seen` are the sets there are."""
-        own = tuple(str(labels.get(name, "")) for name in self._own_names(metric))
+        own = tuple(_shown(labels.get(name, "")) for name in self._own_names(metric))
         if own not in seen:
             if len(seen) >= LABEL_SETS_MAX:
                 own = (OTHER,) * len(own)
@@ -92,6 +92,11 @@ class LabelSets:
                 seen.discard(own)
                 gone.append((name, self._whole(metric, own)))
         return gone
+
+
+def _shown(value: object) -> str:
+    """Half a pair of UTF-16, in a group's name say, is no text of a page: all of it would fail."""
+    return str(value).encode(errors="backslashreplace").decode()
 
 
 class Instruments:
