@@ -21,7 +21,11 @@ from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import FileSegment
 from tieredstore.local.config import LocalConfig
 from tieredstore.local.store import LocalMessageStore
-from tieredstore.model.errors import BackendUnavailableError, StoreClosedError
+from tieredstore.model.errors import (
+    BackendUnavailableError,
+    InvalidArgumentError,
+    StoreClosedError,
+)
 from tieredstore.model.messages import Message, PutResult
 from tieredstore.model.values import QueueKey, StorageLevel
 from tieredstore.providers.memory import MemoryProvider
@@ -428,6 +432,16 @@ async def waiting(face: AsyncTieredStore, count: int) -> None:
         raise AssertionError("they do not come")
     for _ in range(3):
         await asyncio.to_thread(int)
+
+
+@pytest.mark.parametrize("timeout", ["soon", float("nan")])
+def test_a_timeout_that_is_no_number_is_named(tier: Tier, timeout: Any) -> None:
+    async def scene() -> None:
+        async with tier.face as face:
+            with pytest.raises(InvalidArgumentError, match="timeout: want seconds"):
+                await face.arrival(TOPIC, 0, 0, timeout=timeout)
+
+    asyncio.run(scene())
 
 
 def test_a_message_that_comes_between_the_look_and_the_wait_is_not_missed(

@@ -41,6 +41,7 @@ from tieredstore.model.values import (
     QueueKey,
     StorageLevel,
     require_place,
+    require_seconds,
     texts_of,
 )
 
@@ -207,6 +208,7 @@ class AsyncTieredStore:
         through this face meanwhile.
         """
         require_place(topic, queue_id, offset)
+        require_seconds("timeout", timeout)
         with self._waiting.at(QueueKey(topic, queue_id), offset) as answer:
             # Registered first and looked at then: what comes in between is seen by one of them.
             end = await self._threads.call(self.store.max_offset, topic, queue_id)

@@ -596,6 +596,8 @@ def test_a_closed_store_answers_none_of_the_questions_about_the_log(tmp_path: Pa
     ("call", "reason"),
     [
         (lambda store: store.get_message(TOPIC, 0, 0, message_filter="a"), "want a filter, .*'a'"),
+        (lambda store: store.get_message(TOPIC, 0, 0, group=["g"]), "group: want text, .*'g'"),
+        (lambda store: store.flush(float("nan")), "timeout: want seconds or None, not nan"),
         (lambda store: store.put_messages(a_message(0)), "want a sequence of Message"),
         (lambda store: store.put_messages_future(a_message(0)).result(), "want a sequence"),
         (lambda store: store.on_arrival(5), "want something to call, not 5"),

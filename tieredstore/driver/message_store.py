@@ -19,7 +19,7 @@ from tieredstore.model.messages import (
     QueryResult,
     SelectedMessage,
 )
-from tieredstore.model.values import INT64_MAX, Boundary, QueueKey, require_place
+from tieredstore.model.values import INT64_MAX, Boundary, QueueKey, require_place, require_text
 
 if TYPE_CHECKING:
     from tieredstore.model.config import StoreConfig
@@ -54,8 +54,8 @@ class MessageFilter(Protocol):
 class ReadRequest:
     """What one call of `get_message` asks for. The method makes it, and it is passed on whole.
 
-    Raises InvalidArgumentError for a topic that is no text, for numbers that are none, and for a
-    filter without the two methods of one.
+    Raises InvalidArgumentError for a topic or a group that is no text, for numbers that are none,
+    and for a filter without the two methods of one.
     """
 
     topic: str
@@ -69,6 +69,7 @@ class ReadRequest:
     def __post_init__(self) -> None:
         numbers = self.queue_id, self.offset, self.count_max, self.bytes_max
         require_place(self.topic, *numbers)
+        require_text("group", self.group)
         if {*map(type, numbers)} != {int}:  # NumPy's would overflow where offsets become bytes
             for name, number in zip(_NUMBERS, numbers, strict=True):
                 object.__setattr__(self, name, int(number))

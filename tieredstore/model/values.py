@@ -136,8 +136,8 @@ def require_whole(*numbers: object) -> None:
 
 
 def require_seconds(name: str, given: object) -> None:
-    """Raises InvalidArgumentError unless it is a number, or None."""
-    if given is not None and not hasattr(given, "__float__"):
+    """Raises InvalidArgumentError unless it is a number, or None. NaN is none: no time ends it."""
+    if given is not None and (not hasattr(given, "__float__") or given != given):
         raise InvalidArgumentError(f"{name}: want seconds or None, not {given!r:.80}")
 
 
