@@ -19,6 +19,8 @@ GROUPS_MAX: Final = 2_000
 HEARTBEAT_BYTES_MAX: Final = 256 << 10
 LOCKS_MAX: Final = 100_000
 IN_ONE_MAX: Final = 10_000
+NAME_CHARACTERS_MAX: Final = 255  # of a topic or a broker whose queue is locked
+CLIENT_CHARACTERS_MAX: Final = 1_024
 
 _Queue = tuple[str, str, int]
 
@@ -52,9 +54,7 @@ class Groups:
         if len(request.body) > HEARTBEAT_BYTES_MAX:  # most of it is kept
             raise RefusedError(Code.SYSTEM_ERROR, f"more than {HEARTBEAT_BYTES_MAX} bytes")
         content = request.json()
-        client = content.get("clientID")
-        if not isinstance(client, str) or not client:
-            raise RefusedError(Code.SYSTEM_ERROR, "a heartbeat without a client")
+        client = _client_of(content, "clientID")
         for found in _objects(content.get("consumerDataSet")):
             self._note(client, found, request.connection)
         return Answer()
@@ -163,16 +163,25 @@ def _objects(found: object) -> Iterator[dict[str, Any]]:
     yield from (each for each in found if isinstance(each, dict))
 
 
+def _client_of(content: dict[str, Any], name: str) -> str:
+    client = content.get(name)
+    if not isinstance(client, str) or not 0 < len(client) <= CLIENT_CHARACTERS_MAX:
+        raise RefusedError(
+            Code.SYSTEM_ERROR, f"no {name}, or one of more than {CLIENT_CHARACTERS_MAX} characters"
+        )
+    return client
+
+
 def _wanted(content: dict[str, Any]) -> tuple[str, str, list[tuple[_Queue, dict[str, Any]]]]:
     """Group, client, and the queues they want, each as it was sent too."""
     group = require_group(str(content.get("consumerGroup")))
-    client = content.get("clientId")
-    if not isinstance(client, str) or not client:
-        raise RefusedError(Code.SYSTEM_ERROR, "queues for no client")
+    client = _client_of(content, "clientId")
     queues = []
     for found in _objects(content.get("mqSet")):
         topic, broker, queue_id = (found.get(name) for name in ("topic", "brokerName", "queueId"))
         if not (isinstance(topic, str) and isinstance(broker, str) and isinstance(queue_id, int)):
             raise RefusedError(Code.SYSTEM_ERROR, "a queue without topic, broker or number")
+        if max(len(topic), len(broker)) > NAME_CHARACTERS_MAX:
+            raise RefusedError(Code.SYSTEM_ERROR, f"a name of more than {NAME_CHARACTERS_MAX}")
         queues.append(((topic, broker, queue_id), found))
     return group, client, queues

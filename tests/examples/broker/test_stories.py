@@ -400,6 +400,19 @@ def test_a_queue_belongs_to_one_consumer_at_a_time(client: Remoting) -> None:
     assert ask(41, "two", 0, 1) == [0]
 
 
+def test_names_that_would_be_kept_have_a_limit(client: Remoting) -> None:
+    def lock(who: str, topic: str, broker: str) -> int:
+        wanted = [{"topic": topic, "brokerName": broker, "queueId": 0}]
+        data = {"consumerGroup": "lockers", "clientId": who, "mqSet": wanted}
+        return client.ask(41, json.dumps(data).encode()).code
+
+    for names in (("w" * 5_000, "T", "b"), ("w", "t" * 5_000, "b"), ("w", "T", "b" * 5_000)):
+        assert lock(*names) == 1
+    assert lock("w" * 500, "T", "b") == 0
+    data = {"clientID": "w" * 5_000, "consumerDataSet": [{"groupName": "lockers"}]}
+    assert client.ask(34, json.dumps(data).encode()).code == 1
+
+
 def test_a_message_that_is_sent_back_comes_again_to_its_group(client: Remoting) -> None:
     client.heartbeat("one", "retries", "Again")
     client.send("Again", 0, b"difficult", UNIQ_KEY="UA", KEYS="k")
