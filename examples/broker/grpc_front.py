@@ -354,9 +354,9 @@ class GrpcFront:
         turn = zlib.crc32(group.encode()) if group else next(self._turns)
         queue_id = turn % max(topic.write_queue_count, 1)
         messages = [self._messages.taken(each, name, queue_id, born_host) for each in given]
+        messages = [self._schedule.place(message) for message in messages]
         for message in messages:
             check(message)
-        messages = [self._schedule.place(message) for message in messages]
         await self._topics.keep()  # where it is a new one
         return await self._storage.put(messages)
 

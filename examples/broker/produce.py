@@ -22,7 +22,13 @@ from tieredstore import (
     decode_message,
 )
 from tieredstore.codec.message import PROPERTY_BYTES_MAX
-from tieredstore.codec.record import DELAY_LEVEL, INT16, TRANSACTION_MASK, WAIT_STORE_OK
+from tieredstore.codec.record import (
+    DELAY_LEVEL,
+    INT16,
+    TRANSACTION_MASK,
+    WAIT_STORE_OK,
+    property_bytes_of,
+)
 from tieredstore.model.errors import BodyNotPlainError
 from tieredstore.model.message_body import COMPRESSED, COMPRESSION_MASK
 
@@ -133,9 +139,9 @@ class Sends:
             messages = list(_in_batch(message))
         else:
             messages = [message]
+        messages = [self._schedule.place(each) for each in messages]
         for each in messages:
             check(each)
-        messages = [self._schedule.place(each) for each in messages]
         await self._topics.keep()  # where it is a new one
         results = await self._storage.put(messages)
         refused = next((result for result in results if not result.stored), None)
@@ -188,7 +194,10 @@ def _named(request: Request, fields: dict[str, str] | None = None) -> Request:
 
 
 def check(message: Message) -> None:
-    """What no store should have to refuse: of a batch all is stored, or nothing."""
+    """What no store should have to refuse: of a batch all is stored, or nothing.
+
+    Ask of messages as they are stored: what is noted in one that waits counts too.
+    """
     properties = message.properties
     if message.sys_flag & TRANSACTION_MASK or PREPARED in properties:
         raise RefusedError(Code.NO_PERMISSION, "transactions are not supported")
@@ -198,7 +207,7 @@ def check(message: Message) -> None:
         raise RefusedError(
             Code.MESSAGE_ILLEGAL, f"{len(message.body)} bytes, more than {BODY_BYTES_MAX}"
         )
-    size = len(message.properties_text or b"")
+    size = len(property_bytes_of(message))
     if size > PROPERTY_BYTES_MAX:
         raise RefusedError(
             Code.MESSAGE_ILLEGAL, f"{size} bytes of properties, more than {PROPERTY_BYTES_MAX}"

@@ -400,6 +400,16 @@ def test_a_queue_belongs_to_one_consumer_at_a_time(client: Remoting) -> None:
     assert ask(41, "two", 0, 1) == [0]
 
 
+def test_of_a_batch_with_a_delayed_message_all_is_stored_or_nothing(client: Remoting) -> None:
+    """What the broker notes in a message that waits may be what does not fit any more."""
+    nearly = {"DELAY": "1", "filler": "x" * (32_767 - len("DELAY_1_filler__"))}
+    assert len(properties_text(nearly)) == 32_767
+    client.send("Whole", 0, b"before")
+    answer = client.send_batch("Whole", 0, [(b"small", {}), (b"large", nearly)])
+    assert answer.code == 13, answer
+    assert bodies(client.pull_all("Whole", 0)) == [b"before"]
+
+
 def test_names_that_would_be_kept_have_a_limit(client: Remoting) -> None:
     def lock(who: str, topic: str, broker: str) -> int:
         wanted = [{"topic": topic, "brokerName": broker, "queueId": 0}]
