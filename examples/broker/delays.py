@@ -44,14 +44,22 @@ class Delays:
         return self._needed_from
 
     def load(self) -> None:
-        """Go on where an earlier life was. Raises InvalidConfigError."""
+        """Go on where an earlier life was. Raises InvalidConfigError.
+
+        A power cut can take the end of a queue and leave the file, which is synced at once: what
+        comes then has offsets below those that were delivered, and would wait for ever.
+        """
         try:
             kept: Any = fastjson.decode(self._path.read_bytes()).get("offsetTable", {})
-            self._offsets = {int(level): int(offset) for level, offset in kept.items()}
+            told = {int(level): int(offset) for level, offset in kept.items()}
         except FileNotFoundError:
             return
         except (AttributeError, TypeError, ValueError) as error:
             raise InvalidConfigError(f"{self._path}: cannot be used: {error!s:.200}") from error
+        end = self._storage.store.max_offset
+        self._offsets = {
+            level: min(offset, end(SCHEDULE, level - 1) or 0) for level, offset in told.items()
+        }
 
     async def run(self) -> None:
         """Until it is cancelled."""

@@ -400,6 +400,16 @@ def test_a_queue_belongs_to_one_consumer_at_a_time(client: Remoting) -> None:
     assert ask(41, "two", 0, 1) == [0]
 
 
+def test_a_delayed_message_comes_though_the_schedule_lost_its_end(tmp_path: Path) -> None:
+    """As a power cut leaves it: what was delivered is on disk, the queue's end is not."""
+    kept = tmp_path / "store" / "config" / "delayOffset.json"
+    kept.parent.mkdir(parents=True)
+    kept.write_text('{"offsetTable":{1:5}}', encoding="utf-8")
+    with running(tmp_path) as broker, broker.client() as client:
+        client.send("Later", 0, b"delayed", DELAY="1")
+        assert bodies(client.pull("Later", 0, 0, wait_ms=20_000)) == [b"delayed"]
+
+
 def test_of_a_batch_with_a_delayed_message_all_is_stored_or_nothing(client: Remoting) -> None:
     """What the broker notes in a message that waits may be what does not fit any more."""
     nearly = {"DELAY": "1", "filler": "x" * (32_767 - len("DELAY_1_filler__"))}
