@@ -294,6 +294,54 @@ def test_a_queue_that_was_made_anew_is_noted(tmp_path: Path) -> None:
     assert report.facts["made_anew"] == ["broker-gold-a/GoldAa/0 ends at 83, 500 was there"]
 
 
+def test_messages_of_a_topic_that_was_made_anew_are_not_called_exported(tmp_path: Path) -> None:
+    """The new one has more messages than were exported of the first one."""
+    tier, target = WrittenTier(config=posix_config(tmp_path)), tmp_path / "parquet"
+    tier.add("Orders", 0, 20)
+    tier.add("Payments", 0, 5)
+    exported(tier.config, target)
+    tier.delete("Orders")
+    tier.add("Orders", 0, 30)
+    tier.add("Payments", 0, 2)
+    for new in (2, 0):
+        report = exported(tier.config, target)
+        assert (report.state, report.counts["messages"]) == (JobState.INCOMPLETE, new)
+        assert report.exit_code is JobExit.REFUSED
+        (failure,) = report.failures
+        assert failure.text.startswith("Orders: the topic was deleted and made again")
+    assert sum(messages(target).values()) == 27
+    assert exported(tier.config, tmp_path / "another").counts["messages"] == 37
+
+
+def test_what_was_staged_of_a_topic_before_it_was_made_anew_is_known_by_its_number(
+    tmp_path: Path,
+) -> None:
+    tier, target = WrittenTier(config=posix_config(tmp_path)), tmp_path / "parquet"
+    tier.add("Orders", 0, 20)
+    job = ExportJob(config=tier.config, target=str(target))
+    for item in job.plan().items:
+        assert list(job.work(item))
+    tier.delete("Orders")
+    tier.add("Orders", 0, 30)
+    report = exported(tier.config, target)
+    assert (report.state, report.counts["messages"]) == (JobState.INCOMPLETE, 20)
+
+
+def test_a_target_without_numbers_of_topics_is_taken_up(tmp_path: Path) -> None:
+    tier, target = WrittenTier(config=posix_config(tmp_path)), tmp_path / "parquet"
+    tier.add("Orders", 0, 20)
+    exported(tier.config, target)
+    record = target / "commit=00000001/_commit.json"
+    held = json.loads(record.read_text())
+    assert held["ledger"].pop("topic_ids") == {"c/broker-a/Orders": 0}
+    record.write_text(json.dumps(held))
+    tier.add("Orders", 0, 1)
+    assert exported(tier.config, target).counts["messages"] == 1
+    tier.delete("Orders")
+    tier.add("Orders", 0, 30)
+    assert exported(tier.config, target).state is JobState.INCOMPLETE
+
+
 def test_a_target_of_an_older_layout_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "_tieredstore").mkdir()
     (tmp_path / "_tieredstore/manifest.json").write_text("{}")

@@ -46,13 +46,23 @@ from tieredstore.jobs.export_ledger import (
     drop_marks,
     free,
     joined,
+    known_topics,
     marked,
     put_mark,
     range_name,
+    topic_of,
 )
 from tieredstore.jobs.export_parquet import ParquetTable
 from tieredstore.jobs.export_target import ExportTarget, TargetOptions, full_target
-from tieredstore.jobs.job import Job, JobReport, JobState, Plan, RowStream, bounded
+from tieredstore.jobs.job import (
+    ItemFailure,
+    Job,
+    JobReport,
+    JobState,
+    Plan,
+    RowStream,
+    bounded,
+)
 from tieredstore.jobs.scan import (
     DAMAGE,
     SCAN_COLUMNS,
@@ -60,6 +70,7 @@ from tieredstore.jobs.scan import (
     Scan,
     queue_bounds,
     selected_queues,
+    topic_ids,
 )
 from tieredstore.jobs.slices import (
     EVER,
@@ -100,6 +111,7 @@ class ExportItem:
     source: str
     slice: Slice
     place: str
+    topic_id: int | None
 
     @property
     def name(self) -> str:
@@ -168,20 +180,26 @@ class ExportJob:
         selection = Selection(topic_pattern=topics.expression, times=self.times)
         items: list[ExportItem] = []
         reset: list[Json] = []
-        held = _with(ledger, staged)
+        remade: set[str] = set()
+        held, numbers = _with(ledger, staged), known_topics(ledger, staged)
         with TieredReader(self.config) as reader:
             topics.refuse_unknown(key.topic for key in reader.queues())
             queues = selected_queues(reader, selection)
             bounds = queue_bounds(reader, queues, selection)
+            now = topic_ids(reader)
             for rows in queues:
                 source = self._source(rows.path)
+                topic_id = now.get(rows.key.topic)
+                if topic_id is not None and numbers.get(topic_of(source), topic_id) != topic_id:
+                    remade.add(rows.key.topic)
+                    continue
                 taken = held.get(source, [])
                 if taken and taken[-1][1] > rows.end_offset:
                     reset.append(f"{rows.path} ends at {rows.end_offset}, {taken[-1][1]} was there")
                 first, end = bounds[rows.path]
                 span = max(first, rows.min_offset), min(end, rows.end_offset)
                 items += [
-                    ExportItem(source=source, slice=slice_, place=place)
+                    ExportItem(source=source, slice=slice_, place=place, topic_id=topic_id)
                     for part in free(*span, taken)
                     for slice_ in self._slices(rows, part)
                 ]
@@ -191,6 +209,8 @@ class ExportJob:
         size = shown_size(sum(sizes))
         text = f"{counted(messages, 'message')}, about {size}, in {ranges} to export"
         lines = [text, *(f"note: {line}: made anew?" for line in reset)]
+        left_out: list[Json] = [*sorted(remade)]
+        lines += [f"note: {topic}: deleted and made again, left out" for topic in left_out]
         if staged:
             lines.append(f"{len(staged)} ranges were written by runs that did not end: to commit")
         return Plan(
@@ -199,7 +219,12 @@ class ExportJob:
             counts={"queues": len(queues), "messages": messages},
             byte_counts={"read": sum(sizes)},
             lines=tuple(lines),
-            facts={"target": self.target, "commits": ledger.commits, "made_anew": reset},
+            facts={
+                "target": self.target,
+                "commits": ledger.commits,
+                "made_anew": reset,
+                "topics_made_anew": left_out,
+            },
         )
 
     def work(self, item: ExportItem) -> Iterable[ExportRow]:
@@ -234,6 +259,9 @@ class ExportJob:
                 text = f"{left[0]} was written, and is not there: do all workers see this folder?"
                 raise MetadataError(self.target, text)
             state = JobState.INCOMPLETE  # another run has brought a part of it, and so none of it
+        failures = [*rows.failures, *_remade(plan)]
+        if len(failures) > len(rows.failures):
+            state = JobState.INCOMPLETE
         files = [file for each in added for file in each.files]
         messages = sum(file.rows for file in files)
         kept, left_out = bounded(findings)
@@ -251,12 +279,8 @@ class ExportJob:
             byte_counts={"written": sum(file.size for file in files)},
             findings=kept,
             findings_left_out=left_out + damaged - len(findings),
-            failures=tuple(rows.failures),
-            facts={
-                "target": self.target,
-                "commits": ledger.commits,
-                "made_anew": plan.facts["made_anew"],
-            },
+            failures=tuple(failures),
+            facts={**plan.facts, "commits": ledger.commits},
             lines=(
                 f"exported {counted(messages, 'message')} to {counted(len(files), 'file')}, {done}",
             ),
@@ -338,6 +362,18 @@ class ExportJob:
         )
 
 
+def _remade(plan: Plan[ExportItem]) -> Iterator[ItemFailure]:
+    """Messages of another topic have these offsets in the target."""
+    topics = plan.facts["topics_made_anew"]
+    assert isinstance(topics, list)
+    for topic in topics:
+        text = (
+            f"{topic}: the topic was deleted and made again, and the target has the first one;"
+            " export the new one to another target"
+        )
+        yield ItemFailure(error="TopicMadeAnew", text=text)
+
+
 def _with(ledger: Ledger, staged: Sequence[StagedRange]) -> Ranges:
     """What is there, or only has to be committed."""
     ranges: Ranges = {source: list(held) for source, held in ledger.exported.items()}
@@ -382,6 +418,7 @@ def stage_range(job: ExportJob, item: ExportItem) -> ExportRow:
         first=item.slice.first_offset,
         end=item.slice.end_offset,
         files=tuple(files),
+        topic_id=item.topic_id,
     )
     put_mark(target, job.settings, staged)
     return ExportRow(damaged_count=damaged_count, damaged=tuple(damaged))

@@ -63,6 +63,7 @@ class StagedRange:
     first: int
     end: int
     files: tuple[StagedFile, ...]
+    topic_id: int | None = None
 
     @property
     def name(self) -> str:
@@ -94,18 +95,30 @@ class StagedRange:
             for each in held["files"]
         )
         first, end = int(held["first"]), int(held["end"])
-        return cls(source=str(held["source"]), first=first, end=end, files=files)
+        number = held.get("topic_id")
+        return cls(
+            source=str(held["source"]),
+            first=first,
+            end=end,
+            files=files,
+            topic_id=None if number is None else int(number),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ledger:
-    """What a table holds: settings, ranges, and the runs that made the newest commits."""
+    """What a table holds: settings, ranges, and the runs that made the newest commits.
+
+    `topic_ids` has the number of each topic, `<cluster>/<broker>/<topic>`, where it is known. A
+    catalogue never gives one twice: another number means another topic of the same name.
+    """
 
     VERSION: ClassVar[int] = 2
     commits: int = 0
     runs: tuple[str, ...] = ()
     settings: Settings | None = None
     exported: Ranges = field(default_factory=dict)
+    topic_ids: Mapping[str, int] = field(default_factory=dict)
 
     def after(self, run: str, settings: Settings, brought: Sequence[StagedRange]) -> Ledger:
         by_source: Ranges = {}
@@ -119,6 +132,7 @@ class Ledger:
             runs=(*self.runs, run)[-RUNS_KEPT:],
             settings=settings,
             exported=ranges,
+            topic_ids=known_topics(self, brought),
         )
 
     def has(self, range_: StagedRange) -> bool:
@@ -134,6 +148,7 @@ class Ledger:
                 source: [list(part) for part in held]
                 for source, held in sorted(self.exported.items())
             },
+            "topic_ids": dict(sorted(self.topic_ids.items())),
         }
 
     @classmethod
@@ -149,6 +164,10 @@ class Ledger:
                 exported={
                     str(source): [_pair(part) for part in parts]
                     for source, parts in held["ranges"].items()
+                },
+                # A ledger of an earlier version has none.
+                topic_ids={
+                    str(topic): int(number) for topic, number in held.get("topic_ids", {}).items()
                 },
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -232,6 +251,20 @@ def commit_staged(
             continue
         return added, after
     raise BackendUnavailableError(table.name, "commit", f"{COMMIT_TRIES} commits came in between")
+
+
+def known_topics(ledger: Ledger, more: Sequence[StagedRange]) -> dict[str, int]:
+    """The number of each topic of which something is there, or is about to be."""
+    found = dict(ledger.topic_ids)
+    for each in more:
+        if each.topic_id is not None:
+            found.setdefault(topic_of(each.source), each.topic_id)
+    return found
+
+
+def topic_of(source: str) -> str:
+    """What names the topic of a source in a ledger."""
+    return source.rpartition("/")[0]
 
 
 def addable(staged: Sequence[StagedRange], ledger: Ledger) -> list[StagedRange]:

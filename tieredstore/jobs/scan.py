@@ -120,6 +120,17 @@ def selected_queues(reader: TieredReader, selection: Selection) -> list[QueueRow
     return queue_rows(reader.segments(), wanted=selection.wants, from_copy=from_copy)
 
 
+def topic_ids(reader: TieredReader) -> dict[str, int]:
+    """The number of each topic; a catalogue never gives one twice.
+
+    None at all where the catalogue is made from the bytes each time it is opened: it then gives
+    new numbers to topics that the key index does not know.
+    """
+    if reader.catalogue.source == "rebuild":
+        return {}
+    return {row.topic: row.topic_id for row in reader.topics()}
+
+
 def refuse_unknown_topics(reader: TieredReader, topics: frozenset[str] | None) -> None:
     """One line for a topic that the tier does not have, and what it has instead."""
     known = {key.topic for key in reader.queues()} | {row.topic for row in reader.topics()}
