@@ -246,6 +246,25 @@ def test_a_batch_that_was_planned_for_a_topic_before_it_was_made_again_has_none_
         strict.stop()
 
 
+def test_a_topic_that_is_deleted_behind_the_plan_of_a_batch_stops_no_stream(
+    tier: WrittenTier,
+) -> None:
+    tier.add("payments", 0, 4)
+    reader = stream_reader(tier)
+    try:
+        begun = reader.initialOffset()
+        planned = reader.latestOffset(begun, ReadAllAvailable())
+        tier.delete("orders")
+        assert rows_of(reader, begun, planned) == {("payments", 0): (0, 4)}
+    finally:
+        reader.stop()
+    again = stream_reader(tier)  # of a driver that makes the batch again
+    try:
+        assert rows_of(again, begun, planned) == {("payments", 0): (0, 4)}
+    finally:
+        again.stop()
+
+
 def test_a_stream_reads_each_queue_from_and_up_to_the_offsets_that_it_is_told(
     tier: WrittenTier,
 ) -> None:

@@ -17,7 +17,8 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from tieredstore.access.reader import TieredReader
-from tieredstore.jobs.scan import refuse_unknown_topics, selected_queues
+from tieredstore.driver.metadata import LOG
+from tieredstore.jobs.scan import refuse_unknown_topics, selected_queues, topic_ids
 from tieredstore.jobs.slices import QueueRows, plan_slices, trimmed
 from tieredstore.model.errors import InvalidConfigError, TieredStoreError
 from tieredstore.model.printable import log_of
@@ -173,16 +174,12 @@ class TierStreamReader(ScanReader, DataSourceStreamReader, SupportsTriggerAvaila
         return from_json(document)
 
     def _topic_ids(self, tier: TieredReader) -> dict[str, int]:
-        """The numbers of the topics that are wanted.
-
-        None at all where the catalogue is made from the bytes each time it is opened: it then gives
-        new numbers to topics that the key index does not know.
-        """
-        if tier.catalogue.source == "rebuild":
-            return {}
+        """The numbers of the topics that are wanted."""
         wanted = replace(self._options.selection, queue_ids=None)
         return {
-            row.topic: row.topic_id for row in tier.topics() if wanted.wants(QueueKey(row.topic, 0))
+            topic: number
+            for topic, number in topic_ids(tier).items()
+            if wanted.wants(QueueKey(topic, 0))
         }
 
     def _first(self, tier: TieredReader, rows: QueueRows) -> int:
@@ -212,6 +209,8 @@ class TierStreamReader(ScanReader, DataSourceStreamReader, SupportsTriggerAvaila
         """The queue offsets of one queue that this batch has."""
         if start == end:
             return end, end
+        if rows is None and _is_deleted(tier, key.topic):
+            return end, end  # what was not read is gone with it
         first = 0 if rows is None else self._first(tier, rows)
         stop = 0 if rows is None else rows.end_offset
         if start is None:
@@ -277,6 +276,13 @@ class TierStreamReader(ScanReader, DataSourceStreamReader, SupportsTriggerAvaila
         if isinstance(limit, ReadMaxBytes):
             bytes_max = limit.max_bytes
         return count_max, bytes_max
+
+
+def _is_deleted(tier: TieredReader, topic: str) -> bool:
+    """Whether a topic that a batch was planned for is gone; a copy may not know it yet."""
+    facts = tier.catalogue
+    may_lag = facts.copy and facts.source != LOG
+    return not may_lag and all(row.topic != topic for row in tier.topics())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
