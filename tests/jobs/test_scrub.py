@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,10 @@ from tieredstore.driver.metrics import (
 from tieredstore.driver.runtime import ManualClock, Runtime
 from tieredstore.jobs.job import Progress
 from tieredstore.jobs.scrub import STATE_BYTES_MAX, Scrub
-from tieredstore.jobs.verify import VerifyJob
-from tieredstore.jobs.verify_findings import Findings
+from tieredstore.jobs.verify import VerifyItem, VerifyJob
+from tieredstore.jobs.verify_findings import Findings, VerifyRow
 from tieredstore.model.config import StoreConfig
-from tieredstore.model.errors import InvalidConfigError, MetadataError
+from tieredstore.model.errors import BackendUnavailableError, InvalidConfigError, MetadataError
 from tieredstore.model.findings import Severity
 from tieredstore.roundlog import upkeep
 from tieredstore.testing.memory_objects import MemoryObjects
@@ -161,6 +162,28 @@ def test_a_restart_goes_on_where_it_was(tier: WrittenTier, state: Path) -> None:
     assert json.loads(state.read_text())["after"] is None  # the next pass begins anew
     with flipped(damaged, 100):
         assert kinds(next(scrub_of(tier.config, state=state).passes())) == {"body-crc"}
+
+
+def test_a_pass_that_left_out_a_part_is_not_whole_after_a_restart(
+    tier: WrittenTier, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The backend gave no answer for the first part; then the scrub was cut short."""
+    work, asked = VerifyJob.work, count()
+
+    def without_the_first(job: VerifyJob, item: VerifyItem) -> Iterable[VerifyRow]:
+        if next(asked) == 0:
+            raise BackendUnavailableError("orders", "read", "no answer")
+        return work(job, item)
+
+    monkeypatch.setattr(VerifyJob, "work", without_the_first)
+    with pytest.raises(KeyboardInterrupt):
+        next(scrub_of(tier.config, SlowClock(interrupted=3), state=state).passes())
+    metrics = Prometheus()
+    passes = scrub_of(tier.config, state=state, metrics=metrics.metrics).passes()
+    next(passes)
+    assert SCRUB_AGE.name not in {name for name, _ in metrics.samples()}
+    next(passes)
+    assert shown(metrics, SCRUB_AGE) == 0
 
 
 def test_a_pass_that_was_begun_before_compares_no_keys(tier: WrittenTier, state: Path) -> None:

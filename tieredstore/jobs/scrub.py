@@ -66,12 +66,16 @@ def place_of(item: VerifyItem) -> Place:
 
 @dataclass(slots=True)
 class ScrubState:
-    """How far a pass has come and what it has found, by severity; the same of the pass before."""
+    """How far a pass has come and what it has found, by severity; the same of the pass before.
+
+    `left_out`: a part of it could not be read, and the pass goes on without it.
+    """
 
     after: Place | None = None
     found: Counter[str] = field(default_factory=Counter)
     found_before: Counter[str] = field(default_factory=Counter)
     ended_ms: int | None = None  # the last whole pass
+    left_out: bool = False
 
     def as_json(self, tier: str) -> dict[str, Json]:
         return {
@@ -81,6 +85,7 @@ class ScrubState:
             "found": dict(self.found),
             "found_before": dict(self.found_before),
             "ended_ms": self.ended_ms,
+            "left_out": self.left_out,
         }
 
     @classmethod
@@ -102,6 +107,7 @@ class ScrubState:
                 kind, topic, number, end = after
                 after = int(kind), str(topic), int(number), int(end)
             state = cls(after, ended_ms=None if ended_ms is None else int(ended_ms))
+            state.left_out = bool(row.get("left_out", False))  # an earlier version wrote none
             for severity in Severity:
                 state.found[severity.value] = int(row["found"].get(severity.value, 0))
                 state.found_before[severity.value] = int(row["found_before"].get(severity.value, 0))
@@ -179,8 +185,9 @@ class Scrub:
                 report = self._job.finish(plan, rows, told=self._find)
             state = self._state
             state.found_before, state.found, state.after = state.found, Counter(), None
-            if not rows.failed_count:
+            if not state.left_out:
                 state.ended_ms = self._clock.now_ms()
+            state.left_out = False
         finally:
             self._note()
         return replace(report, seconds=self._clock.monotonic() - begun)
@@ -193,7 +200,9 @@ class Scrub:
             if self._state.after is None or place > self._state.after:
                 begun = self._clock.monotonic()
                 worker_provider(self._job.config).refresh()  # what was merged lies elsewhere now
-                yield run_item(self._job.work, item, number)
+                result = run_item(self._job.work, item, number)
+                self._state.left_out |= result.failure is not None
+                yield result
                 self._state.after = place
                 self._metrics.add(SCRUB_BYTES, size, {})
                 spent = self._clock.monotonic() - begun
