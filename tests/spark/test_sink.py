@@ -13,7 +13,9 @@ from tests.jobs.written_tier import posix_config
 from tests.spark.spark_kit import options_of, submitted
 from tieredstore.access.reader import TieredReader
 from tieredstore.model.config import StoreConfig
+from tieredstore.model.errors import InvalidConfigError
 from tieredstore.model.values import QueueKey
+from tieredstore.spark.sink import WriteOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -87,6 +89,13 @@ def test_what_cannot_be_is_one_line_and_changes_nothing(
         with pytest.raises(Exception, match="another process has it open"):
             write(few, config, wait_seconds="0")
     assert report_of(config).findings == ()
+
+
+@pytest.mark.parametrize("name", ["", " "])
+def test_a_load_id_that_names_nothing_is_refused(name: str) -> None:
+    """All loads with it would be one, and only the first be made."""
+    with pytest.raises(InvalidConfigError, match="load_id: it is empty"):
+        WriteOptions.parse({**options_of(posix_config(Path("/tier"))), "load_id": name})
 
 
 # Partition 1 fails at its first attempt, behind half of its rows; partition 0 takes its executor

@@ -101,12 +101,14 @@ class WriteOptions:
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> WriteOptions:
         store, texts = split_options(options, known=(*_WRITE_NAMES, _RUN))
-        queue_id = texts.get("queue_id")
+        queue_id, load_id = texts.get("queue_id"), texts.get("load_id")
+        if load_id is not None and not load_id.strip():  # all loads without a name would be one
+            raise InvalidConfigError("load_id: it is empty; name the load, or leave it out")
         return cls(
             config=store_config(store),
             topic=texts.get("topic"),
             queue_id=None if queue_id is None else parse_number("queue_id", queue_id),
-            load_id=texts.get("load_id"),
+            load_id=load_id,
             index=parse_truth("index", texts.get("index", "true")),
             block_bytes=parse_size("block_bytes", texts.get("block_bytes", str(BLOCK_BYTES))),
             wait_seconds=parse_number("wait_seconds", texts.get("wait_seconds", str(WAIT_SECONDS))),
