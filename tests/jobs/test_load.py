@@ -534,6 +534,17 @@ def test_what_can_be_no_message_is_refused_in_one_line(
     assert "\n" not in str(refusal.value)
 
 
+@pytest.mark.parametrize("name", ["queue_id", "body_crc_ok"])
+def test_a_column_that_is_there_twice_is_refused(name: str) -> None:
+    """As a join leaves it. Of two marks of damage neither would be looked at."""
+    given = {"topic": pa.array(["orders"]), "queue_id": pa.array([0])}
+    mark = pa.array([False]) if name == "body_crc_ok" else pa.array([0])
+    names = [*(each for each in given if each != name), name, name]
+    batch = pa.record_batch([given.get(each, mark) for each in names], names=names)
+    with pytest.raises(LoadRefusedError, match=f"column {name}: it is there twice"):
+        runs_of(batch)
+
+
 def test_a_load_without_a_topic_is_refused() -> None:
     with pytest.raises(LoadRefusedError, match="there is no column topic: add it, or give it"):
         runs_of(pa.record_batch({"body": ["x"]}), queue_id=1)

@@ -142,9 +142,9 @@ class LoadColumns:
     """The columns of one load, checked; it pickles."""
 
     def __init__(self, schema: pa.Schema, defaults: LoadDefaults) -> None:
+        _check(schema, defaults)
         self.defaults = defaults
         self.names = frozenset(column.name for column in schema if not _is_nothing(column))
-        _check(schema, defaults)
 
     def topics(self, batch: pa.RecordBatch) -> pa.DictionaryArray:
         given = self._column(batch, "topic", _STRING)
@@ -278,6 +278,8 @@ def check_topic(topic: str) -> None:
 def _check(schema: pa.Schema, defaults: LoadDefaults) -> None:
     """One line for the first thing that is wrong."""
     for column in schema:
+        if len(schema.get_all_field_indices(column.name)) > 1:
+            raise LoadRefusedError(f"column {column.name}: it is there twice")
         if _is_nothing(column):
             continue
         if column.name not in _RULES:
