@@ -17,6 +17,7 @@ import pytest
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql.datasource import EqualTo
 from werkzeug.wrappers import Response
 
 from tests.codec.golden_files import BROKER, GOLDEN, expected
@@ -34,7 +35,7 @@ from tieredstore.providers.s3_admin import create_bucket
 from tieredstore.providers.s3_settings import ObjectStoreSettings
 from tieredstore.spark.options import ReadOptions
 from tieredstore.spark.reading import spark_schema, with_schema
-from tieredstore.spark.source import TierBatchReader
+from tieredstore.spark.source import PushingTierBatchReader, TierBatchReader
 from tieredstore.spark.stream import DataLossError
 
 if TYPE_CHECKING:
@@ -271,6 +272,16 @@ def test_a_batch_has_the_offsets_of_each_queue_that_it_is_told(tier: WrittenTier
     ):
         with pytest.raises(InvalidConfigError, match=line):
             ranges(**wrong)
+
+
+def test_a_filter_may_leave_out_queues_that_offsets_are_told_of(tier: WrittenTier) -> None:
+    for topic, count in (("payments", 50), ("orders", 120)):
+        told = {"pushdown": "true", "starting": '{"orders": {"0": 180}}', "columns": "topic"}
+        parsed = ReadOptions.parse({**options_of(tier.config), **told})
+        reader = PushingTierBatchReader(parsed, spark_schema(("topic",)))
+        list(reader.pushFilters([EqualTo(("topic",), topic)]))
+        batches = [batch for part in reader.partitions() for batch in reader.read(part)]
+        assert sum(map(len, batches)) == count
 
 
 def test_a_limit_is_read_by_one_task_that_stops_there(

@@ -159,13 +159,13 @@ class TierBatchReader(ScanReader, DataSourceReader):
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         super().__init__(options, schema)
-        self._topics = options.selection.topics  # a filter may name unknown ones, options may not
+        self._said = options  # a filter may leave out what these name, and name what is unknown
 
     def partitions(self) -> list[InputPartition]:
         options = self._options
         with planning(), TieredReader.open(options.config) as tier:
-            refuse_unknown_topics(tier, self._topics)
-            selection = replace(options.selection, ranges=ranges_of(tier, options))
+            refuse_unknown_topics(tier, self._said.selection.topics)
+            selection = replace(options.selection, ranges=ranges_of(tier, self._said))
             items = plan_scan(tier, selection, split_bytes=options.split_bytes)
             reach(options.config, items)
             return partitions_of(options, items)
