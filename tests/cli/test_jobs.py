@@ -210,6 +210,7 @@ def test_wrong_words_are_told_in_one_line(command: Command, tmp_path: Path) -> N
         (("--to", tmp_path, "--table", "a.b"), "--table is of --format iceberg"),
         (("--to", tmp_path, "--from", "soon"), "'--from': 'soon' is no time"),
         (("--to", tmp_path, "--columns", "bodi"), "columns: 'bodi' cannot be exported"),
+        (("--to", tmp_path, "--columns", ""), "columns: '' cannot be exported"),
         (("--to", tmp_path, "--topic", "Silver"), "no topic is called 'Silver'"),
         (("--to", tmp_path, "--on-corrupt", "maybe"), "'maybe'"),
     ):

@@ -274,7 +274,7 @@ def export(
     if not is_iceberg and not parquet.to:
         raise CommandError("where to? Name a directory or a URL with --to", ExitCode.USAGE)
     config = config_of(tier)
-    named = tuple(name.strip() for name in columns.split(",")) if columns else DEFAULT_COLUMNS
+    named = DEFAULT_COLUMNS if columns is None else tuple(map(str.strip, columns.split(",")))
     job = ExportJob(
         config=config,
         target=parquet.table if is_iceberg else parquet.to,
