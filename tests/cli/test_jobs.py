@@ -304,6 +304,8 @@ def test_a_scrub_takes_no_engine_and_its_options_are_of_nothing_else(command: Co
         command.run("verify", *tier, "--continuous", *words).refused(2, "--engine")
     for words in (("--rate", 5), ("--pause", 5), ("--state", "x"), ("--metrics-port", 0)):
         command.run("verify", *tier, *words).refused(2, "of --continuous")
+    for pause in (0, 10**12):  # the system's own clock cannot wait so long
+        command.run("verify", *tier, "--continuous", "--pause", pause).refused(2, "--pause")
 
 
 def test_a_port_that_is_taken_is_named(command: Command) -> None:

@@ -48,6 +48,7 @@ if TYPE_CHECKING:  # help must be fast
 app = typer.Typer(rich_markup_mode=None)
 
 # Kinds of findings that a verb mends.
+_PAUSE_SECONDS_MAX: Final = 365 * 86_400  # a system waits for no more than some hundred years
 _STOPPED: Final = "stopped-queue"
 _OF_THE_INDEX: Final = frozenset(
     {
@@ -123,7 +124,13 @@ class ScrubOptions:
         int, option("--rate BYTES", "Of --continuous: at most so many a second.", min=1)
     ] = 8 << 20
     pause: Annotated[
-        int, option("--pause SECONDS", "Of --continuous: from one pass to the next.", min=1)
+        int,
+        option(
+            "--pause SECONDS",
+            "Of --continuous: from one pass to the next.",
+            min=1,
+            max=_PAUSE_SECONDS_MAX,
+        ),
     ] = 3_600
     state: Annotated[
         Path | None, option("--state FILE", "Of --continuous: a restart goes on from there.")
