@@ -453,6 +453,8 @@ def test_a_target_that_is_no_place_is_refused() -> None:
         ExportTarget("s3://", TargetOptions(endpoint="http://127.0.0.1:1", region="x"))
     with pytest.raises(InvalidConfigError, match="neither a directory nor a URL"):
         ExportTarget("nowhere://bucket/x", TargetOptions())
+    with pytest.raises(InvalidConfigError, match="'ftp'"):
+        ExportTarget("s3://bucket/x", TargetOptions(endpoint="ftp://127.0.0.1:1", region="x"))
 
 
 def test_secrets_show_nowhere() -> None:

@@ -276,4 +276,7 @@ def _s3(options: TargetOptions) -> Any:
         "secret_key": options.secret_key,
         "session_token": options.session_token,
     }
-    return pafs.S3FileSystem(**{name: value for name, value in given.items() if value})
+    try:
+        return pafs.S3FileSystem(**{name: value for name, value in given.items() if value})
+    except ValueError as error:
+        raise InvalidConfigError(f"target: the store cannot be asked: {error}") from error
