@@ -95,6 +95,7 @@ def test_cat_reads_a_tier_of_older_versions(command: Command) -> None:
         (None, "2026-11-20T10:46:00Z", 5),
         (2, "2026-11-20T10:46:00Z", None),
         (None, "2100-01-01", None),
+        (None, "0", 2**64),
     ],
 )
 def test_cat_prints_what_is_asked_for(

@@ -105,6 +105,7 @@ def print_messages(
     count: int | None,
 ) -> None:
     keys = place.keys(topic, queue_id)
+    count = None if count is None else min(count, INT64_MAX)  # as many as can be counted
     with printer:
         for key, message in islice(place.messages(keys, begin, count), count):
             printer.write(key, message)
