@@ -35,7 +35,12 @@ from tieredstore.jobs.reindex import ReindexKeys, begin_timestamps, reindex
 from tieredstore.jobs.worker import worker_provider
 from tieredstore.metadata.tables import Tables
 from tieredstore.model.config import StoreConfig
-from tieredstore.model.errors import CatalogueLockedError, InvalidConfigError, SegmentCorruptError
+from tieredstore.model.errors import (
+    CatalogueLockedError,
+    InvalidConfigError,
+    MetadataError,
+    SegmentCorruptError,
+)
 from tieredstore.model.messages import MessageRun
 from tieredstore.model.values import QueueKey, SegmentRecord, SegmentType
 from tieredstore.providers.memory import MemoryProvider
@@ -227,6 +232,16 @@ def test_a_tier_that_java_wrote_is_found_by_every_key(tmp_path: Path) -> None:
 def test_another_number_of_slots_is_refused(config: StoreConfig) -> None:
     with pytest.raises(InvalidConfigError, match="index_slot_count"):
         run(replace(config, index_slot_count=config.index_slot_count + 1))
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_topic_that_the_catalogue_has_lost_is_named(config: StoreConfig, dry_run: bool) -> None:
+    before = index_files(config)
+    with open_tier_of(config) as parts:
+        parts.metadata.delete_topic("other")
+    with pytest.raises(MetadataError, match="it has queues of other, and not the topic"):
+        run(config, dry_run=dry_run)
+    assert index_files(config) == before
 
 
 def test_messages_that_cannot_be_read_are_told(config: StoreConfig) -> None:

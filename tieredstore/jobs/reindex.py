@@ -170,6 +170,10 @@ def planned_keys(config: StoreConfig, *, split_bytes: int) -> list[KeysItem]:
     with TieredReader.open(config) as reader:
         topic_ids = {row.topic: row.topic_id for row in reader.topics()}
         slices = plan_slices(queue_rows(reader.segments()), split_bytes=split_bytes)
+        place = reader.catalogue.place
+    lost = sorted({slice_.key.topic for slice_ in slices} - topic_ids.keys())
+    if lost:
+        raise MetadataError(place, f"it has queues of {lost[0]}, and not the topic: rebuild it")
     return [
         KeysItem(
             slice=slice_,
