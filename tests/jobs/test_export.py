@@ -413,6 +413,26 @@ def test_what_cannot_be_read_fails_is_left_out_or_told(tmp_path: Path) -> None:
     assert messages(tmp_path / "a") == tier_messages(tier.config)
 
 
+@pytest.mark.parametrize("then", OnCorrupt)
+def test_damage_that_a_killed_run_staged_is_told_by_the_next_one(
+    tmp_path: Path, then: OnCorrupt
+) -> None:
+    tier, target = WrittenTier(config=posix_config(tmp_path)), tmp_path / "parquet"
+    tier.add("Orders", 0, 20)
+    (log,) = Path(tier.config.path).rglob("COMMIT_LOG/*")
+    with flipped(log, 100):
+        job = ExportJob(config=tier.config, target=str(target), on_corrupt=OnCorrupt.SKIP)
+        for item in job.plan().items:
+            assert list(job.work(item))
+        tier.add("Orders", 0, 5)
+        report = exported(tier.config, target, on_corrupt=then)
+        fails = then is OnCorrupt.FAIL
+        assert (report.state is JobState.INCOMPLETE, report.counts["damaged"]) == (fails, not fails)
+        assert report.exit_code is (JobExit.DONE if then is OnCorrupt.SKIP else JobExit.DAMAGE)
+    found = exported_files(str(target))
+    assert sum(pq.read_metadata(path).num_rows for path in found) == (0 if fails else 24)
+
+
 def test_workers_in_another_folder_write_to_the_same_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,7 @@ is among the columns.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -122,6 +122,7 @@ class ExportItem:
 class ExportRow:
     """What became of a range; `damaged` has at most DAMAGED_SHOWN messages."""
 
+    name: str
     damaged_count: int = 0
     damaged: tuple[tuple[str, int, int, str], ...] = ()
 
@@ -175,7 +176,7 @@ class ExportJob:
             ledger.refuse_other(table.name, self.settings)
             if table.exists():
                 place = table.target.url
-                staged = addable(marked(table.target, self.settings), ledger)
+                staged = addable(self._staged(table.target, ()), ledger)
         topics = TopicPatterns(self.topics)
         selection = Selection(topic_pattern=topics.expression, times=self.times)
         items: list[ExportItem] = []
@@ -239,15 +240,16 @@ class ExportJob:
                 # Workers could not know where the files of a table lie that was not there.
                 if not plan.items[0].place:
                     return self
-            damaged = 0
+            damaged, names = 0, set[str]()
             findings: list[Finding] = []
             for row in rows:
+                names.add(row.name)
                 damaged += row.damaged_count
                 findings += [self._finding(*message) for message in row.damaged]
             added: list[StagedRange] = []
             ledger = table.read()
             if table.exists():
-                staged = marked(table.target, self.settings)
+                staged = self._staged(table.target, names)
                 added, ledger = commit_staged(table, self.settings, staged, uuid4().hex)
                 drop_marks(table.target, ledger)
                 table.target.drop_unpublished()
@@ -324,6 +326,12 @@ class ExportJob:
             yield DeltaTarget(target, self.target_options, schema)
         else:
             yield ParquetTable(target)
+
+    def _staged(self, target: ExportTarget, mine: Collection[str]) -> list[StagedRange]:
+        """What can be committed. A range with damage counts only from the run that tells of it:
+        one of a run that was killed is read again."""
+        found = marked(target, self.settings)
+        return [each for each in found if not each.damaged or each.name in mine]
 
     def _not_there(self, plan: Plan[ExportItem], ledger: Ledger) -> list[str]:
         """Ranges of the plan that the target does not hold, or not all of them."""
@@ -419,9 +427,10 @@ def stage_range(job: ExportJob, item: ExportItem) -> ExportRow:
         end=item.slice.end_offset,
         files=tuple(files),
         topic_id=item.topic_id,
+        damaged=damaged_count,
     )
     put_mark(target, job.settings, staged)
-    return ExportRow(damaged_count=damaged_count, damaged=tuple(damaged))
+    return ExportRow(name=item.name, damaged_count=damaged_count, damaged=tuple(damaged))
 
 
 def _staged_file(

@@ -64,6 +64,7 @@ class StagedRange:
     end: int
     files: tuple[StagedFile, ...]
     topic_id: int | None = None
+    damaged: int = 0
 
     @property
     def name(self) -> str:
@@ -102,6 +103,7 @@ class StagedRange:
             end=end,
             files=files,
             topic_id=None if number is None else int(number),
+            damaged=int(held.get("damaged", 0)),
         )
 
 
