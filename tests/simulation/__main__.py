@@ -33,7 +33,7 @@ ROTS = {"tier": ROT, "local": LOCAL_ROT}
 
 def plans(given: argparse.Namespace) -> Iterator[Plan]:
     for seed in range(given.seed, given.seed + given.count):
-        plan = Plan.of(seed, tier=given.tier)
+        plan = Plan.of(seed, tier=given.tier, is_crowd=given.crowds)
         if given.clients is not None:
             plan = replace(plan, clients=tuple(given.clients.split(",")))
         if given.faults is not None:
@@ -95,6 +95,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--faults", help=f"some of {','.join([*FAULTS, *ROTS.values()])}")
     parser.add_argument("--rot", choices=ROTS, help="beside those faults, where bits flip")
     parser.add_argument("--ops", type=int)
+    parser.add_argument("--crowds", action="store_true", help="long histories of many alone")
     parser.add_argument("--salt", type=int, default=0)
     parser.add_argument("--shrink", action=argparse.BooleanOptionalAction, default=True)
     given = parser.parse_args(arguments)

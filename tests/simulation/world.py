@@ -202,11 +202,12 @@ class Plan:
     ops: int = 12  # of each client
 
     @classmethod
-    def of(cls, seed: int, *, tier: str = "") -> Self:
+    def of(cls, seed: int, *, tier: str = "", is_crowd: bool = False) -> Self:
         """Nine of ten are about a pair beside a producer, for most defects took only two things
-        at once and such a history costs half of a crowd's."""
+        at once and such a history costs a fourth of a crowd's. What those leave takes long
+        histories of a crowd, which can be asked for."""
         dice = Random(f"{seed} plan")
-        is_pair = dice.random() < 0.9
+        is_pair = dice.random() < 0.9 and not is_crowd
         if is_pair:
             clients = ["producer", *(dice.choice(PARTNERS) for _ in range(2))]
         else:
@@ -222,7 +223,7 @@ class Plan:
             clients.append(AWAITER)
         odds = 0.3 if is_pair else 0.5
         faults = tuple(each for each in FAULTS if dice.random() < odds)
-        ops = dice.choice([2, 4, 8] if is_pair else [3, 6, 12, 20])
+        ops = dice.choice([2, 4, 8] if is_pair else [12, 20] if is_crowd else [3, 6, 12, 20])
         if dice.random() < 0.1:
             clients.append(HISTORIES)
         return cls(seed=seed, tier=tier, clients=tuple(clients), faults=faults, ops=ops)
