@@ -268,6 +268,7 @@ def test_a_batch_has_the_offsets_of_each_queue_that_it_is_told(tier: WrittenTier
         ({"endingOffsets": '{"orders": {"0": "2"}}'}, "ending: want latest, or offsets such as"),
         ({"endingOffsets": '{"orders": 2}'}, "ending: want latest, or offsets such as"),
         ({"startingOffsets": "{"}, "starting: want latest, or offsets such as"),
+        ({"startingOffsets": '{"a":' * 20_000}, "starting: want latest, or offsets such as"),
         ({"starting": "earliest", "startingOffsets": begin}, "starting is given twice"),
     ):
         with pytest.raises(InvalidConfigError, match=line):

@@ -171,7 +171,7 @@ def test_options_of_a_query_count_more_than_those_of_its_table_and_never_mix_two
     assert options_of_read({}, schema) == made
     assert options_of_read({"topics": "b"}, schema) == {"topics": "b", "path": "/a tier"}
     assert options_of_read({"config": "/x", "key": "k"}, schema) == {"config": "/x", "key": "k"}
-    for damaged in ("[1]", "{", '{"a": 1}'):
+    for damaged in ("[1]", "{", '{"a": 1}', "[" * 20_000):
         kept = StructType([StructField("topic", StringType(), True, {KEPT: damaged})])
         with pytest.raises(InvalidConfigError, match="the options of the table are damaged"):
             options_of_read({}, kept)

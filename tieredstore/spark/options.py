@@ -350,7 +350,7 @@ def parse_offsets(name: str, text: str) -> dict[QueueKey, int]:
     """Offsets by queue from `{"topic": {"0": 23, "1": -1}}`; OLDEST and NEWEST are among them."""
     try:
         document = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         document = None
     found: dict[QueueKey, int] = {}
     topics = document if isinstance(document, dict) else {"": None}

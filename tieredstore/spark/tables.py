@@ -108,7 +108,7 @@ def kept_options(schema: StructType) -> dict[str, str] | None:
             continue
         try:
             kept = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             kept = None
         if not isinstance(kept, dict) or not all(isinstance(each, str) for each in kept.values()):
             raise InvalidConfigError(f"column {column.name}: the options of the table are damaged")
