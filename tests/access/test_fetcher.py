@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tests.access.fetch_kit import ByCode, ByNamedCode, Shelf, a_hundred, numbered, offsets
-from tests.flat.store_kit import unplaced
+from tests.access.tiered_kit import ListIndex
+from tests.flat.store_kit import KEY, Tier, append, unplaced
+from tieredstore.access.fetcher import Fetcher
 from tieredstore.codec.message import decode_message
 from tieredstore.driver.message_store import ReadRequest
+from tieredstore.driver.metrics import NoMetrics
 from tieredstore.model.errors import SegmentCorruptError, StoreClosedError
 from tieredstore.model.values import Boundary, GetStatus, QueueKey, SegmentType
 from tieredstore.testing.samples import STORE_TIMESTAMP, TOPIC, a_record
@@ -253,6 +256,29 @@ def test_a_queue_that_is_made_again_is_not_answered_from_the_old_one() -> None:
     shelf.put([a_record(7, queue_offset=n, body_bytes=40) for n in range(5)])
     bodies = {decode_message(one.record).body for one in shelf.get(0).messages}
     assert bodies == {decode_message(a_record(7, body_bytes=40)).body}
+
+
+@pytest.mark.parametrize(("looks_between", "start"), [(True, 0), (False, 4)])
+def test_a_reader_is_not_answered_from_a_queue_that_was_made_again_elsewhere(
+    looks_between: bool, start: int
+) -> None:
+    tier = Tier()
+    append(tier.file(), numbered(0, 10))
+    seen = tier.open(read_only=True)
+    fetcher = Fetcher(seen, ListIndex(), tier.config, tier.runtime, NoMetrics())
+    assert len(fetcher.get_message(ReadRequest(TOPIC, 0, 0)).messages) == 10
+    writer = tier.open()
+    writer.destroy(KEY)
+    again = writer.create(*KEY)
+    if looks_between:
+        seen.refresh()
+        assert not fetcher.get_message(ReadRequest(TOPIC, 0, 0)).messages
+    again.start_at(start)
+    wanted = [a_record(7, queue_offset=n, body_bytes=60) for n in range(start, 12)]
+    append(again, wanted)
+    seen.refresh()
+    found = fetcher.get_message(ReadRequest(TOPIC, 0, start)).messages
+    assert [unplaced(one.record) for one in found] == [unplaced(one) for one in wanted]
 
 
 def test_a_closed_fetcher_says_so_every_time() -> None:

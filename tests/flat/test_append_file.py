@@ -136,6 +136,9 @@ ROWS = [
         (ROWS, [ROWS[0], replace(ROWS[1], create_timestamp=3)], False),
         (ROWS, [replace(ROWS[0], size=90), ROWS[1]], False),
         (ROWS, [ROWS[0], replace(ROWS[1], base_offset=200, size=50)], True),
+        (ROWS, [], False),
+        (ROWS, [replace(ROWS[0], base_offset=60, size=200, create_timestamp=3)], False),
+        (ROWS, [replace(ROWS[0], base_offset=150, create_timestamp=3)], True),
     ],
 )
 def test_what_was_read_stays_in_a_cache_as_long_as_the_same_bytes_are_committed(

@@ -588,13 +588,14 @@ def _delete_bytes(segments: Iterable[FlatSegment]) -> list[SegmentRecord]:
 def _goes_on(known: Sequence[FlatSegment], segments: Sequence[FlatSegment]) -> bool:
     """Whether all that was committed before is still there as it was, but for what has expired."""
     if not known or not segments:
-        return True
+        return not known  # without a segment it is another queue, or will be
     rows = {segment.base: segment.record for segment in segments}
     return known[-1].end <= segments[-1].end and all(
         before.record.create_timestamp == rows[before.base].create_timestamp
         and before.record.size <= rows[before.base].size
-        for before in known
         if before.base in rows
+        else not any(each.base < before.end and before.base < each.end for each in segments)
+        for before in known
     )
 
 
