@@ -590,6 +590,33 @@ def test_who_waits_for_bytes_ahead_that_could_not_be_read_asks_for_them_himself(
     extents(cache)
 
 
+@pytest.mark.parametrize(("start", "length"), [(0, 100), (300, 150), (700, 100)])
+@pytest.mark.parametrize(
+    "error", [SegmentCorruptError("a/b", "torn", position=500), SegmentNotFoundError("a/b")]
+)
+def test_damage_in_what_another_reader_asked_for_is_not_that_of_sound_bytes_beside_it(
+    error: Exception, start: int, length: int
+) -> None:
+    file, cache = FakeFile(commit_offset=100_000), a_cache()
+    on_the_way = threading.Event()
+
+    def damaged_at_500(offset: int, length: int) -> None:
+        on_the_way.set()
+        asked(cache, 2)
+        if offset <= 500 < offset + length:
+            raise error
+
+    def beside() -> bytes:
+        assert on_the_way.wait(WAIT_S)
+        return cache.read(file, start, length, ahead=NOTHING_AHEAD)
+
+    file.before_read = damaged_at_500
+    whole, sound = together([lambda: cache.read(file, 0, 1000, ahead=NOTHING_AHEAD), beside])
+    assert isinstance(whole.exception(), type(error))
+    assert sound.result() == content(start, start + length)
+    extents(cache)
+
+
 def test_what_was_cut_short_before_cached_bytes_is_fetched_by_who_waited_for_both() -> None:
     file, cache = FakeFile(commit_offset=100_000), a_cache()
     cache.read(file, 1000, 100, ahead=NOTHING_AHEAD)

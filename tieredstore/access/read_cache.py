@@ -254,8 +254,8 @@ class ReadCache:
     """Extents of files, bounded in bytes and in time.
 
     * Bytes that several readers want at once are fetched once: an extent is registered before it
-      is fetched, and other readers of its bytes wait. A failure reaches all that wait, and the
-      next reader tries again.
+      is fetched, and other readers of its bytes wait. A failure reaches all that wait, but for
+      one that may be about bytes which only others want, and the next reader tries again.
     * A reader fetches what it has to fetch first and waits for others only then, so no two ever
       wait for each other. All work is done in the threads of the readers.
     * Cached bytes and bytes on their way are never more than `bytes_max`: an extent reserves its
@@ -372,12 +372,12 @@ class ReadCache:
             for part in parts:
                 if part.start > at:
                     break
-                piece = memoryview(_data_of(part))[at - part.start : end - part.start]
+                piece = memoryview(_data_of(part, start, end))[at - part.start : end - part.start]
                 pieces.append(piece)
                 at += len(piece)
             if at == end:
                 return bytes(pieces[0]) if len(pieces) == 1 else b"".join(pieces)
-            # A fetch was cancelled or came short: the rest is planned anew.
+            # A fetch was cancelled, came short or failed at other bytes: the rest is planned anew.
             parts, own = self._plan(key, at, end, limit, ahead)
 
     def _plan(
@@ -469,8 +469,9 @@ def _exactly(file: CachedFile, extent: Extent) -> bytes:
     return data
 
 
-def _data_of(extent: Extent) -> bytes:
-    """The bytes of an extent, waited for; none if the fetch was cancelled."""
+def _data_of(extent: Extent, start: int, end: int) -> bytes:
+    """The bytes of an extent, waited for; none if the fetch was cancelled, or failed and may not
+    have within [start, end)."""
     flight = extent.flight
     if flight is None:
         return extent.data
@@ -480,6 +481,9 @@ def _data_of(extent: Extent) -> bytes:
         return b""
     if error is None:
         return flight.result()
+    is_about_these = start <= extent.start and extent.end <= end
+    if not is_about_these and not isinstance(error, BackendUnavailableError):
+        return b""
     own = _own(error)
     if own is error:
         raise error
