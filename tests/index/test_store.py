@@ -490,6 +490,7 @@ def test_an_upload_that_fails_is_tried_again_and_hides_nothing(tmp_path: Path) -
     assert len(shop.found("k")) == 50
     shop.index.step()
     assert not any(row.size for row in shop.segments())  # not at once
+    assert "before it has an effect" in str(shop.index.problem)  # and till then it has failed
     shop.clock.advance(60_000)
     shop.index.step()
     assert str(shop.index.failure) == "None"

@@ -261,7 +261,9 @@ class IndexStore:
         ):
             with self._uploading:
                 failures.append(self._try(partial(work, now)))
-        self.failure = next((failure for failure in failures if failure is not None), None)
+        found = next((failure for failure in failures if failure is not None), None)
+        if found is not None or now >= self._next_upload:  # else the upload that failed is to come
+            self.failure = found
 
     def _try(self, work: Callable[[], None]) -> TieredStoreError | None:
         try:
@@ -324,6 +326,7 @@ class IndexStore:
                 self._writer.sync()
             for file in full:
                 self._upload(file)
+            self._next_upload = 0
 
     def _upload(self, file: IndexStoreFile) -> None:
         """The full file is in the backend, and gone from the disk.
@@ -370,7 +373,6 @@ class IndexStore:
             return
         self._next_upload = now + UPLOAD_AGAIN_MS
         self._upload_full()
-        self._next_upload = 0
 
     def _expire(self, now: int) -> None:
         if not self._config.expiry_enabled or not self._uploaded.segments:
