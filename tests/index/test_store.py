@@ -498,6 +498,23 @@ def test_an_upload_that_fails_is_tried_again_and_hides_nothing(tmp_path: Path) -
     assert len(shop.found("k")) == 50
 
 
+def test_a_clock_that_is_set_back_delays_no_upload_and_no_mark(tmp_path: Path) -> None:
+    shop = Shop(tmp_path, items=20)
+    shop.put(["k"] * 30, unique=False)
+    shop.faults.always = Fault.BEFORE
+    shop.index.step()
+    assert shop.index.problem
+    shop.faults.forgive()
+    shop.put(["k"], unique=False)
+    shop.clock._start_ms -= 24 * HOUR_MS
+    shop.clock.advance(60_000)
+    shop.index.step()
+    assert len(shop.segments()) == 1
+    assert not shop.index.problem
+    shop.crash()
+    assert shop.open().indexed_offset(TOPIC, shop.topic_id, 0) == 31
+
+
 def test_an_upload_whose_reply_is_lost_is_not_made_twice(tmp_path: Path) -> None:
     shop = Shop(tmp_path)
     shop.put(["k"])

@@ -19,7 +19,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -61,8 +60,8 @@ log = log_of(__name__)
 
 TAKEN_OVER_BYTES_MAX: Final = 2 << 30  # of files that are read at an open
 STEP_MS: Final = 5_000
-UPLOAD_AGAIN_MS: Final = 60_000
-LOOK_MS: Final = 600_000  # between two looks for queues that are gone
+UPLOAD_AGAIN_SECONDS: Final = 60
+LOOK_SECONDS: Final = 600  # between two looks for queues that are gone
 
 
 class IndexStore:
@@ -105,7 +104,7 @@ class IndexStore:
         self._life_guard = threading.RLock()
         self._service: Service | None = None
         self._is_open = self._is_closing = False
-        self._next_upload = self._next_look = self._next_deletion = 0
+        self._next_upload = self._next_look = self._next_deletion = 0.0
         self.failure: TieredStoreError | None = None
         self._process = OneProcess(self._name)
 
@@ -253,16 +252,15 @@ class IndexStore:
         """Do what is due. A failure is logged, and that work is tried again at the next step."""
         if not self._is_open:
             return
-        now = self._runtime.clock.now_ms()
         failures = []
         for work in (
             *(self._delete_dropped, self._keep_up, self._upload_in_time),
             *(self._expire, self._copy_footers, self._forget_gone),
         ):
             with self._uploading:
-                failures.append(self._try(partial(work, now)))
+                failures.append(self._try(work))
         found = next((failure for failure in failures if failure is not None), None)
-        if found is not None or now >= self._next_upload:  # else the upload that failed is to come
+        if found is not None or self._is_due(self._next_upload):  # else what failed is to come
             self.failure = found
 
     def _try(self, work: Callable[[], None]) -> TieredStoreError | None:
@@ -283,11 +281,17 @@ class IndexStore:
                 self._delete_marked()
             return count
 
-    def _delete_dropped(self, now: int) -> None:
+    def _is_due(self, seconds: float) -> bool:
+        return self._runtime.clock.monotonic() >= seconds
+
+    def _seconds_from_now(self, seconds: float) -> float:
+        return self._runtime.clock.monotonic() + seconds
+
+    def _delete_dropped(self) -> None:
         """After a failure wait a while: each time may publish the whole catalogue."""
-        if now < self._next_deletion:
-            return
-        self._next_deletion = now + UPLOAD_AGAIN_MS if self._delete_marked() else 0
+        if self._is_due(self._next_deletion):
+            are_left = self._delete_marked() > 0
+            self._next_deletion = self._seconds_from_now(UPLOAD_AGAIN_SECONDS) if are_left else 0
 
     def _delete_marked(self) -> int:
         """How many files are marked for deletion and still there."""
@@ -299,18 +303,19 @@ class IndexStore:
             return pending.delete_path(path, seconds=seconds, only=marked)
         return len(marked)
 
-    def _keep_up(self, now: int) -> None:
+    def _keep_up(self) -> None:
+        now = self._runtime.clock.now_ms()
         self._writer.roll_if_older(now - self._config.index_rolling_hours * HOUR_MS)
         self._writer.drain()
         if self._writer.is_due:
             self._writer.sync()
 
-    def _forget_gone(self, now: int) -> None:
+    def _forget_gone(self) -> None:
         """What is kept of queues whose topics were deleted, now and then: each had a number of its
         own."""
-        if now < self._next_look:
+        if not self._is_due(self._next_look):
             return
-        self._next_look = now + LOOK_MS
+        self._next_look = self._seconds_from_now(LOOK_SECONDS)
         put = self._writer.queues()  # first: a queue is named before anything of it is put
         self._writer.forget(put - self._watermarks.queues())
         if gone := self._watermarks.unknown():
@@ -326,7 +331,7 @@ class IndexStore:
                 self._writer.sync()
             for file in full:
                 self._upload(file)
-            self._next_upload = 0
+            self._next_upload = 0.0
 
     def _upload(self, file: IndexStoreFile) -> None:
         """The full file is in the backend, and gone from the disk.
@@ -367,20 +372,20 @@ class IndexStore:
             raise StoreClosedError("the index is being closed")
         return block
 
-    def _upload_in_time(self, now: int) -> None:
+    def _upload_in_time(self) -> None:
         """After a failure wait a while: a file may be hundreds of MiB."""
-        if now < self._next_upload:
-            return
-        self._next_upload = now + UPLOAD_AGAIN_MS
-        self._upload_full()
+        if self._is_due(self._next_upload):
+            self._next_upload = self._seconds_from_now(UPLOAD_AGAIN_SECONDS)
+            self._upload_full()
 
-    def _expire(self, now: int) -> None:
+    def _expire(self) -> None:
         if not self._config.expiry_enabled or not self._uploaded.segments:
             return
         hours = [row.reserve_hours or 0 for row in self._metadata.topics()]
+        now = self._runtime.clock.now_ms()
         self.expire(now - max([self._config.reserve_hours, *hours]) * HOUR_MS)
 
-    def _copy_footers(self, now: int) -> None:
+    def _copy_footers(self) -> None:
         for segment in self._uploaded.segments:
             if segment.wants_copy:
                 segment.make_copy()

@@ -53,8 +53,8 @@ COMPACTING: Final = "compacting"
 OLD_NAMES: Final = ("0000", "1111", "2222")
 _BEGIN_POSITION: Final = 4
 PENDING_KEYS_MAX: Final = 16_384  # of 44 bytes each
-PENDING_MS_MAX: Final = 1_000
-SYNC_MS: Final = 30_000
+PENDING_SECONDS_MAX: Final = 1
+SYNC_SECONDS: Final = 30
 EARLIER_MS_MAX: Final = 3_600_000  # that a file begins before the first of its messages
 
 
@@ -89,11 +89,11 @@ class IndexWriter:
         self._late_ms = 0  # so much older a message was than one put into that file before it
         self._pending: list[PendingKeys] = []
         self._pending_keys = 0
-        self._pending_since = 0
+        self._pending_since = 0.0
         self._taken: dict[QueueId, int] = {}
         self._moved: dict[QueueId, int] = {}
         self._put_at: dict[QueueId, int] = {}
-        self._moved_since = 0
+        self._moved_since = 0.0
         self._unsynced: dict[int, IndexStoreFile] = {}
         self._checksums: dict[int, ItemsChecksum] = {}  # by begin; used by the thread that syncs
         self._starts: dict[tuple[int, QueueId], int] = {}
@@ -136,7 +136,7 @@ class IndexWriter:
     @property
     def is_due(self) -> bool:
         """Whether so much time has passed that the watermarks should move."""
-        return bool(self._moved) and self._clock.now_ms() - self._moved_since >= SYNC_MS
+        return bool(self._moved) and self._clock.monotonic() - self._moved_since >= SYNC_SECONDS
 
     def taken(self, queue: QueueId) -> int | None:
         """Below this everything of the queue was put; None if nothing was since the open.
@@ -164,7 +164,7 @@ class IndexWriter:
                 raise StoreClosedError("the index is closed")
             if self._pending_keys + len(keys.columns) > PENDING_KEYS_MAX or self._is_old():
                 self.drain()
-            now = self._clock.now_ms()
+            now = self._clock.monotonic()
             if len(keys.columns):
                 if not self._pending:
                     self._pending_since = now
@@ -173,7 +173,7 @@ class IndexWriter:
             if not self._moved:
                 self._moved_since = now
             self._taken[queue] = self._moved[queue] = end_offset
-            self._put_at[queue] = now
+            self._put_at[queue] = self._clock.now_ms()
             if first_offset <= self._gaps.get(queue, -1):  # all of it is put again
                 del self._gaps[queue]
 
@@ -293,7 +293,8 @@ class IndexWriter:
                 file.close()
 
     def _is_old(self) -> bool:
-        return bool(self._pending) and self._clock.now_ms() - self._pending_since >= PENDING_MS_MAX
+        waited = self._clock.monotonic() - self._pending_since
+        return bool(self._pending) and waited >= PENDING_SECONDS_MAX
 
     def _put_some(
         self,
