@@ -16,6 +16,7 @@ from tests.access.cached_file_kit import WAIT_S
 from tests.access.fetch_kit import ByCode, ByNamedCode, Shelf, numbered, offsets
 from tests.flat.store_kit import unplaced
 from tests.s3.s3_clients import CLIENTS
+from tieredstore.access.fetcher import Fetcher
 from tieredstore.driver.message_store import ReadRequest
 from tieredstore.driver.metrics import (
     READ_CACHE_ACCESS,
@@ -282,6 +283,33 @@ def test_what_expires_during_a_read_is_answered_as_gone() -> None:
     result = shelf.get(0)
     assert result.status is GetStatus.OFFSET_TOO_SMALL
     assert result.next_offset == result.min_offset > 8
+
+
+@pytest.mark.parametrize(
+    ("ask", "answer"),
+    [
+        (lambda it: it.contains(TOPIC, 0, 20), False),
+        (lambda it: len(it.read_range(TOPIC, 0, 20, count_max=5, bytes_max=MIB)), 0),
+        (lambda it: it.min_offset(TOPIC, 0), None),
+        (lambda it: it.store_time(TOPIC, 0, 20), None),
+        (lambda it: it.earliest_time(TOPIC, 0), None),
+        (lambda it: it.offset_by_time(TOPIC, 0, 7), None),
+    ],
+)
+def test_a_queue_that_is_destroyed_during_a_question_is_answered_as_absent(
+    ask: Callable[[Fetcher], Any], answer: object
+) -> None:
+    shelf = Shelf(log_bytes=2000, queue_units=8)
+    file = shelf.put(numbered(0, 40))
+    for part in (file.queue, file.log):  # so that the beginning has to be read
+        part.drop([each for each in part.segments if each.end <= first_kept(file, part)])
+
+    def destroy() -> None:
+        shelf.provider.before_read = lambda: None
+        shelf.store.destroy(file.key)
+
+    shelf.provider.before_read = destroy
+    assert ask(shelf.fetcher) == answer
 
 
 def first_kept(file: Any, part: FlatAppendFile) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from typing import Final
+from typing import Final, TypeVar
 
 from tieredstore.access.key_lookup import SCAN_BYTES_MAX, KeyLookup
 from tieredstore.access.pages import CachedSource, ColdError, ExactSource, HotSource, QueuePages
@@ -32,6 +32,8 @@ from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import SegmentCorruptError, StoreClosedError
 from tieredstore.model.messages import GetResult, MessageRun, QueryResult
 from tieredstore.model.values import INT64_MAX, Boundary, QueueKey
+
+T = TypeVar("T")
 
 SWEEP_MS_MIN: Final = 1_000
 
@@ -156,16 +158,20 @@ class Fetcher:
         Empty where there is none, else at least one. A gap ends it, and so does a damaged body
         where bodies are checked.
         """
-        file = self._file(topic, queue_id)
-        if file is None:
-            return empty_run(offset)
-        run = read_run(file, offset, count_max=count_max, bytes_max=bytes_max, source=self._source)
-        if not len(run) or not self._config.checks_bulk_reads:
-            return run
-        count = sound_count(Bodies(run.records, run.starts, run.message_bytes).sound_bodies())
-        if not count:
-            raise damaged_body(file, run.first_offset, int(run.log_offsets[0]))
-        return run.head(count)
+
+        def ask(file: FlatMessageFile) -> MessageRun:
+            run = read_run(
+                file, offset, count_max=count_max, bytes_max=bytes_max, source=self._source
+            )
+            if not len(run) or not self._config.checks_bulk_reads:
+                return run
+            count = sound_count(Bodies(run.records, run.starts, run.message_bytes).sound_bodies())
+            if not count:
+                raise damaged_body(file, run.first_offset, int(run.log_offsets[0]))
+            return run.head(count)
+
+        run = self._ask(topic, queue_id, ask)
+        return empty_run(offset) if run is None else run
 
     # -- keys ---------------------------------------------------------------------------------
 
@@ -251,15 +257,13 @@ class Fetcher:
 
     def contains(self, topic: str, queue_id: int, offset: int) -> bool:
         """Whether there is such a message: not in a gap, and not expired."""
-        file = self._file(topic, queue_id)
-        return file is not None and _contains(file, offset)
+        return bool(self._ask(topic, queue_id, lambda file: _contains(file, offset)))
 
     # -----------------------------------------------------------------------------------------
 
-    def _ask(
-        self, topic: str, queue_id: int, ask: Callable[[FlatMessageFile], int | None]
-    ) -> int | None:
-        """What a queue says; asked again where it changed under the question."""
+    def _ask(self, topic: str, queue_id: int, ask: Callable[[FlatMessageFile], T]) -> T | None:
+        """What a queue says; asked again where it changed under the question. None for one that is
+        not there."""
         while True:
             file = self._file(topic, queue_id)
             if file is None or not file.is_started:
