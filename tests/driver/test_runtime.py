@@ -205,6 +205,23 @@ def test_a_runtime_with_time_lets_all_it_accepted_finish() -> None:
     assert [each.result(0) for each in kept] == list(range(50))
 
 
+@pytest.mark.parametrize("timeout", [None, LONG])
+def test_a_call_that_closes_its_own_runtime_does_not_wait_for_itself(timeout: float | None) -> None:
+    runtime = Runtime.threads(dispatch_threads=1, fetch_threads=1)
+    accepted = threading.Event()
+
+    def close() -> bool:
+        assert accepted.wait(LONG)
+        return runtime.close(timeout)
+
+    closing = runtime.fetch.submit(close)
+    behind = runtime.fetch.submit(int, 7)
+    accepted.set()
+    assert not closing.result(LONG / 2)
+    assert behind.result(LONG) == 7
+    assert runtime.close(LONG)
+
+
 def test_who_stops_a_service_need_not_wait_for_its_step() -> None:
     gate, started = threading.Event(), threading.Event()
 

@@ -100,7 +100,9 @@ class Pool(Protocol):
     def close(self, timeout: float | None = None) -> bool:
         """Take no more, and let what was accepted finish; whether it has, in so many seconds.
 
-        What has not begun by then is cancelled, and what is under way is left alone.
+        What has not begun by then is cancelled, and what is under way is left alone. A call of the
+        pool that closes it, as in a callback of a future, does not wait for itself: the others
+        finish afterwards.
         """
 
 
@@ -130,7 +132,12 @@ class ThreadPool:
     """
 
     def __init__(self, name: str, *, threads: int, pending_max: int) -> None:
-        self._executor = ThreadPoolExecutor(threads, thread_name_prefix=f"tieredstore-{name}")
+        self._own = threading.local()  # `is_worker` in the pool's threads only
+        self._executor = ThreadPoolExecutor(
+            threads,
+            thread_name_prefix=f"tieredstore-{name}",
+            initializer=lambda: setattr(self._own, "is_worker", True),
+        )
         self._places = threading.BoundedSemaphore(threads + pending_max)
         self._name = f"the threads for {name}"
         self._process: OneProcess | None = None
@@ -158,6 +165,9 @@ class ThreadPool:
         self._closed = True
         if self._process is not None and not self._process.is_this:
             return True  # its threads are the parent's
+        if hasattr(self._own, "is_worker"):
+            self._executor.shutdown(wait=False)
+            return False
         if timeout is None:
             self._executor.shutdown(wait=True)
             return True
