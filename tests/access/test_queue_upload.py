@@ -11,7 +11,7 @@ import pytest
 from tests.access.dispatch_kit import KEY, RecordingIndex, Tier, a_tier
 from tests.access.lost_disks import ONE, Machine
 from tieredstore.access.rounds import BatchOutcome
-from tieredstore.driver.runtime import Runtime
+from tieredstore.driver.runtime import ManualClock, Runtime
 from tieredstore.flat.reading import read_run
 from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.messages import Message, MessageRun
@@ -81,6 +81,21 @@ def test_what_is_young_and_little_is_held(tmp_path: Path) -> None:
     tier.later(1)
     tier.dispatch()
     assert tier.file().commit_offset == 9
+
+
+def test_what_was_stored_before_the_clock_was_set_back_waits_no_longer(tmp_path: Path) -> None:
+    store, tier, _ = a_tier(tmp_path)
+    store.fill(1)
+    clock = tier.runtime.clock
+    assert isinstance(clock, ManualClock)
+    clock._start_ms -= 24 * 3_600_000
+    tier.dispatch()
+    tier.later(30_000)
+    tier.dispatch()
+    assert tier.file().commit_offset == 0
+    tier.later(1)
+    tier.dispatch()
+    assert tier.file().commit_offset == 1
 
 
 def test_a_full_batch_is_due_at_once_and_what_is_left_is_held(tmp_path: Path) -> None:

@@ -626,5 +626,7 @@ class QueueRules:
             time = self._store.store_time(*work.key, current)
             if time is None:
                 return True  # reading it will say what is wrong
-            known = work.first_waiting = current, time
-        return known[1] + self._timeout_ms < self._clock.now_ms()
+            known = current, time
+        now = self._clock.now_ms()
+        work.first_waiting = current, min(known[1], now)  # the clock may have been set back
+        return known[1] + self._timeout_ms < now
