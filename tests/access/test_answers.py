@@ -506,9 +506,9 @@ def test_a_store_time_comes_from_the_tier_if_its_message_expires_meanwhile(tiere
     tiered.local.kept_from = 0
     store_time = tiered.local.store_time
 
-    def expire_and_ask(*place: Any) -> int | None:
+    def expire_and_ask(topic: str, queue_id: int, offset: int) -> int | None:
         tiered.local.kept_from = 6
-        return store_time(*place)
+        return store_time(topic, queue_id, offset)
 
     tiered.local.store_time = expire_and_ask  # type: ignore[method-assign, assignment]
     assert tiered.store.store_time(TOPIC, 0, 2) == time_of(2)
