@@ -281,6 +281,22 @@ def test_a_reader_is_not_answered_from_a_queue_that_was_made_again_elsewhere(
     assert [unplaced(one.record) for one in found] == [unplaced(one) for one in wanted]
 
 
+def test_a_key_that_is_not_indexed_is_found_though_the_clock_was_set_back() -> None:
+    class Behind(ListIndex):
+        def put(self, *run: object) -> None:
+            """Takes nothing."""
+
+        def indexed_offset(self, *queue: object) -> int:
+            return 0
+
+    shelf = Shelf(index=Behind())
+    times = [STORE_TIMESTAMP, STORE_TIMESTAMP - 60_000, STORE_TIMESTAMP]
+    shelf.put([a_record(number, store_timestamp=time) for number, time in enumerate(times)])
+    answer = shelf.fetcher.query_message(TOPIC, "shared", end=STORE_TIMESTAMP - 30_000)
+    assert answer.complete
+    assert [one.queue_offset for one in answer.messages] == [1]
+
+
 def test_a_closed_fetcher_says_so_every_time() -> None:
     shelf = a_hundred()
     shelf.fetcher.start()

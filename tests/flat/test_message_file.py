@@ -32,7 +32,7 @@ from tieredstore.model.errors import (
 from tieredstore.model.messages import MessageRun
 from tieredstore.model.values import Host, SegmentRecord
 from tieredstore.testing.faults import Fault, Faults
-from tieredstore.testing.samples import STORE_TIMESTAMP, a_record
+from tieredstore.testing.samples import BORN_HOST, STORE_TIMESTAMP, a_record
 
 SIZE = len(a_record(0))
 
@@ -217,6 +217,19 @@ def test_store_times_are_true_wherever_the_message_was_born() -> None:
     assert [store_time(file, 0), store_time(file, 1)] == [STORE_TIMESTAMP, STORE_TIMESTAMP + 10]
     for row in (*tier.rows(LOG), *tier.rows(QUEUE)):
         assert (row.begin_timestamp, row.end_timestamp) == (STORE_TIMESTAMP, STORE_TIMESTAMP + 10)
+
+
+@pytest.mark.parametrize("host", [BORN_HOST, Host(bytes(16), 1)])
+def test_rows_bound_the_times_of_all_messages_where_the_clock_was_set_back(host: Host) -> None:
+    tier = Tier()
+    file = tier.file()
+    times = [STORE_TIMESTAMP + each for each in (0, -60_000, 90_000, 10)]
+    records = [
+        a_record(number, store_timestamp=time, born_host=host) for number, time in enumerate(times)
+    ]
+    append(file, records)
+    for row in (*tier.rows(LOG), *tier.rows(QUEUE)):
+        assert (row.begin_timestamp, row.end_timestamp) == (min(times), max(times))
 
 
 def test_what_waits_can_be_given_back_and_appended_again() -> None:

@@ -13,6 +13,7 @@ from typing import Any, Final, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
+from tieredstore.codec.columns import ParsedRun, Records
 from tieredstore.codec.queue_unit import (
     UNIT_BYTES,
     QueueUnits,
@@ -190,6 +191,19 @@ def _units_of(run: MessageRun, log_offsets: NDArray[np.int64]) -> bytes:
         message_bytes=run.message_bytes[:count],
         tags_codes=run.tags_codes[:count],
     )
+
+
+def _times_of(run: MessageRun, count: int) -> tuple[int, int]:
+    """When the first messages of a run were stored, the earliest and the latest: not the first and
+    the last of them, for the clock may have been set back in between."""
+    if count == 1:
+        time = peek_store_timestamp(run.record(0))
+        return time, time
+    if isinstance(run, ParsedRun):
+        times = run.store_timestamps[:count]
+    else:
+        times = Records(run.records, run.starts[:count], run.message_bytes[:count]).store_times()
+    return int(times.min()), int(times.max())
 
 
 class FlatConsumeQueueFile(FlatAppendFile):
@@ -421,9 +435,9 @@ class FlatMessageFile:
             return Appended(count=0, log_offsets=np.empty(0, np.int64), records=memoryview(b""))
         data, log_offsets = placed_records(run, count, self.log.append_offset)
         units = _units_of(run, log_offsets)
-        times = [peek_store_timestamp(run.record(row)) for row in {0, count - 1}]
-        self.log.append(data, begin=min(times), end=max(times))
-        self.queue.append(units, begin=min(times), end=max(times))
+        begin, end = _times_of(run, count)
+        self.log.append(data, begin=begin, end=end)
+        self.queue.append(units, begin=begin, end=end)
         return Appended(count=count, log_offsets=log_offsets, records=memoryview(data))
 
     def roll_if_due(self) -> bool:
