@@ -510,7 +510,7 @@ def test_a_store_time_comes_from_the_tier_if_its_message_expires_meanwhile(tiere
         tiered.local.kept_from = 6
         return store_time(topic, queue_id, offset)
 
-    tiered.local.store_time = expire_and_ask  # type: ignore[method-assign, assignment]
+    tiered.local.store_time = expire_and_ask  # type: ignore[method-assign]
     assert tiered.store.store_time(TOPIC, 0, 2) == time_of(2)
 
 
