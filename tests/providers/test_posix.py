@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from tieredstore.driver.provider import ListedSegment, SegmentProvider
 from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import FileSegment
 from tieredstore.model.config import StoreConfig
-from tieredstore.model.errors import InvalidConfigError, SegmentNotFoundError
+from tieredstore.model.errors import BackendRefusedError, InvalidConfigError, SegmentNotFoundError
 from tieredstore.model.values import SegmentType
 from tieredstore.providers.posix import PosixProvider
 from tieredstore.testing.provider_contract import SegmentProviderContract
@@ -114,6 +116,29 @@ def test_odd_things_in_the_tree_are_passed_over(provider: PosixProvider, tmp_pat
         stray.parent.mkdir(parents=True)
         stray.write_bytes(b"x")
     assert list(provider.list()) == [ListedSegment("b/t/0", LOG, 0, 1)]
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["fifo", "folder"])
+def test_what_is_no_file_is_no_segment_and_not_waited_for(
+    provider: PosixProvider, make: Callable[[Path], None]
+) -> None:
+    segment = provider.open("b/t/0", LOG, 0)
+    Path(segment.path).parent.mkdir(parents=True)
+    make(Path(segment.path))
+    calls = [
+        (segment.size, SegmentNotFoundError),
+        (lambda: segment.read(0, 0), SegmentNotFoundError),
+        (lambda: segment.write(0, b"data"), BackendRefusedError),
+    ]
+    for call, error in calls:
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(call)
+            done, _ = wait([answer], timeout=20)
+            if not done:  # it waits for the other end of the FIFO
+                os.close(os.open(segment.path, os.O_WRONLY))
+        assert done
+        with pytest.raises(error):
+            answer.result()
 
 
 def test_a_relative_root_stays_where_it_was(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -214,8 +215,13 @@ class PosixFileSegment(FileSegment):
         if flags & os.O_CREAT:
             flags |= NO_LINK
         with translated(self.path, operation):
-            descriptor = os.open(self._file, flags | os.O_CLOEXEC, 0o666)
+            # Without waiting, which an open of a FIFO does for its other end.
+            descriptor = os.open(self._file, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
             try:
+                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                    if flags & os.O_RDWR:
+                        raise BackendRefusedError(self.path, operation, "it is no regular file")
+                    raise SegmentNotFoundError(self.path)
                 yield descriptor
             finally:
                 os.close(descriptor)
