@@ -18,6 +18,7 @@ import pytest
 from tests.jobs.dying import dying
 from tests.jobs.job_kit import (
     Harmed,
+    copy_of_golden,
     exported,
     flipped,
     golden_config,
@@ -27,6 +28,7 @@ from tests.jobs.job_kit import (
     tier_messages,
 )
 from tests.jobs.written_tier import START_MS, WrittenTier, posix_config
+from tieredstore.driver.metadata import DeleteQueue
 from tieredstore.jobs.export import ExportJob
 from tieredstore.jobs.export_ledger import (
     Ledger,
@@ -49,6 +51,7 @@ from tieredstore.jobs.job import (
     run_item,
 )
 from tieredstore.jobs.scan import OnCorrupt
+from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.model.errors import InvalidConfigError, MetadataError
 
 
@@ -384,6 +387,14 @@ def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
     job = ExportJob(config=golden_config(), target=str(tmp_path / "parquet"))
     assert job.plan().counts["messages"] == 533
     assert not (tmp_path / "parquet").exists()
+
+
+def test_messages_of_a_queue_that_the_catalogue_lost_are_told(tmp_path: Path) -> None:
+    config = copy_of_golden(tmp_path / "java")
+    with JsonMetadataStore.open(config.catalogue_path) as metadata:
+        metadata.apply([DeleteQueue("GoldAa", 0)])
+    with pytest.raises(MetadataError, match="GoldAa/0, and not the queue"):
+        exported(config, tmp_path / "out")
 
 
 def test_what_cannot_be_read_fails_is_left_out_or_told(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ from tieredstore.access.reader import TieredReader
 from tieredstore.access.wiring import Tier, open_tier
 from tieredstore.driver import durable
 from tieredstore.driver.durable import FileLock
-from tieredstore.driver.metadata import DeleteSegment
+from tieredstore.driver.metadata import DeleteQueue, DeleteSegment
 from tieredstore.driver.runtime import InlinePool, Runtime
 from tieredstore.jobs import migrate_plan
 from tieredstore.jobs.job import JobExit, JobReport, JobState, LocalEngine
@@ -512,6 +512,17 @@ def test_what_the_catalogue_names_and_is_gone_is_damage(tmp_path: Path) -> None:
     again = moved(source, target, cut_over=True)
     assert again.facts["cut_over"] == "refused"
     assert not Path(target.catalogue_path).exists()
+
+
+def test_segments_of_a_queue_that_the_catalogue_lost_are_not_left_behind(tmp_path: Path) -> None:
+    source, target = copy_of_golden(tmp_path / "java"), posix(tmp_path / "new")
+    with JsonMetadataStore.open(source.catalogue_path) as metadata:
+        metadata.apply([DeleteQueue("GoldAa", 0)])
+    for cut_over in (False, True):
+        with pytest.raises(MetadataError, match="segments of broker-gold-a/GoldAa/0, and not the"):
+            moved(source, target, cut_over=cut_over)
+    assert not Path(target.catalogue_path).exists()
+    assert moved(source, target, topics=["GoldBB"]).exit_code is JobExit.DONE
 
 
 def test_other_bytes_in_the_target_are_told_and_never_written_over(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from tieredstore.access.reader import TieredReader
 from tieredstore.access.wiring import open_tier, published_catalogue
 from tieredstore.codec.message import decode_message
 from tieredstore.codec.names import index_queue_path
+from tieredstore.driver.metadata import Change, DeleteQueue, DeleteTopic
 from tieredstore.driver.provider import Scratch
 from tieredstore.driver.runtime import ManualClock, Runtime, SystemClock
 from tieredstore.index.contract import CommittedRun
@@ -227,6 +228,17 @@ def test_a_tier_that_java_wrote_is_found_by_every_key(tmp_path: Path) -> None:
             answer = reader.query_message(topic, text, count_max=9_999)
             records = [decode_message(each.record) for each in answer.messages]
             assert {(each.queue_id, each.log_offset) for each in records} == places
+
+
+@pytest.mark.parametrize("lost", [DeleteQueue("other", 7), DeleteTopic("other")])
+def test_what_the_catalogue_lost_takes_no_keys_with_it(config: StoreConfig, lost: Change) -> None:
+    before = index_files(config)
+    with open_tier_of(config) as parts:
+        parts.metadata.apply([lost])
+    for dry_run in (True, False):
+        with pytest.raises(MetadataError, match="of .*other"):
+            run(config, dry_run=dry_run)
+    assert index_files(config) == before
 
 
 def test_another_number_of_slots_is_refused(config: StoreConfig) -> None:

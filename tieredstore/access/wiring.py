@@ -13,7 +13,7 @@ from tieredstore.access.fetcher import Fetcher
 from tieredstore.access.key_lookup import SCAN_BYTES_MAX
 from tieredstore.access.rebuild import rebuild
 from tieredstore.access.upkeep import PublishChore
-from tieredstore.codec.names import cluster_directory
+from tieredstore.codec.names import cluster_directory, index_queue_path, queue_path
 from tieredstore.driver.message_store import MessageStore
 from tieredstore.driver.metadata import (
     LOG,
@@ -531,6 +531,28 @@ def check_broker(config: StoreConfig, metadata: MetadataStore) -> None:
             f"broker_name: the catalogue {metadata.facts.place} has no broker"
             f" {config.broker_name!r}; it has {_named(brokers)}"
         )
+
+
+def check_queues(
+    config: StoreConfig,
+    metadata: MetadataStore,
+    *,
+    wanted: Callable[[str], bool] = lambda _topic: True,
+) -> None:
+    """MetadataError where segments of a topic that is `wanted` are named, and their queue is not.
+
+    Who goes from queue to queue would leave these messages out, and be done.
+    """
+    below = f"{config.broker_name}/"
+    paths = {row.path for row in metadata.segments() if row.path.startswith(below)}
+    named = {queue_path(config.broker_name, *row.key) for row in metadata.queues()}
+    for path in sorted(paths - named - {index_queue_path(config.broker_name)}):
+        if wanted(path.split("/")[1]):
+            raise MetadataError(
+                metadata.facts.place,
+                f"it names segments of {path}, and not the queue: move it away, and a rebuild "
+                "makes one that does",
+            )
 
 
 def brokers_of(metadata: MetadataStore) -> list[str]:

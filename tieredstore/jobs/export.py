@@ -81,6 +81,7 @@ from tieredstore.jobs.slices import (
     TopicPatterns,
     plan_slices,
 )
+from tieredstore.jobs.worker import check_catalogue
 from tieredstore.model.amounts import counted, shown_size
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import InvalidConfigError, MetadataError
@@ -184,6 +185,7 @@ class ExportJob:
         remade: set[str] = set()
         held, numbers = _with(ledger, staged), known_topics(ledger, staged)
         with TieredReader(self.config) as reader:
+            check_catalogue(self.config, wanted=topics.match)
             topics.refuse_unknown(key.topic for key in reader.queues())
             queues = selected_queues(reader, selection)
             bounds = queue_bounds(reader, queues, selection)

@@ -15,7 +15,7 @@ from tieredstore.access.queue_upload import STOPPED_QUEUE, TRUSTED_SIDE
 from tieredstore.access.reader import amend_problems
 from tieredstore.access.rebuild import slot_count_of
 from tieredstore.access.tables import notes_of
-from tieredstore.access.wiring import Tier, open_tier
+from tieredstore.access.wiring import Tier, check_queues, open_tier
 from tieredstore.codec.names import index_queue_path, queue_path
 from tieredstore.driver.metadata import LOG, Change, DeleteTopic, MetadataStore, Put, PutNote
 from tieredstore.driver.object_requests import PriceTable
@@ -126,6 +126,7 @@ def _read_once(config: StoreConfig, topics: tuple[str, ...]) -> SourceTier:
         patterns = TopicPatterns(topics)
         patterns.refuse_unknown(known)
         names = {topic for topic in known if patterns.match(topic)}
+        check_queues(config, metadata, wanted=patterns.match)
         parts.load()
         amend_problems(parts.files, metadata, parts.provider, config.broker_name)
         queues = _queues(parts, names)

@@ -42,6 +42,7 @@ from tieredstore.jobs.key_runs import (
 from tieredstore.jobs.slices import SPLIT_BYTES, Damage, Slice, SliceReader, plan_slices, queue_rows
 from tieredstore.jobs.worker import (
     OwnedTier,
+    check_catalogue,
     owned_already,
     owned_tier,
     worker_runtime,
@@ -167,8 +168,14 @@ def planned_keys(config: StoreConfig, *, split_bytes: int) -> list[KeysItem]:
     """The slices of all queues, as the catalogue has them now."""
     if not config.index_enabled:
         raise InvalidConfigError("index_enabled: it is off: this tier is to have no index")
+    check_catalogue(config, wanted=lambda _topic: True)
     with TieredReader.open(config) as reader:
         topic_ids = {row.topic: row.topic_id for row in reader.topics()}
+        missing = sorted({key.topic for key in reader.queues()} - topic_ids.keys())
+        if missing:
+            raise MetadataError(
+                reader.catalogue.place, f"it names queues of {missing[0]}, and not the topic"
+            )
         slices = plan_slices(queue_rows(reader.segments()), split_bytes=split_bytes)
         place = reader.catalogue.place
     lost = sorted({slice_.key.topic for slice_ in slices} - topic_ids.keys())

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn
 
 from tieredstore.access.wiring import (
     catalogue_of,
+    check_queues,
     has_file,
     provider_of,
     published_catalogue,
@@ -152,6 +153,14 @@ def newest_catalogue(config: StoreConfig) -> MetadataStore | None:
     if has_file(config):
         return catalogue_of(config, worker_runtime(), read_only=True)
     return published_catalogue(config, provider)
+
+
+def check_catalogue(config: StoreConfig, *, wanted: Callable[[str], bool]) -> None:
+    """MetadataError where the newest catalogue names messages of `wanted` topics in no queue."""
+    catalogue = newest_catalogue(config)
+    if catalogue is not None:
+        with closing(catalogue):
+            check_queues(config, catalogue, wanted=wanted)
 
 
 def queue_file(
