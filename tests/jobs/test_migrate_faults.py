@@ -525,6 +525,19 @@ def test_segments_of_a_queue_that_the_catalogue_lost_are_not_left_behind(tmp_pat
     assert moved(source, target, topics=["GoldBB"]).exit_code is JobExit.DONE
 
 
+def test_what_an_older_catalogue_does_not_name_is_not_left_behind(tmp_path: Path) -> None:
+    source, target = copy_of_golden(tmp_path / "java"), posix(tmp_path / "new")
+    with JsonMetadataStore.open(source.catalogue_path) as metadata:
+        rows = metadata.segments("broker-gold-a/GoldAa/0")
+        metadata.apply([*(DeleteSegment(*row.key) for row in rows), DeleteQueue("GoldAa", 0)])
+    report = moved(source, target, cut_over=True)
+    assert report.facts["cut_over"] == "refused"
+    assert {each.kind for each in report.findings} == {"not-named"}
+    assert len(report.findings) == len(rows)
+    assert not Path(target.catalogue_path).exists()
+    assert moved(source, target, topics=["GoldBB"], cut_over=True).facts["cut_over"] == "done"
+
+
 def test_other_bytes_in_the_target_are_told_and_never_written_over(tmp_path: Path) -> None:
     source, target = tier_at(tmp_path / "old"), tier_at(tmp_path / "new")
     with broker_on(source) as broker:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Final
 from uuid import uuid4
 
+from tieredstore.access.audit import TierFacts, orphan_findings
 from tieredstore.access.log_mark import LOG_MARK
 from tieredstore.access.queue_upload import history_note
 from tieredstore.access.wiring import (
@@ -25,6 +26,7 @@ from tieredstore.access.wiring import (
     publisher_of,
     written_catalogue,
 )
+from tieredstore.codec.names import INDEX_TOPIC
 from tieredstore.driver.durable import FileLock
 from tieredstore.driver.metadata import Change, MetadataStore, Put, PutNote
 from tieredstore.driver.metrics import NoMetrics
@@ -73,7 +75,8 @@ from tieredstore.jobs.migrate_plan import (
     target_path,
     with_names,
 )
-from tieredstore.jobs.worker import worker_provider, worker_runtime
+from tieredstore.jobs.slices import TopicPatterns
+from tieredstore.jobs.worker import newest_catalogue, worker_provider, worker_runtime
 from tieredstore.model.amounts import counted, shown_size
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import (
@@ -296,6 +299,7 @@ class _Finish:
         for row in _not_there(now, job.target, provider, adopt=job.adopt):
             journal.add(row.key, Copied(0, 0))  # once more
             self._found("lost-copy", row, "it was copied, and the target has it not: run it again")
+        self._findings += _left_behind(job)
         if self._findings:
             return False
         self._remove_expired(now, journal)
@@ -450,6 +454,24 @@ def _check_own_catalogue(tier: SourceTier) -> None:
             "metadata_path: to cut over takes the broker's own catalogue, and not the "
             f"{tier.copy_of}; where that is lost, `tieredstore rebuild` makes one"
         )
+
+
+def _left_behind(job: MigrateJob) -> list[Finding]:
+    """Segments that lie in the source and that its catalogue, perhaps an older one, does not name:
+    no copy has them."""
+    source, wanted = job.source, TopicPatterns(job.topics).match
+    catalogue = newest_catalogue(source)
+    if catalogue is None:
+        return []
+    with closing(catalogue):
+        facts = TierFacts.gather(catalogue, worker_provider(source), source.broker_name)
+    left = []
+    for found in orphan_findings(facts):
+        topic = found.place.path.split("/")[1]
+        is_moved = not job.adopt if topic == INDEX_TOPIC else wanted(topic)
+        if is_moved and not found.repairable:
+            left.append(Finding.of_damage("not-named", found.where, found.detail))
+    return left
 
 
 def _not_there(
