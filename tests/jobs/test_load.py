@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from tests.every_step import every_step
 from tests.flat.tiers import run_of
 from tests.jobs.dying import LOADED, NEW, OLD, config_in, dying, load
+from tests.jobs.job_kit import files
 from tests.jobs.load_kit import (
     LOADED_MS,
     assert_found,
@@ -41,6 +42,7 @@ from tieredstore.access.upkeep import expire
 from tieredstore.codec.java import string_hash
 from tieredstore.codec.message import decode_message, encode_message
 from tieredstore.codec.record import TRANSACTION_COMMIT, decode_properties, encode_properties
+from tieredstore.driver.metadata import DeleteSegment
 from tieredstore.driver.object_client import ObjectFacts
 from tieredstore.driver.provider import LOAD_MS_MAX
 from tieredstore.flat.append_file import delete_pending
@@ -57,6 +59,7 @@ from tieredstore.jobs.load_records import (
 )
 from tieredstore.jobs.load_segments import StagedPart, Stager
 from tieredstore.jobs.worker import worker_scratch
+from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import (
     BackendRefusedError,
@@ -306,6 +309,18 @@ def test_segments_that_the_catalogue_does_not_know_are_not_overlaid(config: Stor
     part = staged(elsewhere, "run", 0, [rows_of(A, range(20))])
     with pytest.raises(LoadRefusedError, match="rebuild"):
         commit_load(elsewhere, "run", [part])
+
+
+def test_segments_that_an_older_catalogue_does_not_know_stay(config: StoreConfig) -> None:
+    WrittenTier(config=config).add(*A, 200)
+    with JsonMetadataStore.open(config.catalogue_path) as metadata:
+        (*_, last) = metadata.segments(f"{config.broker_name}/orders/0", SegmentType.COMMIT_LOG)
+        (*_, units) = metadata.segments(last.path, SegmentType.CONSUME_QUEUE)
+        metadata.apply([DeleteSegment(*last.key), DeleteSegment(*units.key)])
+    before = files(config)
+    with pytest.raises(MetadataError, match="rebuild"):
+        loaded(config, [[rows_of(A, range(20))]])
+    assert files(config) == before
 
 
 def test_an_empty_load_changes_nothing(config: StoreConfig) -> None:

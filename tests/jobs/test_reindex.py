@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 
 from tests.flat.tiers import FaultyCatalogue, run_of
 from tests.jobs.dying import LOADED, NEW, OLD, config_in, dying, load, reindexed
-from tests.jobs.job_kit import copy_of_golden
+from tests.jobs.job_kit import copy_of_golden, files
 from tests.jobs.load_kit import assert_found, open_tier_of, report_of
 from tests.jobs.written_tier import WrittenTier, posix_config
 from tieredstore.access.reader import TieredReader
 from tieredstore.access.wiring import open_tier, published_catalogue
 from tieredstore.codec.message import decode_message
 from tieredstore.codec.names import index_queue_path
-from tieredstore.driver.metadata import Change, DeleteQueue, DeleteTopic
+from tieredstore.driver.metadata import Change, DeleteQueue, DeleteSegment, DeleteTopic
 from tieredstore.driver.provider import Scratch
 from tieredstore.driver.runtime import ManualClock, Runtime, SystemClock
 from tieredstore.index.contract import CommittedRun
@@ -34,6 +34,7 @@ from tieredstore.jobs.job import JobExit, JobReport, JobState, LocalEngine, run_
 from tieredstore.jobs.key_runs import KeyRun, RunWriter, file_plans, in_order, merged, staged_runs
 from tieredstore.jobs.reindex import ReindexKeys, begin_timestamps, reindex
 from tieredstore.jobs.worker import worker_provider
+from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.metadata.tables import Tables
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import (
@@ -239,6 +240,17 @@ def test_what_the_catalogue_lost_takes_no_keys_with_it(config: StoreConfig, lost
         with pytest.raises(MetadataError, match="of .*other"):
             run(config, dry_run=dry_run)
     assert index_files(config) == before
+
+
+def test_files_that_an_older_catalogue_does_not_know_stay(tmp_path: Path) -> None:
+    config = copy_of_golden(tmp_path / "java")
+    with JsonMetadataStore.open(config.catalogue_path) as metadata:
+        rows = metadata.segments(index_queue_path(config.broker_name), SegmentType.INDEX)
+        metadata.apply([DeleteSegment(*row.key) for row in rows])
+    before = files(config)
+    with pytest.raises(MetadataError, match="rebuild"):
+        run(config)
+    assert files(config) == before
 
 
 def test_another_number_of_slots_is_refused(config: StoreConfig) -> None:

@@ -22,7 +22,7 @@ from tieredstore.access.wiring import (
 from tieredstore.codec.names import index_queue_path
 from tieredstore.driver.metadata import MetadataStore, Publisher
 from tieredstore.driver.metrics import GaugeRead, Labels, Metric, Metrics, NoMetrics
-from tieredstore.driver.provider import Scratch, SegmentProvider
+from tieredstore.driver.provider import Scratch, SegmentProvider, refuse_existing
 from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import Buffer
 from tieredstore.flat import append_file
@@ -34,6 +34,7 @@ from tieredstore.model.errors import (
     BackendUnavailableError,
     InvalidConfigError,
     MetadataError,
+    PositionMismatchError,
     SegmentCorruptError,
     TieredStoreError,
 )
@@ -261,7 +262,19 @@ class OwnedTier:
             self.publisher.publish()
 
     def announce(self, rows: Sequence[SegmentRecord]) -> None:
-        """Segments of these names are about to be made, and go unless they are installed."""
+        """Segments of these names are about to be made, and go unless they are installed.
+
+        MetadataError where one is there, which an older catalogue does not name: it may be data.
+        """
+        for row in rows:
+            with self.provider.open(*row.key) as segment:
+                try:
+                    refuse_existing(segment)
+                except PositionMismatchError as error:
+                    raise MetadataError(
+                        self.metadata.facts.place,
+                        f"it does not name {segment.path}, which is there: rebuild it first",
+                    ) from error
         self.metadata.apply(append_file.mark_for_deletion(rows))
 
     def _withdraw(self, paths: Sequence[str]) -> None:
