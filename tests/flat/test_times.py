@@ -385,6 +385,20 @@ def test_a_unit_that_names_no_byte_of_the_log_is_damage() -> None:
     assert store_time(file, 1) == STORE_TIMESTAMP + 1
 
 
+def test_units_that_the_backend_has_lost_are_damage() -> None:
+    tier = OneQueue(queue_units=10)
+    file = tier.open()
+    fill(file, [a_record(n, store_timestamp=STORE_TIMESTAMP + n) for n in range(30)])
+    file = tier.open()
+    del tier.provider.held[SegmentType.CONSUME_QUEUE, 10 * UNIT_BYTES][5 * UNIT_BYTES :]
+    with pytest.raises(SegmentCorruptError, match="are not there"):
+        store_time(file, 17)
+    with pytest.raises(SegmentCorruptError, match="are not there"):
+        offset_by_time(file, STORE_TIMESTAMP + 17, LOWER)
+    with pytest.raises(OffsetOutOfRangeError):
+        store_time(file, 30)
+
+
 def test_a_unit_that_names_no_message_is_an_error_not_a_time() -> None:
     tier = of_times([STORE_TIMESTAMP + n for n in range(10)])
     tier.provider.held[SegmentType.COMMIT_LOG, 0][4:8] = bytes(4)

@@ -24,8 +24,13 @@ from tieredstore.codec.record import (
     peek_queue_offset,
     peek_store_timestamp,
 )
-from tieredstore.flat.append_file import FlatAppendFile, FlatSegment
-from tieredstore.flat.message_file import FlatMessageFile, UnitSpans, is_believed
+from tieredstore.flat.append_file import FlatSegment
+from tieredstore.flat.message_file import (
+    FlatConsumeQueueFile,
+    FlatMessageFile,
+    UnitSpans,
+    is_believed,
+)
 from tieredstore.flat.reading import DIRECT, ByteSource, damage_at, record_place
 from tieredstore.model.errors import OffsetOutOfRangeError, SegmentCorruptError
 from tieredstore.model.values import INT64_MAX, Boundary, SegmentRecord, SegmentType
@@ -167,13 +172,11 @@ def queue_offset_at(file: FlatMessageFile, log_offset: int, source: ByteSource) 
 
 
 def log_offsets_of(
-    queue: FlatAppendFile, spans: UnitSpans, low: int, high: int, source: ByteSource
+    queue: FlatConsumeQueueFile, spans: UnitSpans, low: int, high: int, source: ByteSource
 ) -> NDArray[np.int64]:
     """Where the records of these units lie; one read for each span without a gap."""
     columns = [
-        view_units(source.read(queue, span.start * UNIT_BYTES, len(span) * UNIT_BYTES))[
-            "log_offset"
-        ].astype(np.int64)
+        view_units(_units(queue, span.start, len(span), source))["log_offset"].astype(np.int64)
         for span in spans.part(low, high)
     ]
     return np.concatenate(columns)
@@ -299,8 +302,7 @@ class _Search:
     def _rows(self, spans: UnitSpans) -> _Rows:
         parts = spans.part(0, spans.count)
         data = b"".join(
-            self.source.read(self.file.queue, part.start * UNIT_BYTES, len(part) * UNIT_BYTES)
-            for part in parts
+            _units(self.file.queue, part.start, len(part), self.source) for part in parts
         )
         units = decode_units(data, path=self.file.path)
         places = units.log_offsets
@@ -373,5 +375,16 @@ def _read_named(
         raise damage_at(file.queue, offset * UNIT_BYTES, reason) from error
 
 
-def _unit(queue: FlatAppendFile, offset: int, source: ByteSource) -> QueueUnit:
-    return decode_unit(source.read(queue, offset * UNIT_BYTES, UNIT_BYTES))
+def _unit(queue: FlatConsumeQueueFile, offset: int, source: ByteSource) -> QueueUnit:
+    return decode_unit(_units(queue, offset, 1, source))
+
+
+def _units(queue: FlatConsumeQueueFile, offset: int, count: int, source: ByteSource) -> bytes:
+    """The units from here on. Where the queue has them, and the backend not all, that is damage."""
+    try:
+        return source.read(queue, offset * UNIT_BYTES, count * UNIT_BYTES)
+    except OffsetOutOfRangeError as error:
+        if not queue.min_unit <= offset <= queue.commit_unit - count:
+            raise
+        reason = f"of the units of {count} messages from {offset} on some are not there"
+        raise damage_at(queue, offset * UNIT_BYTES, reason) from error
