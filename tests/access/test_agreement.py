@@ -18,6 +18,7 @@ from tieredstore.access.rebuild import rebuild
 from tieredstore.access.store import TieredMessageStore
 from tieredstore.codec.message import decode_message
 from tieredstore.codec.record import peek_store_timestamp
+from tieredstore.driver.metadata import DeleteQueue
 from tieredstore.driver.runtime import Runtime
 from tieredstore.jobs.job import LocalEngine, run_job
 from tieredstore.jobs.verify import VerifyJob
@@ -242,6 +243,31 @@ def test_a_catalogue_that_is_older_than_its_folder_lets_no_number_be_given_twice
     store = machine.open(**small)
     assert store.agreement.ends == {ONE: 27, OTHER: 5}
     machine.log_offsets.clear()  # the older catalogue knew of fewer
+    machine.put(2)
+    assert store.flush()
+    machine.check()
+
+
+def test_a_queue_that_the_catalogue_lost_gives_no_number_twice(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    machine.open()
+    machine.put(7, ONE)
+    machine.flush()
+    machine.end()
+    machine.lose_local()
+    store = machine.tiered()
+    tier = store._tier_of_new_life()
+    tier.metadata.apply([DeleteQueue(*ONE)])
+    tier.close()
+    machine.open()
+    assert "tieredstore rebuild" in machine.refusal(ONE)
+    machine.end(drain=False)
+    tier = machine.tiered()._tier_of_new_life()
+    rebuild(tier.metadata, tier.provider, store.config, tier.runtime)
+    tier.close()
+    store = machine.open()
+    assert store.agreement.ends == {ONE: 7}
+    machine.log_offsets.clear()  # of messages that were not in the tier some may come again
     machine.put(2)
     assert store.flush()
     machine.check()

@@ -32,7 +32,7 @@ from tieredstore.access.upkeep import PublishChore
 from tieredstore.access.wiring import published_catalogue, publisher_of
 from tieredstore.codec.broker_tables import CONSUMER_OFFSETS
 from tieredstore.codec.queue_unit import UNIT_BYTES
-from tieredstore.driver.metadata import MetadataStore
+from tieredstore.driver.metadata import Change, DeleteQueue, DeleteTopic, MetadataStore
 from tieredstore.driver.runtime import ManualClock, Runtime
 from tieredstore.flat.file_store import FlatFileStore
 from tieredstore.index.watermarks import QueueId, Watermarks
@@ -90,6 +90,18 @@ def test_a_lost_catalogue_is_found_out(tier: GoldenTier) -> None:
     for row in tier.metadata.segments():
         if row.type is not INDEX:
             assert (row.begin_timestamp, row.end_timestamp) == true_times(row)
+    assert tier.audit().findings == ()
+
+
+@pytest.mark.parametrize("lost", [DeleteQueue("GoldAa", 0), DeleteTopic("GoldAa")])
+def test_a_queue_or_topic_that_the_catalogue_lost_is_added(tier: GoldenTier, lost: Change) -> None:
+    before = sizes(tier)
+    ids = {record.topic: record.topic_id for record in tier.metadata.topics()}
+    tier.metadata.apply([lost])
+    assert tier.audit().findings
+    tier.rebuild()
+    assert sizes(tier) == before
+    assert {record.topic: record.topic_id for record in tier.metadata.topics()} == ids
     assert tier.audit().findings == ()
 
 

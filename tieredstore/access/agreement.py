@@ -203,7 +203,7 @@ def _histories(files: Sequence[FlatMessageFile], metadata: MetadataStore) -> dic
 def unnamed_ends(
     provider: SegmentProvider, metadata: MetadataStore, broker: str
 ) -> dict[QueueKey, int]:
-    """Queues with segments that the catalogue does not name, and where the last of these ends.
+    """Queues that the catalogue does not name, or not all of their segments, and where these end.
 
     So where the catalogue is older than the tier. What is to be deleted does not count. Empty too
     where the provider cannot be asked now.
@@ -218,9 +218,10 @@ def unnamed_ends(
                 continue
             if deletion_key(found.path, found.type, found.base) in going:
                 continue
-            if metadata.segment(found.path, found.type, found.base) is None:
-                _, topic, number = found.path.split("/")
-                key = QueueKey(topic, int(number))
+            _, topic, number = found.path.split("/")
+            key = QueueKey(topic, int(number))
+            is_named = metadata.segment(found.path, found.type, found.base) is not None
+            if not is_named or metadata.queue(*key) is None:
                 end = (found.base + found.size) // UNIT_BYTES
                 ends[key] = max(end, ends.get(key, 0))
     except TieredStoreError as error:

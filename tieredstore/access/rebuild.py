@@ -130,7 +130,8 @@ def rebuild(
 
     An empty catalogue is filled. One that has rows of this broker is written over only if it is
     older: if no file of the backend ends before the catalogue says, and some file goes further or
-    is not in it. What such a one knows besides is kept: ids, reserve hours, notes. In any other
+    is not in it. So is one that names segments and not their queue or topic. What such a one knows
+    besides is kept: ids, reserve hours, notes. In any other
     case NewerCatalogueError, and nothing has changed.
 
     `known` is for an empty catalogue, which takes over all that this copy of a lost one says,
@@ -157,7 +158,7 @@ def rebuild(
     ends = _ends((found.path, found.type, found.base + found.size) for found in listed)
     known_ends = _ends((row.path, row.type, row.end_offset) for row in present)
     if known is metadata:
-        _refuse_newer(present, ends, known_ends)
+        _refuse_newer(present, ends, known_ends, metadata)
     in_index = [segment for segment in listed if segment.type is SegmentType.INDEX]
     queues = _queues(listed, provider, config, runtime)
     slots = config.index_slot_count
@@ -242,7 +243,9 @@ def _without_decisions(known: MetadataStore) -> list[Change]:
     ]
 
 
-def _refuse_newer(present: Sequence[SegmentRecord], ends: _Ends, known: _Ends) -> None:
+def _refuse_newer(
+    present: Sequence[SegmentRecord], ends: _Ends, known: _Ends, metadata: MetadataStore
+) -> None:
     if not present:
         return
     for path, kind in sorted({(row.path, row.type) for row in present if row.size}):
@@ -253,7 +256,12 @@ def _refuse_newer(present: Sequence[SegmentRecord], ends: _Ends, known: _Ends) -
                 f"the catalogue goes to byte {known[path, kind]}, the backend only to {end}: "
                 "an audit says what is missing",
             )
-    if all(end <= known.get(file, -1) for file, end in ends.items()):
+    parts = [row.path.split("/", 2) for row in present if is_message_queue(row.path)]
+    names_all = all(
+        metadata.queue(topic, int(number)) is not None and metadata.topic(topic) is not None
+        for _, topic, number in parts
+    )
+    if names_all and all(end <= known.get(file, -1) for file, end in ends.items()):
         raise NewerCatalogueError("", "the catalogue knows all that the backend has")
 
 

@@ -550,8 +550,7 @@ def check_queues(
         if wanted(path.split("/")[1]):
             raise MetadataError(
                 metadata.facts.place,
-                f"it names segments of {path}, and not the queue: move it away, and a rebuild "
-                "makes one that does",
+                f"it names segments of {path}, and not the queue: a rebuild adds it",
             )
 
 
