@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -387,6 +388,15 @@ def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
     job = ExportJob(config=golden_config(), target=str(tmp_path / "parquet"))
     assert job.plan().counts["messages"] == 533
     assert not (tmp_path / "parquet").exists()
+
+
+def test_a_queue_whose_end_is_gone_is_not_exported_whole(tmp_path: Path) -> None:
+    tier = Harmed.golden(tmp_path)
+    os.truncate(tier.file("GoldAa/0", "CONSUME_QUEUE", 1600), 30)
+    report = exported(tier.config, tmp_path / "out")
+    assert report.exit_code is JobExit.DAMAGE
+    assert ["30 bytes" in each.detail for each in report.findings] == [True]
+    assert report.counts["messages"] == 531
 
 
 def test_messages_of_a_queue_that_the_catalogue_lost_are_told(tmp_path: Path) -> None:

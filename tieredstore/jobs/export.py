@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 from uuid import uuid4
 
 import numpy as np
@@ -84,7 +84,7 @@ from tieredstore.jobs.slices import (
 from tieredstore.jobs.worker import check_catalogue
 from tieredstore.model.amounts import counted, shown_size
 from tieredstore.model.config import StoreConfig
-from tieredstore.model.errors import InvalidConfigError, MetadataError
+from tieredstore.model.errors import InvalidConfigError, MetadataError, TieredStoreError
 from tieredstore.model.findings import Finding, Severity
 from tieredstore.model.values import Json
 
@@ -182,6 +182,7 @@ class ExportJob:
         selection = Selection(topic_pattern=topics.expression, times=self.times)
         items: list[ExportItem] = []
         reset: list[Json] = []
+        lost: list[Json] = []
         remade: set[str] = set()
         held, numbers = _with(ledger, staged), known_topics(ledger, staged)
         with TieredReader(self.config) as reader:
@@ -191,6 +192,9 @@ class ExportJob:
             bounds = queue_bounds(reader, queues, selection)
             now = topic_ids(reader)
             for rows in queues:
+                problem = _problem_of(reader, rows)
+                if problem is not None:
+                    lost.append([f"{rows.key.topic}/{rows.key.queue_id}", problem])
                 source = self._source(rows.path)
                 topic_id = now.get(rows.key.topic)
                 if topic_id is not None and numbers.get(topic_of(source), topic_id) != topic_id:
@@ -227,6 +231,7 @@ class ExportJob:
                 "commits": ledger.commits,
                 "made_anew": reset,
                 "topics_made_anew": left_out,
+                "lost": lost,
             },
         )
 
@@ -243,7 +248,8 @@ class ExportJob:
                 if not plan.items[0].place:
                     return self
             damaged, names = 0, set[str]()
-            findings: list[Finding] = []
+            lost: Any = plan.facts["lost"]
+            findings = [self._left_out(*queue) for queue in lost]
             for row in rows:
                 names.add(row.name)
                 damaged += row.damaged_count
@@ -270,6 +276,8 @@ class ExportJob:
         messages = sum(file.rows for file in files)
         kept, left_out = bounded(findings)
         done = "all of it" if state is JobState.DONE else "not all of it: run it again"
+        if state is JobState.DONE and lost:
+            done = "all that is there"
         return JobReport(
             job=self.name,
             state=state,
@@ -282,9 +290,14 @@ class ExportJob:
             },
             byte_counts={"written": sum(file.size for file in files)},
             findings=kept,
-            findings_left_out=left_out + damaged - len(findings),
+            findings_left_out=left_out + damaged + len(lost) - len(findings),
             failures=tuple(failures),
-            facts={**plan.facts, "commits": ledger.commits},
+            facts={
+                "target": self.target,
+                "commits": ledger.commits,
+                "made_anew": plan.facts["made_anew"],
+                "topics_made_anew": plan.facts["topics_made_anew"],
+            },
             lines=(
                 f"exported {counted(messages, 'message')} to {counted(len(files), 'file')}, {done}",
             ),
@@ -363,13 +376,22 @@ class ExportJob:
         return plan_slices([rows], split_bytes=self.split_bytes, bounds=lambda _: part)
 
     def _finding(self, topic: str, queue_id: int, offset: int, reason: str) -> Finding:
+        return self._left_out(f"{topic}/{queue_id}", f"message {offset}: {reason}")
+
+    def _left_out(self, where: str, detail: str) -> Finding:
         is_skipped = self.on_corrupt is OnCorrupt.SKIP
-        return Finding(
-            severity=Severity.NOTE if is_skipped else Severity.DAMAGE,
-            kind="left-out",
-            where=f"{topic}/{queue_id}",
-            detail=f"message {offset}: {reason}",
-        )
+        severity = Severity.NOTE if is_skipped else Severity.DAMAGE
+        return Finding(severity=severity, kind="left-out", where=where, detail=detail)
+
+
+def _problem_of(reader: TieredReader, rows: QueueRows) -> str | None:
+    """What a queue has lost: from its end it is in no range. Where its beginning cannot be read the
+    range with it fails."""
+    try:
+        summary = reader.summary(*rows.key)
+    except TieredStoreError:
+        return None
+    return None if summary is None else summary.problem
 
 
 def _remade(plan: Plan[ExportItem]) -> Iterator[ItemFailure]:
