@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from tieredstore.driver.object_client import ObjectClient
-from tieredstore.model.errors import InvalidConfigError
+from tieredstore.model.errors import BackendUnavailableError, InvalidConfigError
 from tieredstore.providers.fsspec import FsspecClient
 from tieredstore.testing.object_client_contract import ObjectClientContract
 
@@ -48,3 +52,53 @@ def test_a_root_that_is_none_is_refused(url: str) -> None:
 def test_a_filesystem_that_is_not_installed_is_named() -> None:
     with pytest.raises(InvalidConfigError, match="nosuch"):
         FsspecClient("nosuch://bucket").head("k")
+
+
+class AilingFileSystem(MemoryFileSystem):  # type: ignore[misc]
+    """A remote file system whose connection breaks; it lists folder by folder."""
+
+    protocol = "ailing"
+    store: dict[str, Any] = {}  # noqa: RUF012 - as fsspec has it
+    pseudo_dirs = [""]  # noqa: RUF012
+    broken: dict[str, Exception] = {}  # noqa: RUF012 - by the end of a path
+    find = fsspec.AbstractFileSystem.find
+
+    def ls(self, path: str, detail: bool = True, **kwargs: Any) -> Any:
+        self._meet(path)
+        return super().ls(path, detail=detail, **kwargs)
+
+    def cat_file(self, path: str, *args: Any, **kwargs: Any) -> Any:
+        self._meet(path)
+        return super().cat_file(path, *args, **kwargs)
+
+    def pipe_file(self, path: str, value: Any, mode: str = "overwrite", **kwargs: Any) -> Any:
+        self._meet(path)
+        return super().pipe_file(path, value, mode=mode, **kwargs)
+
+    def rm_file(self, path: str) -> None:
+        self._meet(path)
+        super().rm_file(path)
+
+    def _meet(self, path: str) -> None:
+        for end, error in self.broken.items():
+            if path.rstrip("/").endswith(end):
+                raise error
+
+
+@pytest.fixture
+def ailing() -> Iterator[FsspecClient]:
+    fsspec.register_implementation("ailing", AilingFileSystem, clobber=True)
+    with FsspecClient(f"ailing://{uuid.uuid4().hex}") as client:
+        yield client
+    AilingFileSystem.broken.clear()
+
+
+@pytest.mark.parametrize("folder", ["/orders", "/orders/new"])
+def test_a_listing_that_lacks_a_folder_is_an_error(ailing: FsspecClient, folder: str) -> None:
+    for key in ("orders/1", "orders/new/2", "c/3"):
+        ailing.put(key, b"x")
+    AilingFileSystem.broken[folder] = ConnectionResetError("gone")
+    with pytest.raises(BackendUnavailableError, match="gone"):
+        list(ailing.list())
+    AilingFileSystem.broken[folder] = FileNotFoundError("deleted meanwhile")
+    assert "c/3" in [found.key for found in ailing.list()]

@@ -7,7 +7,7 @@ import re
 import threading
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 from tieredstore.driver.object_client import (
@@ -144,13 +144,9 @@ class FsspecClient(ObjectClient):
         folder = prefix.rpartition("/")[0]
         with self._step(prefix, "list") as fs:
             root = fs._strip_protocol(self._root)
-            try:
-                found = fs.find(self._root + folder, detail=True)
-            except (FileNotFoundError, NotADirectoryError):
-                found = {}
             listed = [
                 ListedKey(path[len(root) :].lstrip("/"), int(info["size"] or 0))
-                for path, info in found.items()
+                for path, info in _files_below(fs, self._root + folder)
             ]
         for found_key in sorted(listed, key=lambda one: one.key):
             name = found_key.key
@@ -269,6 +265,35 @@ class FsspecClient(ObjectClient):
             )
         except (ImportError, ValueError) as error:
             raise InvalidConfigError(f"url: {self._protocol}: {one_line(str(error))}") from error
+
+
+def _files_below(fs: Any, folder: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Every file there, by its whole name.
+
+    fsspec's own `find` leaves out a folder that cannot be listed, without a word; those of
+    object stores, which list flat, have one of theirs.
+    """
+    from fsspec import AbstractFileSystem
+    from fsspec.asyn import AsyncFileSystem
+
+    find = getattr(type(fs), "_find", type(fs).find)
+    if find not in (AbstractFileSystem.find, AsyncFileSystem._find):
+        with suppress(FileNotFoundError, NotADirectoryError):
+            yield from fs.find(folder, detail=True).items()
+        return
+    folders = [fs._strip_protocol(folder)]
+    while folders:
+        here = folders.pop()
+        try:
+            listed = fs.ls(here, detail=True)
+        except (FileNotFoundError, NotADirectoryError):
+            continue  # never there, or gone since
+        for info in listed:
+            name = info["name"].rstrip("/")
+            if info["type"] != "directory":
+                yield name, info
+            elif name != here:
+                folders.append(name)
 
 
 def _memory_file(fs: Any, path: str) -> Any:
