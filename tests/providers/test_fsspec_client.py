@@ -102,3 +102,42 @@ def test_a_listing_that_lacks_a_folder_is_an_error(ailing: FsspecClient, folder:
         list(ailing.list())
     AilingFileSystem.broken[folder] = FileNotFoundError("deleted meanwhile")
     assert "c/3" in [found.key for found in ailing.list()]
+
+
+class OddError(Exception):
+    """As those of Google's and Azure's file systems: no OSError."""
+
+
+def test_an_error_of_the_file_systems_own_is_one_of_the_backend(ailing: FsspecClient) -> None:
+    ailing.put("orders/1", b"x")
+    AilingFileSystem.broken.update({"/orders": OddError("503"), "/1": OddError("503")})
+    for call in (
+        lambda: ailing.get_range("orders/1", 0, 1),
+        lambda: ailing.put("orders/1", b"y", if_absent=False),
+        lambda: list(ailing.list()),
+    ):
+        with pytest.raises(BackendUnavailableError, match="503"):
+            call()
+    assert isinstance(ailing.delete_many(["orders/1"])["orders/1"], BackendUnavailableError)
+
+
+@pytest.mark.parametrize(
+    ("error", "ours"),
+    [
+        (ConnectionRefusedError("nobody there"), BackendUnavailableError),
+        (OddError("no such user"), BackendUnavailableError),
+        (TypeError("missing 1 required argument: 'host'"), InvalidConfigError),
+    ],
+)
+def test_a_file_system_that_cannot_be_opened_is_a_clear_error(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, ours: type[Exception]
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(fsspec, "filesystem", refuse)
+    client = FsspecClient("ftp://host/tier")
+    with pytest.raises(ours):
+        client.head("k")
+    with pytest.raises(ours):
+        list(client.list())

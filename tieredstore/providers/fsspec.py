@@ -233,12 +233,11 @@ class FsspecClient(ObjectClient):
     @contextmanager
     def _step(self, key: str, operation: str, *, locked: bool = True) -> Iterator[Any]:
         """One step on the filesystem; the one place where its errors become ours."""
-        fs = self._live.get()
         guarded = locked and self._looked_at
         if guarded:
             _STEP.acquire()
         try:
-            yield fs
+            yield self._live.get()  # some connect here
         except TieredStoreError:
             raise
         except FileExistsError as error:
@@ -247,7 +246,10 @@ class FsspecClient(ObjectClient):
             raise SegmentNotFoundError(key) from error
         except (PermissionError, ValueError, NotImplementedError) as error:
             raise BackendRefusedError(key, operation, one_line(repr(error))) from error
-        except OSError as error:
+        except Exception as error:
+            # Many a filesystem has errors of its own. In these of ours a stream's come through.
+            if self._looked_at and not isinstance(error, OSError):
+                raise
             raise BackendUnavailableError(key, operation, one_line(repr(error))) from error
         finally:
             if guarded:
@@ -263,7 +265,7 @@ class FsspecClient(ObjectClient):
                 skip_instance_cache=True,
                 **self._options,
             )
-        except (ImportError, ValueError) as error:
+        except (ImportError, ValueError, TypeError, AttributeError) as error:
             raise InvalidConfigError(f"url: {self._protocol}: {one_line(str(error))}") from error
 
 
