@@ -36,6 +36,7 @@ from tieredstore.index.store import IndexStore
 from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import (
+    InvalidArgumentError,
     MetadataError,
     OffsetOutOfRangeError,
     SegmentCorruptError,
@@ -175,6 +176,21 @@ def test_reading_may_begin_in_the_middle(reader: TieredReader) -> None:
     assert list(reader.messages(*key, start=1 << 40)) == []
     assert list(reader.messages("Nowhere")) == []
     assert list(reader.messages(key.topic, 99)) == []
+
+
+@pytest.mark.parametrize("wrong", ["0", True, 0.5, float("nan"), [0]])
+def test_a_queue_or_a_start_that_is_no_number_is_refused(reader: TieredReader, wrong: Any) -> None:
+    topic = reader.queues()[0].topic
+    for call in (
+        lambda: list(reader.messages(topic, wrong)),
+        lambda: list(reader.messages(topic, 0, start=wrong)),
+        lambda: reader.segments(topic, wrong),
+        lambda: reader.summary(topic, wrong),
+        lambda: reader.indexed_offset(topic, wrong),
+        lambda: reader.queues([wrong]),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(InvalidArgumentError):
+            call()
 
 
 def test_bytes_are_read_in_bounded_pieces(golden: Path) -> None:

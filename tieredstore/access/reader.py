@@ -45,6 +45,7 @@ from tieredstore.model.values import (
     require_place,
     require_seconds,
     require_text,
+    require_whole,
 )
 
 T = TypeVar("T")
@@ -201,7 +202,8 @@ class TieredReader:
     def queues(self, topic: str | None = None) -> list[QueueKey]:
         """The queues of a topic, or of all, by topic and queue id.
 
-        Raises StoreClosedError while the reader is not open.
+        Raises InvalidArgumentError for an argument of the wrong kind, and StoreClosedError
+        while the reader is not open.
         """
         return [file.key for file in self._files(topic)]
 
@@ -231,9 +233,11 @@ class TieredReader:
     def summary(self, topic: str, queue_id: int) -> QueueSummary | None:
         """What the tier has of one queue. May take one small read.
 
-        Raises StoreClosedError while the reader is not open, SegmentCorruptError where what
-        has to be read is damaged, and BackendError where it cannot be read.
+        Raises InvalidArgumentError for an argument of the wrong kind, StoreClosedError
+        while the reader is not open, SegmentCorruptError where what has to be read is
+        damaged, and BackendError where it cannot be read.
         """
+        require_place(topic, queue_id)
         key = QueueKey(topic, queue_id)
 
         def ask(tier: Tier) -> QueueSummary | None:
@@ -247,7 +251,8 @@ class TieredReader:
     ) -> list[SegmentRecord]:
         """The catalogue's rows of these queues, by queue, type and base; sizes as they are.
 
-        Raises StoreClosedError while the reader is not open.
+        Raises InvalidArgumentError for an argument of the wrong kind, and StoreClosedError
+        while the reader is not open.
         """
         found: list[SegmentRecord] = []
         for file in self._files(topic, queue_id):
@@ -339,8 +344,10 @@ class TieredReader:
 
         On the broker's host `query_message` finds what lies behind it too.
 
-        Raises StoreClosedError while the reader is not open.
+        Raises InvalidArgumentError for an argument of the wrong kind, and StoreClosedError
+        while the reader is not open.
         """
+        require_place(topic, queue_id)
         tier = self._loaded()
         file = tier.files.get(QueueKey(topic, queue_id))
         if file is None:
@@ -427,8 +434,10 @@ class TieredReader:
 
         One run is in memory at a time, of `read_ahead_bytes` at most or a single message. Ends
         where each queue ended when its turn came; gaps are stepped over. Damage raises
-        SegmentCorruptError when all before it has been given.
+        SegmentCorruptError when all before it has been given, and an argument of the wrong
+        kind InvalidArgumentError.
         """
+        require_whole(start)
         files = self._files(topic, queue_id)
         return ((file.key, run) for file in files for run in self._runs_of(file, start))
 
@@ -495,6 +504,10 @@ class TieredReader:
     def _files(
         self, topic: str | None = None, queue_id: int | None = None
     ) -> list[FlatMessageFile]:
+        if topic is not None:
+            require_text("topic", topic)
+        if queue_id is not None:
+            require_whole(queue_id)
         files = sorted(self._loaded().files.files(), key=lambda file: file.key)
         return [
             file
