@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import takewhile
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,6 +18,13 @@ from tieredstore.driver.message_store import (
     Dispatcher,
     MessageStore,
 )
+from tieredstore.driver.object_client import (
+    UPLOAD_PART_BYTES,
+    ListedKey,
+    ObjectClient,
+    ObjectFacts,
+    once,
+)
 from tieredstore.driver.provider import SegmentWrapper
 from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import Buffer, FileSegment
@@ -24,9 +34,11 @@ from tieredstore.model.errors import (
     OffsetOutOfRangeError,
     PositionMismatchError,
     SegmentNotFoundError,
+    TieredStoreError,
 )
 from tieredstore.model.messages import Message, MessageRun, QueryResult, SelectedMessage
 from tieredstore.model.values import INT64_MAX, Boundary, QueueKey, SegmentType
+from tieredstore.providers.fsspec import FsspecClient
 from tieredstore.providers.memory import MemoryProvider
 from tieredstore.testing import samples
 from tieredstore.testing.faults import Fault, Faults, FaultyProvider, SimulatedCrash
@@ -35,6 +47,7 @@ from tieredstore.testing.message_store_contract import (
     ListMessageStore,
     MessageStoreContract,
 )
+from tieredstore.testing.object_client_contract import ObjectClientContract
 from tieredstore.testing.samples import a_body, a_record
 from tieredstore.testing.segment_contract import FileSegmentContract
 
@@ -134,6 +147,76 @@ def test_the_segment_contract_catches_a_wrong_segment(wrong: type[SegmentWrapper
         except (Exception, pytest.fail.Exception):  # noqa: BLE001 - any failure will do
             caught.append(name)
     assert caught
+
+
+class RemembersFacts(FsspecClient):
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.known: dict[str, ObjectFacts] = {}
+
+    def head(self, key: str) -> ObjectFacts:
+        if key not in self.known:
+            self.known[key] = super().head(key)
+        return self.known[key]
+
+
+class RemembersSizes(FsspecClient):
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.known: dict[str, int] = {}
+
+    def list(self, prefix: str = "", *, after: str = "") -> Iterator[ListedKey]:
+        for found in super().list(prefix, after=after):
+            yield ListedKey(found.key, self.known.setdefault(found.key, found.size))
+
+
+class StopsAtTheFirstAbsent(FsspecClient):
+    def delete_many(self, keys: Sequence[str]) -> Mapping[str, TieredStoreError]:
+        there = {found.key for found in self.list()}
+        return super().delete_many(list(takewhile(there.__contains__, keys)))
+
+
+class DeletesWhatBrokeOff(FsspecClient):
+    def put_stream(self, key: str, blocks: Iterable[Buffer], **asked: Any) -> ObjectFacts | None:
+        try:
+            return super().put_stream(key, blocks, **asked)
+        except RuntimeError:
+            self.delete_many([key])
+            raise
+
+
+class TriesNothingAgain(FsspecClient):
+    def put_stream(self, key: str, blocks: Iterable[Buffer], **asked: Any) -> ObjectFacts | None:
+        return super().put_stream(key, blocks, **{**asked, "attempt": once})
+
+
+class LongStreamsAreBare(FsspecClient):
+    def put_stream(self, key: str, blocks: Iterable[Buffer], **asked: Any) -> ObjectFacts | None:
+        whole = b"".join(blocks)
+        if len(whole) > UPLOAD_PART_BYTES:
+            asked["metadata"] = None
+        return super().put_stream(key, [whole], **asked)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "test"),
+    [
+        (RemembersFacts, "test_a_deleted_object_is_nowhere"),
+        (RemembersSizes, "test_of_a_replaced_object_nothing_is_left"),
+        (StopsAtTheFirstAbsent, "test_a_deleted_object_is_nowhere"),
+        (DeletesWhatBrokeOff, "test_a_stream_that_breaks_off_leaves_nothing"),
+        (TriesNothingAgain, "test_each_request_of_a_stream_may_be_tried_again"),
+        (LongStreamsAreBare, "test_of_a_replaced_object_nothing_is_left"),
+    ],
+)
+def test_the_client_contract_catches_a_wrong_client(wrong: type[FsspecClient], test: str) -> None:
+    class Client(ObjectClientContract):
+        def open_client(self) -> ObjectClient:
+            return wrong(f"memory://{uuid.uuid4().hex}")
+
+    asked = [20] if "stream" in test else []
+    with pytest.raises((AssertionError, TieredStoreError, pytest.fail.Exception)):
+        getattr(Client(), test)(Client().open_client(), *asked)
 
 
 class AnyOffset(ListMessageStore):

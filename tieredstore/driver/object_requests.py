@@ -199,8 +199,11 @@ class RetryingClient(ObjectClientWrapper):
         if_absent: bool = True,
         attempt: Attempt = once,
     ) -> ObjectFacts | None:
+        def retried(call: Callable[[], T], /) -> T:
+            return attempt(lambda: self._retry(call))
+
         return self.inner.put_stream(
-            key, blocks, metadata=metadata, if_absent=if_absent, attempt=self._retry
+            key, blocks, metadata=metadata, if_absent=if_absent, attempt=retried
         )
 
     def list(self, prefix: str = "", *, after: str = "") -> Iterator[ListedKey]:

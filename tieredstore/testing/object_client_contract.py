@@ -8,7 +8,8 @@ class TestMyClient(ObjectClientContract):
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import pytest
 
@@ -27,6 +28,7 @@ from tieredstore.model.errors import OffsetOutOfRangeError, SegmentNotFoundError
 
 DATA = bytes(range(256)) * 4
 MIB = 1024 * 1024
+T = TypeVar("T")
 
 
 class ObjectClientContract:
@@ -94,6 +96,24 @@ class ObjectClientContract:
         assert first.etag != second.etag
         client.put_stream("k", [b"third"], if_absent=False)
         assert client.get_range("k", 0, 5) == b"third"
+
+    def test_of_a_replaced_object_nothing_is_left(self, client: ObjectClient) -> None:
+        client.put("k", b"first", metadata={"nonce": "1"})
+        client.head("k")
+        list(client.list())
+        client.put("k", b"a longer one", metadata={"nonce": "2"}, if_absent=False)
+        self._holds(client, b"a longer one", "2")
+        long = bytes(range(256)) * 4_096 * 17
+        client.put_stream("k", [long], metadata={"nonce": "3"}, if_absent=False)
+        self._holds(client, long, "3")
+
+    def _holds(self, client: ObjectClient, data: bytes, nonce: str) -> None:
+        found = client.head("k")
+        assert found.size == len(data)
+        if client.capabilities.metadata:
+            assert found.metadata == {"nonce": nonce}
+        assert list(client.list()) == [ListedKey("k", len(data))]
+        assert client.get_range("k", 0, len(data)) == data
 
     def test_of_racing_writers_one_creates(self, client: ObjectClient) -> None:
         pool = ThreadPool("race", threads=8, pending_max=8)
@@ -180,6 +200,31 @@ class ObjectClientContract:
             client.put_stream("k", broken())
         assert list(client.list()) == []
         assert list(client.abandoned_uploads()) == []
+        client.put("k", b"there before")
+        with pytest.raises(RuntimeError, match="the source broke"):
+            client.put_stream("k", broken(), if_absent=False)
+        assert client.get_range("k", 0, 12) == b"there before"
+
+    @pytest.mark.parametrize("size", [10, 20 * MIB])
+    def test_each_request_of_a_stream_may_be_tried_again(
+        self, client: ObjectClient, size: int
+    ) -> None:
+        if not client.capabilities.metadata:
+            pytest.skip("this store keeps no metadata, by which a client knows its own")
+        lost = 0
+
+        def attempt(call: Callable[[], T], /) -> T:
+            nonlocal lost
+            call()  # it has its effect, and the reply is lost
+            lost += 1
+            return call()
+
+        data = bytes(size)
+        put = client.put_stream("k", [data], metadata={"nonce": "n-1"}, attempt=attempt)
+        assert lost
+        assert put is not None
+        assert (put.size, client.head("k").metadata) == (size, {"nonce": "n-1"})
+        assert client.get_range("k", 0, size) == data
 
     def test_a_listing_has_everything_that_begins_so(self, client: ObjectClient) -> None:
         keys = ["a/1", "a/10", "a/100", "a/2", "a-b", "ab/1", "b/104857600", "b/1048576000"]
@@ -247,6 +292,19 @@ class ObjectClientContract:
         assert [found.key for found in client.list()] == ["other", "seg-1048576000"]
         assert client.delete_many(["seg-104857600"]) == {}
         client.put("seg-104857600", b"again")
+
+    def test_a_deleted_object_is_nowhere(self, client: ObjectClient) -> None:
+        for key in ("a", "c"):
+            client.put(key, DATA)
+            client.head(key)
+            client.get_range(key, 0, 1)
+        assert client.delete_many(["a", "b", "c"]) == {}  # in the middle there is none
+        for key in ("a", "c"):
+            with pytest.raises(SegmentNotFoundError):
+                client.head(key)
+            with pytest.raises(SegmentNotFoundError):
+                client.get_range(key, 0, 1)
+        assert list(client.list()) == []
 
     def test_an_unknown_upload_is_thrown_away_without_a_word(self, client: ObjectClient) -> None:
         client.abort_upload(AbandonedUpload("k", "no-such-upload"))
