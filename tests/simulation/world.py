@@ -811,7 +811,10 @@ class World:
 
     @property
     def may_move(self) -> bool:
-        return self.place == FORMER and not self.is_sound and self.has_segments(self.machine)
+        """What was copied of an adoption that was cut short is in the way of a cut-over."""
+        if self.is_sound or self.adoption.is_half_done:
+            return False
+        return self.place == FORMER and self.has_segments(self.machine)
 
     def _kind_to_move_to(self) -> str:
         plan = self.plan
@@ -822,7 +825,7 @@ class World:
     def _move(self, machine: Machine) -> None:
         # Of a bucket a directory cannot have what lies beside RocketMQ's keys.
         is_out = self.kinds[FORMER] == "bucket" and self.kinds[MOVED] == "posix"
-        is_possible = not is_out and self.former is None and not self.adoption.is_half_done
+        is_possible = not is_out and self.former is None
         if is_possible and self.dice.random() < 0.3:
             self._move_by_hand(machine)
             return
