@@ -259,6 +259,16 @@ def test_stopped_at_any_step_of_the_disk_it_goes_on_from_what_is_left(
     )
 
 
+def test_no_power_cut_brings_the_journal_of_what_was_cut_over_back(tmp_path: Path) -> None:
+    source = a_small_tier(tmp_path / "old")
+    (tmp_path / "new").mkdir()
+    target = tier_at(tmp_path / "new")
+    with ForgetfulDisk(tmp_path / "new") as disk:
+        assert moved_inline(source, target).facts["cut_over"] == "done"
+    left = disk.synced(tmp_path / "left")
+    assert not (left / journal_path(target).relative_to(disk.folder)).exists()
+
+
 FAULTS = [Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.BEFORE, Fault.AFTER]
 
 

@@ -47,7 +47,13 @@ from tieredstore.codec.record import (
     peek_queue_offset,
     peek_sys_flag,
 )
-from tieredstore.driver.durable import FileLock, make_directories, write_all, write_atomically
+from tieredstore.driver.durable import (
+    FileLock,
+    fsync_directory,
+    make_directories,
+    write_all,
+    write_atomically,
+)
 from tieredstore.driver.provider import SegmentProvider
 from tieredstore.driver.segment import FileSegment
 from tieredstore.model.config import StoreConfig
@@ -344,7 +350,10 @@ def read_journal(source: StoreConfig, target: StoreConfig) -> dict[Key, Copied]:
 def remove_journal(path: Path) -> None:
     """The migration is over. A file that stays is no harm to it: the next run removes it."""
     try:
-        path.unlink(missing_ok=True)
+        path.unlink()
+        fsync_directory(path.parent)  # else a power cut brings it back
+    except FileNotFoundError:
+        return
     except OSError as error:
         log.warning("%s: it could not be removed: %s", path, system_says(error))
 
