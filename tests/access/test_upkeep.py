@@ -324,6 +324,7 @@ def test_a_store_that_fails_in_its_own_way_keeps_no_part_of_the_tier_from_ending
         assert not store.flush()
         dispatcher = store._loaded().dispatcher
     local.confirmed = local.end
+    local.load()  # else nothing could be read of it
     assert not dispatcher.dispatch_once(force=True), "it uploads after the shutdown"
 
 

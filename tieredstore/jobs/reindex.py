@@ -173,14 +173,9 @@ def planned_keys(config: StoreConfig, *, split_bytes: int) -> list[KeysItem]:
         topic_ids = {row.topic: row.topic_id for row in reader.topics()}
         missing = sorted({key.topic for key in reader.queues()} - topic_ids.keys())
         if missing:
-            raise MetadataError(
-                reader.catalogue.place, f"it names queues of {missing[0]}, and not the topic"
-            )
+            reason = f"it has queues of {missing[0]}, and not the topic: rebuild it"
+            raise MetadataError(reader.catalogue.place, reason)
         slices = plan_slices(queue_rows(reader.segments()), split_bytes=split_bytes)
-        place = reader.catalogue.place
-    lost = sorted({slice_.key.topic for slice_ in slices} - topic_ids.keys())
-    if lost:
-        raise MetadataError(place, f"it has queues of {lost[0]}, and not the topic: rebuild it")
     return [
         KeysItem(
             slice=slice_,
