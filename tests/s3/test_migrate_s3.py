@@ -81,9 +81,11 @@ def test_a_writer_elsewhere_is_fenced_off_by_the_cut_over(
         elsewhere = provider_of(tier, runtime, NoMetrics())
         segment = elsewhere.open("broker-a/TopicTest/9", SegmentType.COMMIT_LOG, 0)
         segment.write(0, b"before")
+        segment.delete()  # what no catalogue names is in the way of a cut-over
         assert moved(tier, there, cut_over=True).facts["cut_over"] == "done"
+        segment = elsewhere.open("broker-a/TopicTest/9", SegmentType.COMMIT_LOG, 64)
         with pytest.raises(BackendRefusedError, match="another writer has taken over"):
-            segment.write(6, b"after")
+            segment.write(0, b"after")
         elsewhere.close()
 
 
