@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable
 
@@ -220,6 +221,15 @@ def test_a_call_that_closes_its_own_runtime_does_not_wait_for_itself(timeout: fl
     assert not closing.result(LONG / 2)
     assert behind.result(LONG) == 7
     assert runtime.close(LONG)
+
+
+def test_threads_of_a_runtime_that_nobody_has_any_more_end() -> None:
+    runtime = Runtime.threads()
+    thread = runtime.fetch.submit(threading.current_thread).result(10)
+    del runtime
+    gc.collect()
+    thread.join(10)
+    assert not thread.is_alive()
 
 
 def test_who_stops_a_service_need_not_wait_for_its_step() -> None:

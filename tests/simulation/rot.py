@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from tests.local.bit_flips import HEAD
 from tests.simulation.model import DOUBTFUL
 from tieredstore.codec.message import decode_message
+from tieredstore.driver.object_client import KeysExpiredError
 from tieredstore.jobs.job import ItemFailure
 from tieredstore.model.errors import (
     BackendRefusedError,
@@ -291,6 +292,8 @@ class Rot:
     def reading(self, queue: QueueKey, offset: int, *, is_filtered: bool = False) -> Iterator[None]:
         try:
             yield
+        except KeysExpiredError:
+            raise
         except TOLD as error:
             if self.flips and not self.explains(queue, offset, is_filtered=is_filtered):
                 raise AssertionError(f"{queue}: {offset} is not hit: {error!r}") from error

@@ -132,11 +132,11 @@ class ThreadPool:
     """
 
     def __init__(self, name: str, *, threads: int, pending_max: int) -> None:
-        self._own = threading.local()  # `is_worker` in the pool's threads only
+        own = self._own = threading.local()  # `is_worker` in the pool's threads only
         self._executor = ThreadPoolExecutor(
             threads,
             thread_name_prefix=f"tieredstore-{name}",
-            initializer=lambda: setattr(self._own, "is_worker", True),
+            initializer=lambda: setattr(own, "is_worker", True),  # with `self` none would ever end
         )
         self._places = threading.BoundedSemaphore(threads + pending_max)
         self._name = f"the threads for {name}"
