@@ -37,7 +37,7 @@ from tieredstore.model.errors import (
     TieredStoreError,
 )
 from tieredstore.model.messages import Message, MessageRun, QueryResult, SelectedMessage
-from tieredstore.model.values import INT64_MAX, Boundary, QueueKey, SegmentType
+from tieredstore.model.values import Boundary, QueueKey, SegmentType
 from tieredstore.providers.fsspec import FsspecClient
 from tieredstore.providers.memory import MemoryProvider
 from tieredstore.testing import samples
@@ -265,30 +265,14 @@ class NoBeginning(ListMessageStore):
 
 
 class OldestFirst(ListMessageStore):
-    def query_message(
-        self,
-        topic: str,
-        key: str,
-        *,
-        count_max: int = COUNT_MAX,
-        begin: int = 0,
-        end: int = INT64_MAX,
-    ) -> QueryResult:
-        found = super().query_message(topic, key, count_max=count_max, begin=begin, end=end)
+    def query_message(self, topic: str, key: str, **limits: int) -> QueryResult:
+        found = super().query_message(topic, key, **limits)
         return replace(found, messages=found.messages[::-1])
 
 
 class AnyTime(ListMessageStore):
-    def query_message(
-        self,
-        topic: str,
-        key: str,
-        *,
-        count_max: int = COUNT_MAX,
-        begin: int = 0,
-        end: int = INT64_MAX,
-    ) -> QueryResult:
-        return super().query_message(topic, key, count_max=count_max)
+    def query_message(self, topic: str, key: str, **limits: int) -> QueryResult:
+        return super().query_message(topic, key, count_max=limits.get("count_max", COUNT_MAX))
 
 
 class RetainsNothing(ListMessageStore):
