@@ -369,6 +369,35 @@ def test_opening_that_fails_or_is_cancelled_leaves_nothing_open(tier: Tier) -> N
     asyncio.run(cancelled())
 
 
+async def _goes_on(task: asyncio.Task[Any]) -> None:
+    """It comes to where it waits for something other than a turn of the loop."""
+    for _ in range(10):
+        await asyncio.wait([task], timeout=0)
+
+
+def test_a_shutdown_that_is_cancelled_before_it_begins_tells_nobody_that_the_store_is_closed(
+    tier: Tier,
+) -> None:
+    async def scene() -> None:
+        loop = asyncio.get_running_loop()
+        with ThreadPoolExecutor(1) as others:
+            loop.set_default_executor(others)
+            async with tier.face as face:
+                waiting = asyncio.create_task(face.arrival(TOPIC, 0, 0, timeout=WAIT))
+                busy = threading.Event()
+                others.submit(busy.wait, WAIT)
+                closing = asyncio.create_task(face.shutdown())
+                await _goes_on(closing)
+                closing.cancel()
+                outcomes = await asyncio.gather(closing, return_exceptions=True)
+                busy.set()
+                assert isinstance(outcomes[0], asyncio.CancelledError)
+                await face.put_message(a_message(0))
+                assert await waiting
+
+    asyncio.run(scene())
+
+
 def test_life_goes_step_by_step_too(tier: Tier) -> None:
     async def scene() -> None:
         face = tier.face

@@ -115,8 +115,12 @@ class AsyncTieredStore:
 
     async def shutdown(self, *, drain: bool = True, timeout: float | None = FLUSH_SECONDS) -> None:  # noqa: ASYNC109 - it bounds the upload, not the call
         """End everything; idempotent."""
+        await to_thread(self._end, partial(self.store.shutdown, drain=drain, timeout=timeout))
+
+    def _end(self, end: Callable[[], None]) -> None:
+        """In the thread that does it: a call that is cancelled before that has ended nothing."""
         try:
-            await to_thread(self.store.shutdown, drain=drain, timeout=timeout)
+            end()
         finally:
             self._waiting.end()  # who waits from now on is refused when it looks
 
@@ -136,10 +140,7 @@ class AsyncTieredStore:
         return self
 
     async def __aexit__(self, *exception: object) -> None:
-        try:
-            await to_thread(self.store.__exit__, *exception)
-        finally:
-            self._waiting.end()
+        await to_thread(self._end, partial(self.store.__exit__, *exception))
 
     # -- messages -----------------------------------------------------------------------------
 
