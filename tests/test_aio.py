@@ -375,6 +375,33 @@ async def _goes_on(task: asyncio.Task[Any]) -> None:
         await asyncio.wait([task], timeout=0)
 
 
+def test_opening_that_is_cancelled_again_while_it_closes_leaves_nothing_open(tier: Tier) -> None:
+    """As where a task group ends beside a timeout: one task may hear of both."""
+
+    async def scene() -> None:
+        reached, go_on = threading.Event(), threading.Event()
+        start = tier.local.start
+
+        def slow() -> None:
+            reached.set()
+            assert go_on.wait(WAIT)
+            start()
+
+        tier.local.start = slow  # type: ignore[method-assign]
+        opening = asyncio.create_task(tier.face.__aenter__())
+        assert await asyncio.to_thread(reached.wait, WAIT)
+        for _ in range(3):
+            opening.cancel()
+            await _goes_on(opening)
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+        with pytest.raises(StoreClosedError):
+            tier.local.max_offset(TOPIC, 0)
+
+    asyncio.run(scene())
+
+
 def test_a_shutdown_that_is_cancelled_before_it_begins_tells_nobody_that_the_store_is_closed(
     tier: Tier,
 ) -> None:
@@ -394,6 +421,28 @@ def test_a_shutdown_that_is_cancelled_before_it_begins_tells_nobody_that_the_sto
                 assert isinstance(outcomes[0], asyncio.CancelledError)
                 await face.put_message(a_message(0))
                 assert await waiting
+
+    asyncio.run(scene())
+
+
+def test_a_block_that_is_cancelled_while_it_ends_closes_the_store(tier: Tier) -> None:
+    async def scene() -> None:
+        loop = asyncio.get_running_loop()
+        with ThreadPoolExecutor(1) as others:
+            loop.set_default_executor(others)
+            await tier.face.__aenter__()
+            busy = threading.Event()
+            others.submit(busy.wait, WAIT)
+            closing = asyncio.create_task(tier.face.__aexit__(None, None, None))
+            await _goes_on(closing)
+            closing.cancel()
+            outcomes = await asyncio.gather(closing, return_exceptions=True)
+            busy.set()
+            assert isinstance(outcomes[0], asyncio.CancelledError)
+            # What was begun is before this in the only thread.
+            await asyncio.to_thread(lambda: None)
+        with pytest.raises(StoreClosedError):
+            tier.local.max_offset(TOPIC, 0)
 
     asyncio.run(scene())
 

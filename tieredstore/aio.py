@@ -133,14 +133,17 @@ class AsyncTieredStore:
         try:
             await asyncio.shield(opening)
         except asyncio.CancelledError:
-            await asyncio.wait([opening])
+            while not opening.done():  # however often it is cancelled: nobody else would close it
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait([opening])
             if not opening.cancelled() and opening.exception() is None:
-                await self.shutdown(drain=False)
+                await asyncio.shield(self.shutdown(drain=False))
             raise
         return self
 
     async def __aexit__(self, *exception: object) -> None:
-        await to_thread(self._end, partial(self.store.__exit__, *exception))
+        # Cancelled before a thread has begun with it, it ends all the same: nobody else would.
+        await asyncio.shield(to_thread(self._end, partial(self.store.__exit__, *exception)))
 
     # -- messages -----------------------------------------------------------------------------
 
