@@ -302,6 +302,17 @@ def test_one_that_lags_is_a_note_also_behind_expiry_and_a_deletion(there: Elsewh
     assert "generation 1 is older than the catalogue" in detail
 
 
+def test_one_that_lags_behind_a_topic_that_was_made_again_is_a_note(there: Elsewhere) -> None:
+    """What it names of the topic before is as old as all else in it."""
+    there.publish()
+    there.broker.tier.publishing._is_stale = True
+    there.broker.store.delete_topics([TOPIC])
+    there.broker.fill(2)
+    ((kind, detail),) = found(there)
+    assert kind == "note published-behind"
+    assert "generation 1 is older than the catalogue" in detail
+
+
 def test_one_that_is_gone_or_damaged_is_damage(there: Elsewhere) -> None:
     there.publish()
     parts = there.broker.tier
