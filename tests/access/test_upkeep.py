@@ -328,6 +328,14 @@ def test_a_store_that_fails_in_its_own_way_keeps_no_part_of_the_tier_from_ending
     assert not dispatcher.dispatch_once(force=True), "it uploads after the shutdown"
 
 
+def test_a_flush_without_time_leaves_the_next_one_its_place(tmp_path: Path) -> None:
+    with Runtime.threads() as runtime, a_store(tmp_path, LateStore(runtime), runtime) as store:
+        put(store, 3)
+        for _ in range(20):  # some of them are over before their thread comes
+            store.flush(0)
+        assert store.flush(60)
+
+
 def test_a_catalogue_that_cannot_be_published_in_time_makes_no_flush_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

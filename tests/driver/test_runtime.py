@@ -15,6 +15,7 @@ from tieredstore.driver.runtime import (
     Runtime,
     SystemClock,
     ThreadPool,
+    ThreadService,
     with_deadline,
 )
 from tieredstore.model.errors import StoreClosedError
@@ -258,6 +259,27 @@ def test_a_call_that_does_not_end_is_left_behind() -> None:
         assert future.result(240)
 
 
+def test_a_call_is_made_though_its_thread_comes_after_the_deadline() -> None:
+    """Whoever waits no longer may have left it a lock to give back."""
+    may_come = threading.Event()
+
+    class Late(ThreadService):
+        def _run(self) -> None:
+            assert may_come.wait(LONG)
+            super()._run()
+
+    class Busy(Runtime):
+        def service(self, name: str, step: Callable[[], object], *, interval_ms: int) -> Late:
+            return Late(name, step, interval_ms)
+
+    inline = Runtime.inline()
+    runtime = Busy(clock=inline.clock, dispatch=inline.dispatch, fetch=inline.fetch)
+    future = with_deadline(runtime, "test", lambda: 7, 0)
+    assert not future.done()
+    may_come.set()
+    assert future.result(LONG) == 7
+
+
 def test_what_a_call_returns_or_raises_is_in_the_future() -> None:
     for runtime in (Runtime.inline(), Runtime.threads()):
         assert with_deadline(runtime, "test", lambda: 7, 240).result(0) == 7
@@ -268,17 +290,17 @@ def test_what_a_call_returns_or_raises_is_in_the_future() -> None:
 
 def test_a_call_is_made_once_though_its_service_goes_on() -> None:
     """A machine may be halted for a day between the end of the call and that of the wait."""
-    steps: list[Callable[[], object]] = []
+    services: list[InlineService] = []
 
     class Halted(Runtime):
         def service(
             self, name: str, step: Callable[[], object], *, interval_ms: int
         ) -> InlineService:
-            steps.append(step)
-            return InlineService(step)
+            services.append(InlineService(step))
+            return services[-1]
 
     inline, calls = Runtime.inline(), iter(range(2))
     runtime = Halted(clock=inline.clock, dispatch=inline.dispatch, fetch=inline.fetch)
     future = with_deadline(runtime, "test", lambda: next(calls), 1)
-    steps[0]()
+    services[0].wake()
     assert (future.result(0), next(calls)) == (0, 1)

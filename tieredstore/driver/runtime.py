@@ -400,11 +400,10 @@ def with_deadline(
     future: Future[T] = Future()
 
     def step() -> None:
-        if not future.done():  # the caller was halted for a day before it could stop the service
-            _run(future, call)
+        service.stop()  # here, for one that is stopped before its thread comes never makes the call
+        _run(future, call)
 
     service = runtime.service(name, step, interval_ms=ONCE_MS)
     service.wake()
     wait([future], seconds)
-    service.stop(0)
     return future
