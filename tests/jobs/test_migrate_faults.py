@@ -37,7 +37,7 @@ from tieredstore.access.wiring import Tier, open_tier
 from tieredstore.driver import durable
 from tieredstore.driver.durable import FileLock
 from tieredstore.driver.metadata import DeleteQueue, DeleteSegment
-from tieredstore.driver.runtime import InlinePool, Runtime
+from tieredstore.driver.runtime import InlinePool, ManualClock, Runtime
 from tieredstore.jobs import migrate_plan
 from tieredstore.jobs.job import JobExit, JobReport, JobState, LocalEngine
 from tieredstore.jobs.migrate import MigrateJob, migrate
@@ -163,6 +163,34 @@ def test_a_topic_that_was_made_anew_takes_the_place_of_its_copy(
             assert moved(source, target).state is not JobState.DONE
     assert moved(source, target, cut_over=True).facts["cut_over"] == "done"
     assert files(target) == files(source)
+
+
+@pytest.mark.parametrize("ran_before", [False, True], ids=["first", "later"])
+def test_a_run_that_another_one_cuts_over_under_leaves_that_tier_alone(
+    tmp_path: Path, ran_before: bool
+) -> None:
+    source, target = tier_at(tmp_path / "old"), tier_at(tmp_path / "new")
+    with broker_on(source) as broker:
+        broker.put(30)
+    if ran_before:
+        moved(source, target)
+    with broker_on(source) as broker:  # so there is a copy that the run would delete
+        assert isinstance(broker.runtime.clock, ManualClock)
+        broker.runtime.clock.advance(1_000)
+        broker.files.delete_topics([TOPIC])
+        broker.put(10)
+
+    def cut_over(_plan: object) -> None:
+        with broker_on(source) as broker:
+            broker.put(5)
+        assert moved(source, target, cut_over=True).facts["cut_over"] == "done"
+        with broker_on(target) as broker:
+            broker.put(3)
+
+    with pytest.raises(BackendRefusedError, match="another migration ran there meanwhile"):
+        moved(source, target, on_plan=cut_over)
+    assert [*everything(target)[QueueKey(TOPIC, 0)]] == [*range(18)]
+    assert moved(source, target).facts["cut_over"] == "done before"
 
 
 @pytest.mark.parametrize("topics", [(), ("t",)])

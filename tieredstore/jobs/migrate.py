@@ -55,6 +55,7 @@ from tieredstore.jobs.migrate_copy import (
     Proof,
     copy_segment,
     journal_path,
+    overtaken,
     place_of,
     read_journal,
     remove_journal,
@@ -218,7 +219,9 @@ class _Finish:
     def report(self) -> JobReport:
         job = self._job
         facts: dict[str, Json] = dict(self._plan.facts)
-        with MigrationJournal.open(job.source, job.target) as journal:
+        known = self._plan.known
+        with MigrationJournal.open(job.source, job.target, planned_with=known) as journal:
+            self._check_not_over()
             if self._plan.items:
                 self._ask_target(self._plan.items[0])
                 self._remove_replaced(self._plan.items)
@@ -247,6 +250,13 @@ class _Finish:
             facts=facts,
             lines=tuple(lines),
         )
+
+    def _check_not_over(self) -> None:
+        """A cut-over since the plan was made leaves no journal behind, and a tier that may have a
+        broker by now: nothing of it is ours to claim, to write or to delete."""
+        job, tier = self._job, self._plan.tier
+        if not job.adopt and _was_cut_over(tier, job.target, job.source, job.target_provider()):
+            raise overtaken(job.target)
 
     def _ask_target(self, item: CopyItem) -> None:
         """Fail at once for wrong credentials and missing rights, and not once for each item.

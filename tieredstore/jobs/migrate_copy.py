@@ -358,6 +358,12 @@ def remove_journal(path: Path) -> None:
         log.warning("%s: it could not be removed: %s", path, system_says(error))
 
 
+def overtaken(target: StoreConfig) -> BackendRefusedError:
+    """For a run whose plan says what the target was, and not what it is."""
+    reason = "another migration ran there meanwhile: run this again"
+    return BackendRefusedError(str(journal_path(target)), "migrate", reason)
+
+
 def _unwritten(path: Path, error: OSError) -> MetadataError:
     return MetadataError(str(path), f"it cannot be written: {system_says(error)}")
 
@@ -373,10 +379,13 @@ class MigrationJournal:
         self._unsynced = 0
 
     @classmethod
-    def open(cls, source: StoreConfig, target: StoreConfig) -> Self:
+    def open(
+        cls, source: StoreConfig, target: StoreConfig, *, planned_with: Mapping[Key, Copied]
+    ) -> Self:
         """Ready to be added to; written anew, without what later lines made obsolete.
 
-        Raises BackendRefusedError where another migration to this target is running.
+        Raises BackendRefusedError where another migration to this target is running, or has run
+        since the journal said what this one was `planned_with`.
         """
         path = journal_path(target)
         try:
@@ -388,6 +397,8 @@ class MigrationJournal:
             raise BackendRefusedError(str(path), "migrate", "another migration is running there")
         try:
             known = read_journal(source, target)
+            if known != planned_with:
+                raise overtaken(target)
             lines = [_line(_header(source, target))]
             lines += [_line(_fields(key, copied)) for key, copied in known.items()]
             write_atomically(path, lines)
