@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.access.tiered_kit import Broker, numbers, time_of
 from tieredstore.access.reader import TieredReader
+from tieredstore.access.wiring import catalogue_to_read
 from tieredstore.model.errors import SegmentCorruptError, SegmentNotFoundError
 from tieredstore.model.messages import GetResult
 from tieredstore.model.values import GetStatus, QueueKey, SegmentType
@@ -100,6 +103,24 @@ QUESTIONS: list[Callable[[TieredReader], object]] = [
     lambda reader: reader.store_time(TOPIC, 0, 3),
     lambda reader: reader.offset_by_time(TOPIC, 0, time_of(3)),
 ]
+
+
+def test_what_expires_while_a_reader_is_opened_is_no_problem_of_its_queue(tmp_path: Path) -> None:
+    sizes = {"commit_log_segment_bytes": 1000, "consume_queue_segment_bytes": 80}
+    broker = Broker(tmp_path, reserve_hours=2, **sizes)
+    broker.open()
+    broker.fill(12)
+    given: dict[str, Any] = {"runtime": broker.runtime, "provider": broker.provider}
+    with closing(catalogue_to_read(broker.config, **given)) as metadata:
+        broker.runtime.clock.sleep(3 * 3600)
+        broker.put(3, first=12)
+        assert broker.store.flush()
+        minimum = expire(broker)
+        with TieredReader(broker.config, metadata=metadata, **given) as reader:
+            summary = reader.summary(TOPIC, 0)
+    assert summary is not None
+    assert (summary.problem, summary.min_offset) == (None, minimum)
+    broker.store.shutdown()
 
 
 @pytest.mark.parametrize("ask", QUESTIONS)

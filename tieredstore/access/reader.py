@@ -578,14 +578,28 @@ def amend_problems(
     files: FlatFileStore, metadata: MetadataStore, provider: SegmentProvider, *paths: str
 ) -> None:
     """Compare with the backend what a copy says of these queue paths, and of queues that have a
-    problem: only a backend that holds other segments explains such a problem away."""
+    problem: only a backend that holds other segments explains such a problem away.
+
+    The writer's own catalogue explains it when it is read again: it names what has expired no
+    more. A problem that stays the same is damage.
+    """
     if not metadata.facts.copy:
+        found = _problems(files)
+        while found:
+            files.refresh()
+            before, found = found, _problems(files)
+            if found == before:
+                return
         return
     doubtful = {*paths, *(file.path for file in files.files() if file.problem is not None)}
     if len(doubtful) > LISTINGS_MAX:
         doubtful = {path.split("/", 1)[0] for path in doubtful}
     if doubtful and reconcile(metadata, provider, sorted(doubtful)):
         files.refresh()
+
+
+def _problems(files: FlatFileStore) -> dict[QueueKey, str]:
+    return {file.key: file.problem for file in files.files() if file.problem is not None}
 
 
 def reconcile(metadata: MetadataStore, provider: SegmentProvider, paths: Sequence[str]) -> int:
