@@ -29,7 +29,9 @@ from tests.jobs.job_kit import (
     tier_messages,
 )
 from tests.jobs.written_tier import START_MS, WrittenTier, posix_config
+from tieredstore.access.upkeep import expire
 from tieredstore.driver.metadata import DeleteQueue
+from tieredstore.driver.runtime import InlinePool, ManualClock
 from tieredstore.jobs.export import ExportJob
 from tieredstore.jobs.export_ledger import (
     Ledger,
@@ -47,13 +49,16 @@ from tieredstore.jobs.job import (
     JobExit,
     JobReport,
     JobState,
+    LocalEngine,
     Plan,
     RowStream,
     run_item,
+    run_job,
 )
 from tieredstore.jobs.scan import OnCorrupt
 from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.model.errors import InvalidConfigError, MetadataError
+from tieredstore.model.values import QueueKey
 
 
 def test_every_message_of_the_golden_tier_is_there_once(tmp_path: Path) -> None:
@@ -329,6 +334,43 @@ def test_what_was_staged_of_a_topic_before_it_was_made_anew_is_known_by_its_numb
     tier.add("Orders", 0, 30)
     report = exported(tier.config, target)
     assert (report.state, report.counts["messages"]) == (JobState.INCOMPLETE, 20)
+
+
+@pytest.mark.parametrize("on_corrupt", OnCorrupt)
+@pytest.mark.parametrize("is_deleted", [False, True], ids=["expired", "deleted"])
+def test_what_goes_while_it_is_exported_is_no_damage(
+    tmp_path: Path, on_corrupt: OnCorrupt, is_deleted: bool
+) -> None:
+    tier = WrittenTier(config=posix_config(tmp_path, commit_log_segment_bytes=4_096))
+    tier.add("Orders", 0, 80)
+
+    def goes(_plan: object) -> None:
+        if is_deleted:
+            tier.delete("Orders")
+            return
+        with tier.open() as parts:
+            file = parts.files.get(QueueKey("Orders", 0))
+            assert file is not None
+            assert expire(file, START_MS + 40_000).segment_count
+
+    columns = ("queue_id", "queue_offset", "body")
+    job = ExportJob(
+        config=tier.config,
+        target=str(tmp_path / "parquet"),
+        columns=(*columns, "damage") if on_corrupt is OnCorrupt.REPORT else columns,
+        on_corrupt=on_corrupt,
+    )
+    engine = LocalEngine(pool=InlinePool(), threads=1)
+    report = run_job(job, engine, clock=ManualClock(), on_plan=goes)
+    (failure,) = report.failures
+    assert failure.text.endswith("some of it expired or was deleted meanwhile")
+    assert (report.exit_code, report.findings) == (JobExit.REFUSED, ())
+    again = run_inline(job)
+    assert again.exit_code is JobExit.DONE
+    assert (again.counts["messages"], again.counts["damaged"]) == (
+        len(tier_messages(tier.config)),
+        0,
+    )
 
 
 def test_a_target_without_numbers_of_topics_is_taken_up(tmp_path: Path) -> None:

@@ -79,12 +79,19 @@ from tieredstore.jobs.slices import (
     Selection,
     Slice,
     TopicPatterns,
+    is_gone,
     plan_slices,
 )
 from tieredstore.jobs.worker import check_catalogue
 from tieredstore.model.amounts import counted, shown_size
 from tieredstore.model.config import StoreConfig
-from tieredstore.model.errors import InvalidConfigError, MetadataError, TieredStoreError
+from tieredstore.model.errors import (
+    BackendUnavailableError,
+    InvalidConfigError,
+    MetadataError,
+    SegmentError,
+    TieredStoreError,
+)
 from tieredstore.model.findings import Finding, Severity
 from tieredstore.model.values import Json
 
@@ -417,6 +424,9 @@ def _with(ledger: Ledger, staged: Sequence[StagedRange]) -> Ranges:
 def stage_range(job: ExportJob, item: ExportItem) -> ExportRow:
     """A file for each day of the range, then its mark.
 
+    BackendUnavailableError where a part of it expired, or its topic was deleted, since the plan:
+    the next plan has what is left, and says what of that is damaged.
+
     Files of each attempt have names of their own: a task that runs twice replaces none that the
     other has committed. The range is held in memory: it is as large as a piece of work.
     """
@@ -425,7 +435,7 @@ def stage_range(job: ExportJob, item: ExportItem) -> ExportRow:
     days: dict[int | None, list[pa.RecordBatch]] = {}
     damaged: list[tuple[str, int, int, str]] = []
     damaged_count = 0
-    for batch in job.scan().batches(job.config, item.slice):
+    for batch in _read(job, item):
         if DAMAGE in batch.schema.names:
             reported = batch.filter(pc.is_valid(batch.column(DAMAGE)))
             damaged_count += len(reported)
@@ -434,6 +444,8 @@ def stage_range(job: ExportJob, item: ExportItem) -> ExportRow:
                 batch = batch.filter(pc.is_null(batch.column(DAMAGE)))  # noqa: PLW2901
         for day, rows in _by_day(batch):
             days.setdefault(day, []).append(rows)
+    if damaged_count:
+        _check_there(job, item)
     attempt = uuid4().hex[:12]
     files = [
         _staged_file(
@@ -455,6 +467,21 @@ def stage_range(job: ExportJob, item: ExportItem) -> ExportRow:
     )
     put_mark(target, job.settings, staged)
     return ExportRow(name=item.name, damaged_count=damaged_count, damaged=tuple(damaged))
+
+
+def _read(job: ExportJob, item: ExportItem) -> Iterator[pa.RecordBatch]:
+    try:
+        yield from job.scan().batches(job.config, item.slice)
+    except SegmentError:
+        _check_there(job, item)
+        raise
+
+
+def _check_there(job: ExportJob, item: ExportItem) -> None:
+    part = item.slice
+    if is_gone(job.config, part.rows, from_copy=part.from_copy, in_part=True):
+        reason = "some of it expired or was deleted meanwhile"
+        raise BackendUnavailableError(part.path, "export", reason)
 
 
 def _staged_file(

@@ -564,9 +564,15 @@ class SliceReader:
             self._on_damage(damage)
 
 
-def is_gone(config: StoreConfig, rows: Sequence[SegmentRecord], *, from_copy: bool) -> bool:
+def is_gone(
+    config: StoreConfig,
+    rows: Sequence[SegmentRecord],
+    *,
+    from_copy: bool,
+    in_part: bool = False,
+) -> bool:
     """Whether a queue of which these rows were planned is no longer there, or another one of its
-    name is: its topic was deleted.
+    name is: its topic was deleted. `in_part`: or whether some of these rows have expired.
 
     The newest catalogue says so that can be had here: a bucket's log, the broker's file, or what is
     published, which no longer names a queue when its bytes go. An older picture may lead to
@@ -583,8 +589,10 @@ def is_gone(config: StoreConfig, rows: Sequence[SegmentRecord], *, from_copy: bo
         catalogue.refresh()
         known = [catalogue.segment(*row.key) for row in rows]
         may_lag = catalogue.facts.source == PUBLISHED and not from_copy
-    return not (any(known) or may_lag) or any(
-        # Rows of segments that came behind a copy do not say when they were made.
+    # Rows of segments that came behind a copy do not say when they were made.
+    made = [now for row, now in zip(rows, known, strict=True) if row.create_timestamp]
+    lacks = None in made if in_part else not any(known)
+    return (lacks and not may_lag) or any(
         now is not None and now.create_timestamp != row.create_timestamp != 0
         for row, now in zip(rows, known, strict=True)
     )
