@@ -82,6 +82,28 @@ def test_an_empty_machine_goes_on_with_its_folder(
     machine.end()
 
 
+def test_a_tier_all_of_whose_messages_have_expired_is_no_empty_place(
+    tmp_path: Path, command: Command
+) -> None:
+    """Only what is published says which offsets were given."""
+    machine = Machine(tmp_path)
+    machine.open()
+    machine.put(10)
+    machine.flush()
+    machine.end(drain=False)
+    command.run("expire", *words(machine)).done()
+    machine.lose_disk()
+    left = [file for file in (machine.root / "tier").rglob("*") if file.is_file()]
+    assert {file.relative_to(machine.root).parts[1] for file in left} == {".catalog"}
+    with pytest.raises(NoCatalogueError, match="recover --apply"):
+        machine.open()
+    ran = command.run("recover", "--apply", *words(machine), "--json").done()
+    assert [row["max_offset"] for row in ran.rows[1:-1]] == [10, 10, 10]
+    assert machine.open().agreement.ends == {ONE: 10, TWO: 10, OTHER: 10}
+    machine.put(3)
+    machine.end()
+
+
 class CutOff:
     """`recover --apply` on a machine that dies at one of its steps on the disk, and once more on
     what is left there."""

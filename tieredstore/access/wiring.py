@@ -293,17 +293,26 @@ def refuse_second_tier(config: StoreConfig, provider: SegmentProvider) -> None:
     """NoCatalogueError for a machine without a catalogue where this broker has a tier already.
 
     An empty one would begin a second tier in the place of the first, and give its offsets again.
-    One request, and only where there is no file yet.
+    Two requests at most, and only where there is no file yet.
     """
     if config.metadata != _OWN or keeps_catalogue(config, provider) or has_file(config):
         return
-    if next(iter(provider.list(config.broker_name)), None) is not None:
+    if has_tier(config, provider):
         raise NoCatalogueError(
             config.catalogue_path,
             f"there is no such file, but broker {config.broker_name} has a tier already:"
             " `tieredstore recover --apply` makes this machine ready for it",
             names_file=True,
         )
+
+
+def has_tier(config: StoreConfig, provider: SegmentProvider) -> bool:
+    """Whether this broker has segments there, or has published its catalogue: where all messages
+    have expired, that alone still says which offsets were given."""
+    if next(iter(provider.list(config.broker_name)), None) is not None:
+        return True
+    generations = provider.generations(config.broker_name)
+    return generations is not None and bool(generations.listed())
 
 
 def _end_runtime(runtime: Runtime, ending: _Ending) -> None:

@@ -485,7 +485,9 @@ def _log_of_a_bucket(config: StoreConfig) -> Iterator[str]:
 
 def check_there_is_data(config: StoreConfig, provider: SegmentProvider) -> None:
     """Before there is a catalogue: an empty one would be made."""
-    if next(iter(provider.list(config.broker_name)), None) is not None:
+    from tieredstore.access.wiring import has_tier
+
+    if has_tier(config, provider):
         return
     if provider.damage(config.broker_name):
         return  # a log that was lost, or a layout that who claims it refuses
