@@ -51,6 +51,7 @@ class Loads:
         self.all: list[Load] = []
         self.doubtful: Load | None = None
         self.are_known = True  # not until a life has opened, where the notes of loads may be lost
+        self.are_noted = True  # else one that is made again adds its messages again
 
     def take(self, config: StoreConfig, runtime: ActorRuntime) -> None:
         """The next, or one that was begun before."""
@@ -58,7 +59,8 @@ class Loads:
         if not self.are_known:
             return
         load = self.doubtful
-        if load is None and self.all and not world.has_lost_disk and dice.random() < 0.3:
+        may_repeat = self.are_noted and not world.has_lost_disk
+        if load is None and self.all and may_repeat and dice.random() < 0.3:
             load = dice.choice(self.all)  # its driver did not hear of its end
         if load is None:
             load = self._new(runtime)
@@ -131,8 +133,10 @@ class Loads:
             model.saw_committed(queue, model.end(queue), 0)
 
     def lose_notes(self, *, of_tier: bool) -> None:
-        """The disk is lost, and in a directory the catalogue with it."""
+        """The disk is lost, and in a directory the catalogue with it; or a tool has copied the tier
+        without it."""
         self.are_known = False
+        self.are_noted = self.are_noted and not of_tier
         if of_tier and self.doubtful is not None and not self.doubtful.is_made:
             self.doubtful.is_torn = True
             self.doubtful = None

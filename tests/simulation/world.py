@@ -856,6 +856,7 @@ class World:
         if not self.kinds[FORMER] == self.kinds[MOVED] == "bucket":  # else its log came along
             with suppress(NewerCatalogueError):  # one that died of it had come to its end
                 self.rebuild(at_place(self, config, MOVED))
+            self.loads.lose_notes(of_tier=True)
             for each in self.outsiders:
                 each.checkpoint.may_repeat = True
         self.has_moved_to(MOVED)
