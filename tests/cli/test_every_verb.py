@@ -113,7 +113,7 @@ def test_an_offset_out_of_range_is_an_answer(command: Command) -> None:
     for offset in (10**6, 2**63 - 1, 10**30):
         ran = command.run("why", "GoldAa", "0", offset, *named(TIER), "--json").done()
         assert ran.rows[0]["problem"] is None
-        ran = command.run("cat", "GoldAa", "--from-offset", min(offset, 10**12 - 1), *named(TIER))
+        ran = command.run("cat", "GoldAa", "--from-offset", offset, *named(TIER))
         assert (ran.code, ran.out, ran.err) == (0, "", "")
 
 

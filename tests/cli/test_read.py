@@ -119,6 +119,12 @@ def test_cat_prints_what_is_asked_for(
     assert as_java_told(ran.rows) == wanted[:count]
 
 
+def test_an_offset_of_13_digits_is_no_time(command: Command) -> None:
+    """RocketMQ's offsets have 63 bits. As a time it is before all messages: all were printed."""
+    ran = asked(command, TIER, "cat", "GoldAa", "--from-offset", 10**12, "--json").done()
+    assert ran.rows == []
+
+
 def test_cat_goes_from_page_to_page(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read, "_PAGE_COUNT_MAX", 3)
     rows = asked(command, TIER, "cat", "GoldAa", "--json").rows

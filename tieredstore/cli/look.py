@@ -231,10 +231,11 @@ def cat(
         raise CommandError("choose one: --from TIME or --from-offset OFFSET", ExitCode.USAGE)
     if begin is not None and 0 < begin < TIMES_FROM:  # the release before took both for --from
         note("--from with an offset is now --from-offset")
-    first = (begin if from_offset is None else from_offset) or 0
+        begin, from_offset = None, begin
     printer = MessagePrinter(shown, body=body, plain=plain)
     with opened_tier(tier) as opened:
-        print_messages(TierPlace(opened), printer, topic, queue, begin=first, count=count_max)
+        place = TierPlace(opened, since=begin)
+        print_messages(place, printer, topic, queue, begin=from_offset or 0, count=count_max)
 
 
 @verb(app, "offset Orders 0 2026-11-20T10:45Z --config broker.conf")

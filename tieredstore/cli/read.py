@@ -44,7 +44,7 @@ from tieredstore.model.values import INT32_MAX, INT64_MAX, Boundary, QueueKey
 OnDamage = Callable[[QueueKey, int, SegmentError], None]
 """Gets the queue, how many messages could not be read, and why the first of them could not."""
 
-# No queue has so many messages, and no message was stored so early: 2001-09-09.
+# No message was stored so early: 2001-09-09. What is smaller was an offset where --from took both.
 TIMES_FROM: Final = 1_000_000_000_000
 # Of all queues together:
 _BYTES_HELD_MAX: Final = 64 * 1024 * 1024  # but for huge single messages
@@ -162,11 +162,12 @@ def print_offset(
 
 
 class TierPlace:
-    """A tier. Its messages come by store time, then by queue and offset."""
+    """A tier. Its messages come by store time, then by queue and offset; those since `since`."""
 
-    def __init__(self, tier: OpenedTier) -> None:
+    def __init__(self, tier: OpenedTier, *, since: int | None = None) -> None:
         self.reader = tier.reader
         self._tier = tier
+        self._since = since
         self._damage = TierDamage()
 
     def keys(self, topic: str | None, queue_id: int | None = None) -> list[QueueKey]:
@@ -179,6 +180,7 @@ class TierPlace:
             self.reader,
             keys,
             begin=begin,
+            since=self._since,
             count_max=count_max,
             checks_bodies=self._tier.config.checks_bulk_reads,
             on_damage=self._damage.add_messages,
@@ -282,14 +284,16 @@ def walk_tier(
     keys: Sequence[QueueKey],
     *,
     begin: int = 0,
+    since: int | None = None,
     count_max: int | None = None,
     checks_bodies: bool = True,
     on_damage: OnDamage,
 ) -> Iterator[QueuedMessage]:
     """All whole messages of these queues by store time, then queue and offset.
 
-    `begin` is an offset of each queue, or a store time from `TIMES_FROM` on. With `checks_bodies`
-    each body is held against its checksum. Where a clock was set back a queue keeps its own order.
+    They begin at the offset `begin` of each queue or, with `since`, at this store time. With
+    `checks_bodies` each body is held against its checksum. Where a clock was set back a queue keeps
+    its own order.
     No more than `count_max` messages are asked for at a time.
     """
     if count_max == 0:
@@ -302,7 +306,7 @@ def walk_tier(
             page_bytes=max(_PAGE_BYTES_MIN, _BYTES_HELD_MAX // len(keys)),
             checks_bodies=checks_bodies,
             on_damage=on_damage,
-        ).run(begin)
+        ).run(begin, since)
         for key in keys
     ]
     by_time = heapq.merge(*queues, key=lambda stored: (stored[0], stored[1].key))
@@ -321,9 +325,9 @@ class _QueueWalk:
     on_damage: OnDamage
     end: int = 0
 
-    def run(self, begin: int) -> Iterator[tuple[int, QueuedMessage]]:
+    def run(self, begin: int, since: int | None) -> Iterator[tuple[int, QueuedMessage]]:
         """Each message with the time when it was stored."""
-        offset, earliest = self._first(begin)
+        offset, earliest = (begin, -1) if since is None else self._first(since)
         self.end = self.reader.max_offset(*self.key) or 0
         while offset < self.end:
             try:
@@ -340,14 +344,12 @@ class _QueueWalk:
                 return  # the queue was destroyed
             offset = page.next_offset
 
-    def _first(self, begin: int) -> tuple[int, int]:
+    def _first(self, since: int) -> tuple[int, int]:
         """The offset to begin at, and the store time below which nothing is wanted."""
-        if begin < TIMES_FROM:
-            return begin, -1
         try:
-            found = self.reader.offset_by_time(*self.key, begin)
+            found = self.reader.offset_by_time(*self.key, since)
         except (SegmentError, OffsetOutOfRangeError):
-            return 0, begin  # the search met damage: all is looked at instead
+            return 0, since  # the search met damage: all is looked at instead
         return found or 0, -1
 
     def _whole(
