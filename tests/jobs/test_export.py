@@ -322,6 +322,22 @@ def test_messages_of_a_topic_that_was_made_anew_are_not_called_exported(tmp_path
     assert exported(tier.config, tmp_path / "another").counts["messages"] == 37
 
 
+def test_a_topic_whose_folder_no_disk_can_name_keeps_no_other_from_the_target(
+    tmp_path: Path,
+) -> None:
+    """RocketMQ's topics have up to 255 bytes, and the folder's name has `topic=` before it."""
+    tier, target = WrittenTier(config=posix_config(tmp_path)), tmp_path / "parquet"
+    tier.add("Orders", 0, 20)
+    tier.add("L" * 249, 0, 3)
+    tier.add("L" * 250, 0, 7)
+    report = exported(tier.config, target)
+    assert (report.state, report.counts["messages"]) == (JobState.INCOMPLETE, 23)
+    assert report.exit_code is JobExit.REFUSED
+    (failure,) = report.failures
+    assert "L" * 250 in failure.text
+    assert exported(tier.config, target, topics=("Orders",)).state is JobState.DONE
+
+
 def test_what_was_staged_of_a_topic_before_it_was_made_anew_is_known_by_its_number(
     tmp_path: Path,
 ) -> None:

@@ -52,7 +52,7 @@ from tieredstore.jobs.export_ledger import (
     range_name,
     topic_of,
 )
-from tieredstore.jobs.export_parquet import ParquetTable
+from tieredstore.jobs.export_parquet import ParquetTable, folder
 from tieredstore.jobs.export_target import ExportTarget, TargetOptions, full_target
 from tieredstore.jobs.job import (
     ItemFailure,
@@ -432,6 +432,8 @@ def stage_range(job: ExportJob, item: ExportItem) -> ExportRow:
     """
     columns = list(job.file_columns)
     target = ExportTarget(item.place, job.target_options)
+    if job.format is TableFormat.PARQUET:  # else the commit, of all that was staged, would fail
+        target.check_names(folder(item.slice.key.topic, None))
     days: dict[int | None, list[pa.RecordBatch]] = {}
     damaged: list[tuple[str, int, int, str]] = []
     damaged_count = 0

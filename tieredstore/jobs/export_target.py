@@ -24,6 +24,7 @@ from tieredstore.model.errors import (
     system_says,
 )
 from tieredstore.model.settings import has_password
+from tieredstore.model.topics import NAME_BYTES_MAX
 
 _LOCAL: Final = ("", "file")
 _NO_LINKS: Final = frozenset({errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.ENOSYS})
@@ -81,6 +82,14 @@ class ExportTarget:
                 raise InvalidConfigError(text) from error
         if not self._root:
             raise InvalidConfigError(f"target: {url!r} names no bucket")
+
+    def check_names(self, path: str) -> None:
+        """Raises BackendRefusedError where no disk has such a name; a bucket has any."""
+        if self._local is None:
+            return
+        if max(len(os.fsencode(name)) for name in path.split("/")) > NAME_BYTES_MAX:
+            text = f"a folder's name has at most {NAME_BYTES_MAX} bytes: take a bucket, or Delta"
+            raise BackendRefusedError(f"{self.url}/{path}", "write", text)
 
     def read(self, path: str) -> bytes | None:
         """The whole file; None where there is none."""
