@@ -13,7 +13,6 @@ from tieredstore.driver.runtime import Runtime
 from tieredstore.jobs.load_records import LoadRefusedError, check_topic
 from tieredstore.local.config import LocalConfig
 from tieredstore.local.encoder import RecordEncoder
-from tieredstore.model.config import StoreConfig
 from tieredstore.model.topics import (
     NAME_BYTES_MAX,
     TopicFilter,
@@ -127,7 +126,7 @@ def test_such_directories_can_be_made(tmp_path: Path) -> None:
 # Which topics are tiered, and which are not
 
 
-CONFIG = StoreConfig(broker_name="broker-a", cluster_name="cluster-b")
+CLUSTER, BROKER = "cluster-b", "broker-a"
 
 SYSTEM_NAMES = """TBW102 SCHEDULE_TOPIC_XXXX BenchmarkTest RMQ_SYS_TRANS_HALF_TOPIC
 RMQ_SYS_TRACE_TOPIC RMQ_SYS_TRANS_OP_HALF_TOPIC TRANS_CHECK_MAX_TIME_TOPIC SELF_TEST_TOPIC
@@ -137,13 +136,13 @@ SYSTEM = SYSTEM_NAMES.split()
 
 @pytest.mark.parametrize("topic", ["", " ", "\t\n", *SYSTEM])
 def test_blank_names_and_system_topics_stay_out(topic: str) -> None:
-    assert TopicFilter(CONFIG).rejects(topic)
+    assert TopicFilter(CLUSTER, BROKER).rejects(topic)
     assert is_system_topic(topic) == (topic in SYSTEM)
 
 
 @pytest.mark.parametrize("topic", ["broker-a", "cluster-b", "%LMQ%light", "%LMQ%"])
 def test_the_brokers_own_topics_and_light_queues_stay_out(topic: str) -> None:
-    assert TopicFilter(CONFIG).rejects(topic)
+    assert TopicFilter(CLUSTER, BROKER).rejects(topic)
     assert not is_system_topic(topic)
 
 
@@ -162,12 +161,12 @@ def test_the_brokers_own_topics_and_light_queues_stay_out(topic: str) -> None:
     ],
 )
 def test_all_others_are_tiered_retry_and_dead_letter_topics_too(topic: str) -> None:
-    assert not TopicFilter(CONFIG).rejects(topic)
+    assert not TopicFilter(CLUSTER, BROKER).rejects(topic)
 
 
 def test_a_topic_can_be_rejected_while_the_program_runs() -> None:
-    topic_filter = TopicFilter(CONFIG)
+    topic_filter = TopicFilter(CLUSTER, BROKER)
     topic_filter.reject("WhiteTopic")
     assert topic_filter.rejects("WhiteTopic")
     assert not topic_filter.rejects("White")
-    assert not TopicFilter(CONFIG).rejects("WhiteTopic")
+    assert not TopicFilter(CLUSTER, BROKER).rejects("WhiteTopic")

@@ -450,7 +450,7 @@ class Dispatcher:
         self._fence = partial(provider.fence, config.broker_name)
         clock = runtime.clock
         self.mark = LogMark(metadata, config.broker_name)
-        self.topic_filter = topic_filter or TopicFilter(config)
+        self.topic_filter = topic_filter or TopicFilter(config.cluster_name, config.broker_name)
         self.budget = UploadBudget(
             bytes_max=config.dispatch_buffer_bytes,
             uploads_max=INT64_MAX if provider.shares_rounds else config.pending_count_max // 4,

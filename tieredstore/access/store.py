@@ -118,7 +118,9 @@ class TieredMessageStore:
         self._open_tier = partial(
             open_tier, config, runtime=runtime, provider=provider, metadata=metadata, index=index
         )
-        self._decision = ReadDecision(next_store, TopicFilter(config), config.storage_level)
+        self._decision = ReadDecision(
+            next_store, TopicFilter(config.cluster_name, config.broker_name), config.storage_level
+        )
         self._listener = _Listener()
         self._life_guard = threading.RLock()
         self._metrics_of_lives = MetricsOfLives(self.metrics)

@@ -250,7 +250,7 @@ def _place(config: StoreConfig) -> str:
 def _only_local(
     config: StoreConfig, known: Container[QueueKey], local_offsets: Mapping[QueueKey, int]
 ) -> dict[QueueKey, int]:
-    topics = TopicFilter(config)
+    topics = TopicFilter(config.cluster_name, config.broker_name)
     return {
         key: end
         for key, end in sorted(local_offsets.items())

@@ -17,6 +17,7 @@ from tieredstore.model.settings import (
     setting,
     settings_of,
 )
+from tieredstore.model.topics import why_no_directory
 from tieredstore.model.values import INT32_MAX, StorageLevel
 
 KIB: Final = 1024
@@ -271,10 +272,12 @@ class StoreConfig(Settings):
             raise InvalidConfigError("endpoint: holds credentials; give them apart")
         if has_password(self.url):
             raise InvalidConfigError("url: holds credentials; give them to fsspec, in its settings")
-        for name in ("broker_name", "cluster_name"):
+        # A cluster's directory has eight digits and a line before its name.
+        for name, before in (("broker_name", ""), ("cluster_name", "00000000_")):
             value = getattr(self, name)
-            if value in ("", ".", "..") or "/" in value:
-                raise InvalidConfigError(f"{name}: {value!r} cannot be a directory's name")
+            reason = why_no_directory(value) or why_no_directory(before + value)
+            if reason is not None:
+                raise InvalidConfigError(f"{name}: {reason}")
         if self.initial_offset not in INITIAL_OFFSETS:
             raise InvalidConfigError(
                 f"initial_offset: {self.initial_offset!r} is none of {', '.join(INITIAL_OFFSETS)}"

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from tieredstore.model.config import StoreConfig
-
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"  # delayed messages: their tags codes are times
 SYSTEM_TOPICS: Final = frozenset(
     {
@@ -45,8 +43,8 @@ class TopicFilter:
     Retry and dead letter topics are tiered. Any thread may ask and reject.
     """
 
-    def __init__(self, config: StoreConfig) -> None:
-        self._own = frozenset({config.cluster_name, config.broker_name})
+    def __init__(self, cluster: str, broker: str) -> None:
+        self._own = frozenset({cluster, broker})
         self._rejected: frozenset[str] = frozenset()
 
     def reject(self, topic: str) -> None:
