@@ -131,9 +131,10 @@ check: lint types layers  ## everything that reads the code without running it
 	$(PYTEST) -q tests/test_house.py
 
 # A script whose name begins with an underscore is a part of others. JAVA=5.3.3 lets that version of
-# RocketMQ run beside ours (JDK and Maven); MINUTES says how long BENCH=steady lasts.
+# RocketMQ run beside ours (JDK and Maven); MINUTES says how long BENCH=steady lasts. RUNS=5 makes
+# five runs, and says which of their ratios agree.
 bench: $(STAMP)  ## run every benchmark, draw one table (BENCH=name: only that one; JAVA=5.3.3)
-	TIEREDSTORE_BENCH_JAVA=$(JAVA) MINUTES=$(MINUTES) $(BIN)/python -m bench $(BENCH)
+	TIEREDSTORE_BENCH_JAVA=$(JAVA) MINUTES=$(MINUTES) $(BIN)/python -m bench $(if $(RUNS),--runs $(RUNS)) $(BENCH)
 
 # What is in them, and what they do in empty environments: docs/releasing.md.
 dist: $(STAMP)  ## build sdist and wheel in dist/, and install them with each Python that is here

@@ -1,9 +1,10 @@
 """Every benchmark, or those that are named; then one table, a picture, and the page of the docs.
 
-python -m bench [--page] [name ...]
+python -m bench [--page] [--runs N] [name ...]
 
-The scripts run one after the other, each in a process of its own. `--page` runs none: it writes
-docs/benchmarks.md from the figures that are there, and the table of README.md from that page.
+The scripts run one after the other, each in a process of its own; with `--runs` all of them again
+and again, and it says which ratios agree. `--page` runs none: it writes docs/benchmarks.md from the
+figures that are there, and the table of README.md from that page.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import platform
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -21,6 +23,7 @@ from typing import Final
 
 from bench._front import between_marks, front_of
 from bench._rows import RESULTS, Row, saved, table
+from bench._runs import gathered, keep, kept, section
 
 HERE: Final = Path(__file__).parent
 PAGE: Final = HERE.parent / "docs" / "benchmarks.md"
@@ -34,7 +37,10 @@ def names() -> list[str]:
 
 def run(name: str) -> int:
     print(f"== bench/{name}.py", flush=True)
-    return subprocess.run([sys.executable, "-m", f"bench.{name}"], check=False).returncode
+    start = time.monotonic()
+    code = subprocess.run([sys.executable, "-m", f"bench.{name}"], check=False).returncode
+    print(f"it took {time.monotonic() - start:.0f} s", flush=True)
+    return code
 
 
 def found(wanted: Sequence[str]) -> dict[str, list[Row]]:
@@ -84,7 +90,8 @@ def page_of(figures: Mapping[str, Sequence[Row]], where: str) -> str:
                 f"| {row.what} | {row.beside} | {row.ours} | {row.ratio_text} "
                 f"| {promised}{missed} |"
             )
-    return "\n".join(lines)
+    repeated = section(kept())
+    return "\n".join([*lines, "", *repeated] if repeated else lines)
 
 
 def write_page(figures: Mapping[str, Sequence[Row]]) -> None:
@@ -105,6 +112,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", metavar="name", help=f"of {', '.join(names())}")
     parser.add_argument("--page", action="store_true", help="write docs/benchmarks.md, run nothing")
+    parser.add_argument("--runs", type=int, default=1, help="how often, one run after the other")
     arguments = parser.parse_args()
     wanted = arguments.names or names()
     unknown = sorted(set(wanted) - set(names()))
@@ -113,8 +121,14 @@ def main() -> int:
     if arguments.page:
         write_page(found(wanted))
         return 0
-    failed = [name for name in wanted if run(name)]
-    figures = found(wanted)
+    failed: set[str] = set()
+    runs: list[dict[str, list[Row]]] = []
+    for _ in range(arguments.runs):
+        failed |= {name for name in wanted if run(name)}
+        runs.append(found(wanted))
+    figures = runs[-1]
+    if len(runs) > 1:
+        keep(gathered(runs))
     print("\n== all of it")
     for name, rows in figures.items():
         print(f"\n{name}\n{table(rows)}")
@@ -122,11 +136,13 @@ def main() -> int:
     together = {name: [asdict(row) for row in rows] for name, rows in figures.items()}
     document = {"machine": machine(), "benchmarks": together}
     (RESULTS / "all.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    if len(runs) > 1:
+        print("\n".join(["", *section(kept())]))
     if figures:
         draw(figures, RESULTS / "all.png")
         print(f"\nfigures in {RESULTS}: all.json, all.png")
     if failed:
-        print(f"missed a promise, or failed: {', '.join(failed)}")
+        print(f"missed a promise, or failed: {', '.join(sorted(failed))}")
     return 1 if failed else 0
 
 

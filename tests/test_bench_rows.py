@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bench._rows import NO_JAVA, java_row, turns_row
+from bench._rows import NO_JAVA, Row, java_row, turns_row
+from bench._runs import agree, gathered, section
 
 
 def test_rates_are_better_when_they_are_greater_and_times_when_they_are_smaller() -> None:
@@ -32,3 +33,25 @@ def test_without_java_a_row_says_so_and_promises_nothing() -> None:
 def test_turns_that_were_not_taken_in_pairs_are_an_error() -> None:
     with pytest.raises(ValueError, match="shorter"):
         turns_row("what", [1.0, 2.0], [1.0])
+
+
+def test_runs_agree_where_one_ratio_is_within_the_spread_of_each() -> None:
+    assert agree([(0.5, 0.1), (0.6, 0.05), (0.52, 0.04)])
+    assert not agree([(0.5, 0.1), (0.7, 0.05)])
+
+
+def test_a_page_names_the_rows_whose_runs_do_not_agree() -> None:
+    def a_run(*ratios: float | None) -> dict[str, list[Row]]:
+        rows = zip("abc", ratios, strict=True)
+        return {"puts": [Row(what=w, beside="", ours="", ratio=r, spread=0.01) for w, r in rows]}
+
+    runs = gathered([a_run(0.5, 0.5, None), a_run(0.51, 0.6, None), a_run(0.5, 0.5, 1.0)])
+    assert list(runs) == ["puts: a", "puts: b"]
+    said = "\n".join(section(runs))
+    assert "Of 2 ratios 1 agree in all runs" in said
+    assert "| puts: b | 0.50 ± 0.01, 0.60 ± 0.01, 0.50 ± 0.01 |" in said
+    assert "puts: a" not in said
+
+
+def test_a_page_says_nothing_of_runs_that_were_not_made() -> None:
+    assert section({}) == []
