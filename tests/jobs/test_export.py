@@ -465,6 +465,15 @@ def test_messages_of_a_queue_that_the_catalogue_lost_are_told(tmp_path: Path) ->
         exported(config, tmp_path / "out")
 
 
+def test_segments_beside_a_catalogue_without_rows_are_told(tmp_path: Path) -> None:
+    config = copy_of_golden(tmp_path / "java")
+    Path(config.catalogue_path).write_text("{}")
+    with pytest.raises(MetadataError, match=r"names no segment of the broker .* a rebuild takes"):
+        exported(config, tmp_path / "out")
+    rmtree(config.path)
+    assert exported(config, tmp_path / "out").exit_code is JobExit.DONE
+
+
 def test_what_cannot_be_read_fails_is_left_out_or_told(tmp_path: Path) -> None:
     tier = Harmed.golden(tmp_path)
     path = tier.file("GoldAa/1", "COMMIT_LOG", 0)

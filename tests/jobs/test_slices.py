@@ -30,6 +30,7 @@ from tieredstore.jobs.slices import (
     trimmed,
 )
 from tieredstore.model.config import StoreConfig
+from tieredstore.model.errors import MetadataError
 from tieredstore.model.values import QueueKey, SegmentRecord, SegmentType
 from tieredstore.providers.posix import PosixFileSegment
 from tieredstore.providers.posix_shelf import PosixGenerations
@@ -103,6 +104,12 @@ def test_queues_are_found_by_their_paths_and_the_index_is_none() -> None:
     assert [queue.key for queue in queue_rows(rows, wanted=lambda key: key.topic == "t")] == [
         QueueKey("t", 3)
     ]
+
+
+@pytest.mark.parametrize("path", ["broker-a/t", "broker-a/t/3/1", "broker-a/t/three"])
+def test_segments_of_what_is_no_queue_are_told(path: str) -> None:
+    with pytest.raises(MetadataError, match=f"{path}: the catalogue has segments of it"):
+        queue_rows([log_row(0, 300, path)])
 
 
 def test_a_slice_pickles_and_a_split_of_nothing_is_refused() -> None:

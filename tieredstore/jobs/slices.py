@@ -120,8 +120,7 @@ def queue_rows(
     for row in rows:
         held = found.get(row.path)
         if held is None:
-            _, topic, queue_id = row.path.split("/")
-            held = found[row.path] = QueueKey(topic, int(queue_id)), [], []
+            held = found[row.path] = _queue_of(row.path), [], []
         if row.type is SegmentType.CONSUME_QUEUE:
             ends[row.path] = max(ends.get(row.path, 0), row.end_offset // UNIT_BYTES)
         if row.size and row.type is not SegmentType.INDEX:
@@ -139,6 +138,14 @@ def queue_rows(
         if key.topic != INDEX_TOPIC and wanted(key)
     ]
     return sorted(queues, key=lambda rows: (rows.key, rows.path))
+
+
+def _queue_of(path: str) -> QueueKey:
+    try:
+        _, topic, queue_id = path.split("/")
+        return QueueKey(topic, int(queue_id))
+    except ValueError:
+        raise MetadataError(path, "the catalogue has segments of it, and it is no queue") from None
 
 
 def plan_slices(

@@ -10,6 +10,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn
 
+from tieredstore.access.audit import TierFacts, orphan_findings
 from tieredstore.access.wiring import (
     catalogue_of,
     check_queues,
@@ -157,11 +158,24 @@ def newest_catalogue(config: StoreConfig) -> MetadataStore | None:
 
 
 def check_catalogue(config: StoreConfig, *, wanted: Callable[[str], bool]) -> None:
-    """MetadataError where the newest catalogue names messages of `wanted` topics in no queue."""
+    """MetadataError where the newest catalogue names messages of `wanted` topics in no queue, or
+    no segment at all of a broker that has some."""
     catalogue = newest_catalogue(config)
     if catalogue is not None:
         with closing(catalogue):
             check_queues(config, catalogue, wanted=wanted)
+            _check_segments(config, catalogue)
+
+
+def _check_segments(config: StoreConfig, catalogue: MetadataStore) -> None:
+    below = f"{config.broker_name}/"
+    if any(row.path.startswith(below) for row in catalogue.segments()):
+        return
+    facts = TierFacts.gather(catalogue, worker_provider(config), config.broker_name)
+    left = next((found for found in orphan_findings(facts) if not found.repairable), None)
+    if left is not None:
+        reason = f"it names no segment of the broker {config.broker_name!r}, and {left.where} is"
+        raise MetadataError(catalogue.facts.place, f"{reason} there: a rebuild takes it in")
 
 
 def queue_file(
