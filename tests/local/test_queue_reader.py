@@ -632,3 +632,18 @@ def test_a_page_from_the_disk_is_a_quarter_of_one_from_memory() -> None:
         assert not limits.is_full(1, size - 9, 9, log_offset)
         assert limits.first_full(units, 0, 2, count=1, size=size - 8) == 0
         assert limits.first_full(units, 0, 2, count=1, size=size - 9) is None
+
+
+def test_a_later_unit_may_be_the_first_without_room() -> None:
+    limits = ReadLimits(
+        count_max=100, bytes_max=100, memory_count_max=20, memory_bytes_max=4_000, memory_from=0
+    )
+    units = decode_units(
+        encode_units(
+            log_offsets=np.arange(3),
+            message_bytes=np.array([9, 100, 9]),
+            tags_codes=np.zeros(3, np.int64),
+        )
+    )
+    assert limits.first_full(units, 0, 3, count=1, size=1) == 1
+    assert limits.first_full(units, 0, 3, count=1, size=0) is None

@@ -146,6 +146,17 @@ def test_a_flip_lets_no_message_expire_before_its_time(
     assert (store.min_offset(TOPIC, 0) or 0) > first
 
 
+def test_nor_does_a_flip_of_the_first_message_of_the_log(tmp_path: Path) -> None:
+    store = opened(tmp_path, queue_file_bytes=PER_FILE * 20)
+    for number in range(10):
+        store.put_message(a_message(number))
+    path = flip(tmp_path, 0, 0, 0x80)
+    parts_of(store).retention.step()
+    assert store.min_offset(TOPIC, 0) == 0
+    assert store.get_message(TOPIC, 0, 0).messages[0].queue_offset == 0
+    assert path.read_bytes()[:8] == bytes(8)
+
+
 @pytest.mark.parametrize(("unit", "at", "bit"), [(0, 10, 128), (6, 6, 16), (10, 10, 8), (12, 6, 4)])
 def test_the_unit_of_an_expired_message_neither_hides_nor_damages_what_is_behind_it(
     tmp_path: Path, unit: int, at: int, bit: int
