@@ -32,7 +32,7 @@ from tieredstore.jobs.verify_findings import SHIFT_MIN
 from tieredstore.jobs.verify_slice import _with_empty_key, codes_agree
 from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.model.config import StoreConfig
-from tieredstore.model.errors import InvalidConfigError
+from tieredstore.model.errors import InvalidConfigError, MetadataError
 from tieredstore.model.findings import Place
 from tieredstore.model.values import QueueKey, SegmentType
 from tieredstore.providers.posix import PosixProvider
@@ -65,6 +65,22 @@ def test_a_queue_without_a_message_is_passed_by(tmp_path: Path) -> None:
     report = verified(tier.config)
     assert report.findings == ()
     assert (report.counts["messages"], report.counts["queues"]) == (10, 2)
+
+
+def test_a_tier_that_is_new_has_nothing_to_verify_and_another_broker_s_is_told(
+    tmp_path: Path,
+) -> None:
+    tier = WrittenTier(config=posix_config(tmp_path))
+    with tier.open() as parts:
+        assert not parts.files.files()
+    report = verified(tier.config)
+    assert (report.findings, report.exit_code) == ((), JobExit.DONE)
+    tier.add("Orders", 0, 10)
+    with pytest.raises(MetadataError, match="names no segment of the broker 'another'"):
+        verified(replace(tier.config, broker_name="another"))
+    Path(tier.config.catalogue_path).write_text("{}")
+    with pytest.raises(MetadataError, match="a rebuild takes it in"):
+        verified(tier.config)
 
 
 def test_a_tier_of_ours_with_uploaded_and_local_index_files_has_no_finding(tmp_path: Path) -> None:

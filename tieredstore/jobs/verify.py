@@ -74,7 +74,7 @@ from tieredstore.jobs.verify_index import (
 )
 from tieredstore.jobs.verify_keys import IndexedQueue, KeyComparison
 from tieredstore.jobs.verify_slice import SliceItem, verify_slice
-from tieredstore.jobs.worker import worker_provider
+from tieredstore.jobs.worker import check_catalogue, worker_provider
 from tieredstore.model.amounts import counted, shown_size
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import BackendUnavailableError, MetadataError, TieredStoreError
@@ -110,8 +110,10 @@ class VerifyJob:
     def plan(self) -> Plan[VerifyItem]:
         picture = TierPicture.take(self.config, topics=self.topics)
         if not picture.has_segments:
-            reason = f"it names no segment of the broker {self.config.broker_name!r}"
-            raise MetadataError(self.config.catalogue_path, reason)
+            check_catalogue(self.config, wanted=lambda _topic: True)
+            if picture.is_of_others:
+                reason = f"it names no segment of the broker {self.config.broker_name!r}"
+                raise MetadataError(self.config.catalogue_path, reason)
         work: list[tuple[VerifyItem, int]] = list(picture.slice_items(self.split_bytes))
         if self._compares_keys:
             work += picture.index_items()
@@ -345,7 +347,8 @@ class TierPicture:
     dropped_before: int
     sure_below: Mapping[QueueId, int]
     shift: int
-    has_segments: bool  # of any topic
+    has_segments: bool  # of any topic; else it is new,
+    is_of_others: bool  # or another broker's
 
     @classmethod
     def take(cls, config: StoreConfig, *, topics: tuple[str, ...] = ()) -> TierPicture:
@@ -385,6 +388,7 @@ class TierPicture:
                 sure_below=dict(_sure_below(config, found, topic_ids, marks)),
                 shift=stretch_shift(sum(queue.log_bytes for queue in found)),
                 has_segments=bool(rows),
+                is_of_others=any(not row.path.startswith(below) for row in metadata.segments()),
             )
         finally:
             parts.close()
