@@ -140,8 +140,8 @@ def test_without_java_a_job_ends_with_one_line_and_no_trace(tmp_path: Path) -> N
     ran = run_verify(tier, {"PATH": "/usr/bin:/bin", "JAVA_HOME": str(tmp_path)})
     assert ran.returncode == 2
     assert ran.stderr.splitlines()[-1] == (
-        "tieredstore: Spark did not start; it needs Java 17 or later, and"
-        f" {tmp_path / 'bin' / 'java'} is what it found"
+        "tieredstore: Spark did not start, for the reason that it printed;"
+        f" it needs Java 17 or later, and {tmp_path / 'bin' / 'java'} is what it found"
     )
     assert "Traceback" not in ran.stderr
 

@@ -170,8 +170,10 @@ def spark_session(name: str, *, master: str = "") -> SparkSession:
     except PySparkRuntimeError as error:
         if error.getCondition() != "JAVA_GATEWAY_EXITED":
             raise
+        on = f", on the master {master!r}" if master else ""
         raise InvalidConfigError(
-            f"Spark did not start; it needs Java 17 or later, and {java} is what it found"
+            f"Spark did not start{on}, for the reason that it printed; it needs Java 17 or later,"
+            f" and {java} is what it found"
         ) from error
 
 
