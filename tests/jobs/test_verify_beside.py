@@ -17,6 +17,7 @@ from tests.jobs.written_tier import START_MS, WrittenTier, a_run, posix_config
 from tieredstore.access.upkeep import expire_tier
 from tieredstore.access.wiring import Tier
 from tieredstore.codec.tiered_index import HEADER_BYTES, decode_header, item_position
+from tieredstore.driver.object_client import KeysExpiredError
 from tieredstore.driver.runtime import InlinePool
 from tieredstore.flat.append_file import FlatAppendFile, FlatSegment
 from tieredstore.index.writer import LocalFolder
@@ -32,7 +33,7 @@ from tieredstore.jobs.job import (
 from tieredstore.jobs.verify import TierPicture, VerifyItem, VerifyJob
 from tieredstore.jobs.verify_findings import Sums, VerifyRow
 from tieredstore.model.config import StoreConfig
-from tieredstore.model.errors import BackendUnavailableError
+from tieredstore.model.errors import BackendError, BackendUnavailableError
 from tieredstore.model.values import QueueKey, SegmentType
 
 HOUR_MS = 3_600_000
@@ -166,11 +167,12 @@ def test_what_an_index_file_says_wrongly_is_found_behind_units_that_expire_meanw
     assert "key-unfounded" in kinds(report)
 
 
+@pytest.mark.parametrize("kind", [BackendUnavailableError, KeysExpiredError])
 def test_what_cannot_be_looked_at_again_is_not_called_damaged(
-    tier: WrittenTier, monkeypatch: pytest.MonkeyPatch
+    tier: WrittenTier, monkeypatch: pytest.MonkeyPatch, kind: type[BackendError]
 ) -> None:
     def away(*_: object, **__: object) -> NoReturn:
-        raise BackendUnavailableError("tier", "list", "it is away")
+        raise kind("tier", "list", "it is away")
 
     def too_old() -> None:
         expire(tier, seconds=140)
@@ -179,7 +181,7 @@ def test_what_cannot_be_looked_at_again_is_not_called_damaged(
     report = verified_beside(tier.config, planned=too_old)
     assert report.state is JobState.INCOMPLETE
     assert report.exit_code is JobExit.REFUSED
-    assert {failure.error for failure in report.failures} == {"BackendUnavailableError"}
+    assert {failure.error for failure in report.failures} == {kind.__name__}
     assert not report.findings
 
 
