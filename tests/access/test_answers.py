@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
 from tests.access.tiered_kit import STEP_MS, Broker, numbers, time_of
 from tieredstore.codec.message import decode_message
 from tieredstore.driver.metrics import API_LATENCY, GET_MESSAGE_FALLBACK, MESSAGES_OUT
-from tieredstore.model.errors import BackendUnavailableError, SegmentCorruptError
+from tieredstore.model.errors import (
+    BackendRefusedError,
+    BackendUnavailableError,
+    SegmentCorruptError,
+)
 from tieredstore.model.messages import GetResult, MessageRun, QueryResult
 from tieredstore.model.values import Boundary, GetStatus, QueueKey, StorageLevel
 from tieredstore.testing.message_store_contract import ListMessageStore
@@ -297,6 +301,25 @@ def test_an_unreachable_tier_is_no_error_while_the_next_store_has_the_message(
     future = broker.store.get_message_future(TOPIC, 0, 3)
     assert numbers(future.result(0)) == [3, 4, 5]
     assert broker.metrics.of(GET_MESSAGE_FALLBACK) == 2
+
+
+@pytest.mark.parametrize("level", [NOT_IN_MEM, FORCE])
+def test_nor_is_one_that_refuses(broker: Broker, level: StorageLevel) -> None:
+    def refused(*_: object, **__: object) -> NoReturn:
+        raise BackendRefusedError("tier", "read", "its keys have expired")
+
+    broker.fill(6, kept_from=1)
+    broker.local.cached_from = 6
+    broker.store.level = level
+    fetcher = broker.tier.fetcher
+    for name in ("get_message", "read_range", "store_time", "query_message"):
+        setattr(fetcher, name, refused)
+    assert numbers(broker.store.get_message(TOPIC, 0, 2)) == [2, 3, 4, 5]
+    assert len(broker.store.read_range(TOPIC, 0, 4, count_max=9, bytes_max=9_999)) == 2
+    assert broker.store.store_time(TOPIC, 0, 2) is not None
+    assert not broker.store.query_message(TOPIC, "no key").complete
+    with pytest.raises(BackendRefusedError):
+        broker.store.get_message(TOPIC, 0, 0)
 
 
 def test_an_unreachable_tier_is_an_error_where_nobody_else_has_the_message(broker: Broker) -> None:

@@ -24,7 +24,7 @@ from tieredstore.driver.message_store import (
 )
 from tieredstore.driver.metrics import API_LATENCY, GET_MESSAGE_FALLBACK, MESSAGES_OUT, Metrics
 from tieredstore.driver.runtime import Runtime
-from tieredstore.model.errors import BackendUnavailableError
+from tieredstore.model.errors import BackendRefusedError, BackendUnavailableError
 from tieredstore.model.messages import GetResult, MessageRun, QueryResult, SelectedMessage
 from tieredstore.model.printable import log_of
 from tieredstore.model.topics import TopicFilter
@@ -37,6 +37,9 @@ from tieredstore.model.values import (
 )
 
 log = log_of(__name__)
+
+NOT_SERVED: Final = (BackendUnavailableError, BackendRefusedError)
+"""What the next store answers instead of, where it can: keys may have expired."""
 
 
 class ReadDecision:
@@ -234,12 +237,12 @@ class Answers:
             run = run_from(self._fetcher, request)
             if fork is not None:
                 run = run.head(fork - request.offset)
-        except BackendUnavailableError as error:
+        except NOT_SERVED as error:
             run = run_from(self._next, request)
             if not len(run):
                 raise
             self._count_fallback("read_range", request.topic)
-            log.warning("read from the next store, the tier cannot be reached: %s", error)
+            log.warning("read from the next store, the tier cannot be read: %s", error)
         if tier_first and not len(run):
             run = run_from(self._next, request)
         return run
@@ -288,7 +291,7 @@ class Answers:
                 topic,
                 lambda: self._fetcher.store_time(*place),
             )
-        except BackendUnavailableError:
+        except NOT_SERVED:
             if not self._next.contains(*place):
                 raise
             self._count_fallback("get_time_by_offset", topic)
@@ -359,7 +362,7 @@ class Answers:
             far = self._far_by_key(
                 topic, key, count_max, begin, oldest_end if near.complete else end
             )
-        except BackendUnavailableError:
+        except NOT_SERVED:
             far = QueryResult(complete=False)
         if lags and far.complete:
             far = replace(far, complete=False, lags=True)
@@ -494,11 +497,11 @@ class Answers:
         changed meanwhile, so that they have to be asked again."""
         try:
             result = tier()
-        except BackendUnavailableError as error:
+        except NOT_SERVED as error:
             near = self._near_instead(request)
             if near is None:
                 raise
-            log.warning("read from the next store, the tier cannot be reached: %s", error)
+            log.warning("read from the next store, the tier cannot be read: %s", error)
             return near
         finally:
             self._measure("get_message", request.topic, started, request.group)
