@@ -31,6 +31,7 @@ from tieredstore.codec.record import property_bytes_of
 from tieredstore.model.messages import Message
 
 TURNS: Final = 3
+SHORT_TURNS: Final = 7  # of what is over in a second, and goes up and down by a fifth
 PRODUCERS: Final = (1, 16, 1_024)
 PRODUCED: Final = 8_192
 WARM_UP_BATCHES: Final = 8
@@ -178,13 +179,13 @@ def awaited_a_second(place: Place, producers: int) -> float:
 Measure = Callable[[], float | None]
 
 
-def turn_about(ways: Mapping[str, Measure]) -> dict[str, list[float]]:
+def turn_about(ways: Mapping[str, Measure], turns: int = TURNS) -> dict[str, list[float]]:
     """All ways in turns, so that what slows the machine down slows each of them.
 
     A way that answers None, as Java does where it is not run, is left out.
     """
     found: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(TURNS):
+    for _ in range(turns):
         for name, measure in ways.items():
             value = measure()
             if value is None:
@@ -200,7 +201,7 @@ def kind_rows(kind: Kind, asked: Java, places: Sequence[Place]) -> Iterator[Row]
         ways[place.name] = partial(puts_a_second, kind, place)
     if not kind.of_wire:
         ways["java"] = partial(java_puts_a_second, asked, kind)
-    found = turn_about(ways)
+    found = turn_about(ways, TURNS if kind.is_long else SHORT_TURNS)
     alone = found["alone"]
     if not kind.of_wire:
         yield java_row(f"{kind.said}, no tier", found.get("java"), alone)
