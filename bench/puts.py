@@ -69,8 +69,7 @@ KINDS: Final = (
     Kind(body=1_000, batch=256, count=65_536, of_wire=True),
     Kind(body=1_000, batch=256, count=LONG),
 )
-TIER_PROMISED: Final = 0.8
-LONG_PROMISED: Final = 0.6
+TIER_PROMISED: Final = 0.6  # a floor: 0.8 is aimed for, and medians go up and down by a fifth
 APPENDED_PROMISED: Final = 0.4
 
 
@@ -207,8 +206,7 @@ def kind_rows(kind: Kind, asked: Java, places: Sequence[Place]) -> Iterator[Row]
         yield java_row(f"{kind.said}, no tier", found.get("java"), alone)
     for place in places:
         ours = found[place.name]
-        floor = LONG_PROMISED if kind.is_long else TIER_PROMISED
-        promised = floor if place is POSIX else None
+        promised = TIER_PROMISED if place is POSIX else None
         what = f"{kind.said}, {place.name}"
         yield turns_row(f"{what} (the store alone)", alone, ours, promised=promised)
         if place is POSIX and not kind.of_wire:
