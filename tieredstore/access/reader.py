@@ -58,6 +58,7 @@ _MISSING: Final = (
     StoreClosedError,
 )
 LISTINGS_MAX: Final = 8  # more queues than that are listed with all others of their broker
+LOOKS_MAX: Final = 8  # at queues that have a problem, while what that is changes
 CLOSE_SECONDS: Final = 60.0
 
 
@@ -585,11 +586,13 @@ def amend_problems(
     """
     if not metadata.facts.copy:
         found = _problems(files)
-        while found:
+        for _ in range(LOOKS_MAX):
+            if not found:
+                break
             files.refresh()
             before, found = found, _problems(files)
             if found == before:
-                return
+                break
         return
     doubtful = {*paths, *(file.path for file in files.files() if file.problem is not None)}
     if len(doubtful) > LISTINGS_MAX:
