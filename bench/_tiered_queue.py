@@ -76,7 +76,7 @@ class Bench:
         self.bytes = self.file.log.commit_offset + self.file.queue.commit_offset
 
     @contextmanager
-    def fetcher(self, *, is_checked: bool = True) -> Iterator[Fetcher]:
+    def fetcher(self, *, is_checked: bool = False) -> Iterator[Fetcher]:
         """One with nothing in its cache; `is_checked`: it looks at the checksums of bodies."""
         config = replace(self.config, crc_check_enabled=is_checked)
         fetcher = Fetcher(self.store, NoIndex(), config, self.runtime, NoMetrics())
@@ -99,12 +99,14 @@ class Bench:
         """The same, each message an object with bytes of its own."""
         return self._cold(count_max, lambda result: len(result.messages[:]))
 
-    def cold_records(self, count_max: int) -> tuple[float, int]:
+    def cold_records(self, count_max: int, *, is_checked: bool = False) -> tuple[float, int]:
         """The same, as a broker passes them on: records one behind another."""
-        return self._cold(count_max, lambda result: len(result.records()))
+        return self._cold(count_max, lambda result: len(result.records()), is_checked=is_checked)
 
-    def _cold(self, count_max: int, look: Callable[[GetResult], int]) -> tuple[float, int]:
-        with self.fetcher() as fetcher:
+    def _cold(
+        self, count_max: int, look: Callable[[GetResult], int], *, is_checked: bool = False
+    ) -> tuple[float, int]:
+        with self.fetcher(is_checked=is_checked) as fetcher:
             started = time.perf_counter()
             at = 0
             while at < MESSAGES:

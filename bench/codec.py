@@ -63,7 +63,7 @@ def queue_units() -> Iterator[Comparison]:
         "decode 1 M queue units (struct.iter_unpack)",
         plain=lambda: list(unit.iter_unpack(data)),
         ours=lambda: queue_unit.decode_units(data),
-        promised=50,
+        promised=40,
     )
     yield compare(
         "encode 1 M queue units (struct.pack, join)",

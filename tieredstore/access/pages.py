@@ -13,15 +13,19 @@ from tieredstore.access.read_cache import (
     ReadAhead,
     ReadCache,
 )
-from tieredstore.codec.checks import body_crc
 from tieredstore.codec.queue_unit import UNIT_BYTES, QueueUnits, decode_units
-from tieredstore.codec.record import BODY_CRC_POSITION, INT32, fixed_bytes, peek_sys_flag
 from tieredstore.codec.selected import SelectedRecord
 from tieredstore.driver.message_store import MessageFilter, ReadRequest
 from tieredstore.flat.append_file import FlatAppendFile
 from tieredstore.flat.file_store import FlatFileStore
 from tieredstore.flat.message_file import FlatMessageFile
-from tieredstore.flat.reading import ByteSource, damaged_body, read_messages, read_run
+from tieredstore.flat.reading import (
+    ByteSource,
+    damaged_body,
+    has_sound_body,
+    read_messages,
+    read_run,
+)
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import (
     OffsetOutOfRangeError,
@@ -122,9 +126,8 @@ def select(
         count_max=min(limits.count_max, limits.scan_count),
         bytes_max=limits.bytes_max,
         source=source,
+        checks_bodies=limits.checks_crc,
     )
-    if limits.checks_crc:
-        messages = _sound(file, messages)
     return Page(messages, offset + len(messages))
 
 
@@ -252,26 +255,8 @@ class _Scan:
 
 def check_body(file: FlatMessageFile, message: SelectedMessage) -> None:
     """Raises SegmentCorruptError unless the body has the checksum that its record names."""
-    record = message.record
-    begin = fixed_bytes(peek_sys_flag(record))
-    if begin <= len(record):
-        size = INT32.unpack_from(record, begin - 4)[0]
-        body = record[begin : begin + max(0, size)]
-        if len(body) == size and body_crc(body) == INT32.unpack_from(record, BODY_CRC_POSITION)[0]:
-            return
-    raise damaged_body(file, message.queue_offset, message.log_offset)
-
-
-def _sound(file: FlatMessageFile, messages: Sequence[SelectedMessage]) -> Sequence[SelectedMessage]:
-    """Those before the first damaged one; where that is the very first one it is an error."""
-    for row, message in enumerate(messages):
-        try:
-            check_body(file, message)
-        except SegmentCorruptError:
-            if not row:
-                raise
-            return messages[:row]
-    return messages
+    if not has_sound_body(message.record):
+        raise damaged_body(file, message.queue_offset, message.log_offset)
 
 
 class QueuePages:

@@ -6,21 +6,26 @@ from collections.abc import Sequence
 from itertools import repeat
 from operator import add
 from struct import Struct
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tieredstore.codec.columns import Bodies
+from tieredstore.codec.checks import body_crc
+from tieredstore.codec.columns import Bodies, sound_count
 from tieredstore.codec.message import BLANK_MAGIC, CODA_BYTES, is_coda
 from tieredstore.codec.queue_unit import UNIT_BYTES, decode_units, unpack_units
 from tieredstore.codec.record import (
+    BODY_CRC_POSITION,
+    INT32,
     MESSAGE_MAGIC_V1,
     MESSAGE_MAGIC_V2,
     MESSAGE_MAGICS,
     QUEUE_OFFSET_POSITION,
     RECORD_BYTES_MIN,
+    fixed_bytes,
     peek_message_bytes,
+    peek_sys_flag,
 )
 from tieredstore.codec.selected import selected_records
 from tieredstore.flat.append_file import FlatAppendFile
@@ -97,10 +102,19 @@ def read_messages(
     count_max: int,
     bytes_max: int,
     source: ByteSource = DIRECT,
+    checks_bodies: bool = False,
 ) -> Sequence[SelectedMessage]:
     """The same messages, each an object with bytes of its own once it is looked at."""
     found = _read(file, offset, count_max, bytes_max, source)
-    return () if found is None else LazyMessages(found.kept())
+    if found is None:
+        return ()
+    found.keep_bytes()
+    if checks_bodies:
+        count = found.sound_count()
+        if not count:
+            raise damaged_body(file, offset, found.place(0))
+        found.keep_first(count)
+    return LazyMessages(found)
 
 
 def empty_run(offset: int) -> MessageRun:
@@ -119,6 +133,17 @@ def record_place(file: FlatMessageFile, log_offset: int) -> int:
     its segment. The record is the first thing of the next one."""
     minimum = file.log.min_offset
     return minimum if log_offset == minimum - CODA_BYTES else log_offset
+
+
+def has_sound_body(record: bytes) -> bool:
+    """Whether its body lies within it, and has the checksum that it names."""
+    begin = fixed_bytes(peek_sys_flag(record))
+    if begin > len(record):
+        return False
+    size: int = INT32.unpack_from(record, begin - 4)[0]
+    body = record[begin : begin + max(0, size)]
+    crc: int = INT32.unpack_from(record, BODY_CRC_POSITION)[0]
+    return len(body) == size and body_crc(body) == crc
 
 
 def damaged_body(file: FlatMessageFile, offset: int, log_offset: int) -> SegmentCorruptError:
@@ -413,10 +438,26 @@ class FoundRows:
             records=self._data,
         )
 
-    def kept(self) -> Self:
-        """The same, whatever becomes of a buffer that they were read from. Bytes are not copied."""
+    def place(self, row: int) -> int:
+        """Where the log has the record of this row."""
+        return int(self._starts[row]) + self._rows.start
+
+    def sound_count(self) -> int:
+        """How many come before the first whose body has another checksum than its record names."""
+        if len(self) > FEW_ROWS_MAX:
+            run = self.run()
+            return sound_count(Bodies(run.records, run.starts, run.message_bytes).sound_bodies())
+        sizes = _listed(self._rows.columns(len(self))[0])
+        places = zip(_listed(self._starts), sizes, strict=True)
+        sound = (has_sound_body(self._data[at : at + size]) for at, size in places)
+        return next((row for row, is_sound in enumerate(sound) if not is_sound), len(self))
+
+    def keep_first(self, count: int) -> None:
+        self._starts = self._starts[:count]
+
+    def keep_bytes(self) -> None:
+        """Whatever becomes of a buffer that they were read from. Bytes are not copied."""
         self._data = bytes(self._data)
-        return self
 
     def records(self) -> bytes:
         """One behind another; as they were read, where nothing lies between them."""
