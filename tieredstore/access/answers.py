@@ -24,7 +24,7 @@ from tieredstore.driver.message_store import (
 )
 from tieredstore.driver.metrics import API_LATENCY, GET_MESSAGE_FALLBACK, MESSAGES_OUT, Metrics
 from tieredstore.driver.runtime import Runtime
-from tieredstore.model.errors import BackendRefusedError, BackendUnavailableError
+from tieredstore.model.errors import BackendError
 from tieredstore.model.messages import GetResult, MessageRun, QueryResult, SelectedMessage
 from tieredstore.model.printable import log_of
 from tieredstore.model.topics import TopicFilter
@@ -37,9 +37,6 @@ from tieredstore.model.values import (
 )
 
 log = log_of(__name__)
-
-NOT_SERVED: Final = (BackendUnavailableError, BackendRefusedError)
-"""What the next store answers instead of, where it can: keys may have expired."""
 
 
 class ReadDecision:
@@ -237,7 +234,7 @@ class Answers:
             run = run_from(self._fetcher, request)
             if fork is not None:
                 run = run.head(fork - request.offset)
-        except NOT_SERVED as error:
+        except BackendError as error:
             run = run_from(self._next, request)
             if not len(run):
                 raise
@@ -291,7 +288,7 @@ class Answers:
                 topic,
                 lambda: self._fetcher.store_time(*place),
             )
-        except NOT_SERVED:
+        except BackendError:
             if not self._next.contains(*place):
                 raise
             self._count_fallback("get_time_by_offset", topic)
@@ -362,7 +359,7 @@ class Answers:
             far = self._far_by_key(
                 topic, key, count_max, begin, oldest_end if near.complete else end
             )
-        except NOT_SERVED:
+        except BackendError:
             far = QueryResult(complete=False)
         if lags and far.complete:
             far = replace(far, complete=False, lags=True)
@@ -497,7 +494,7 @@ class Answers:
         changed meanwhile, so that they have to be asked again."""
         try:
             result = tier()
-        except NOT_SERVED as error:
+        except BackendError as error:
             near = self._near_instead(request)
             if near is None:
                 raise

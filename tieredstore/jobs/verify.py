@@ -77,12 +77,7 @@ from tieredstore.jobs.verify_slice import SliceItem, verify_slice
 from tieredstore.jobs.worker import check_catalogue, worker_provider
 from tieredstore.model.amounts import counted, shown_size
 from tieredstore.model.config import StoreConfig
-from tieredstore.model.errors import (
-    BackendRefusedError,
-    BackendUnavailableError,
-    MetadataError,
-    TieredStoreError,
-)
+from tieredstore.model.errors import BackendError, MetadataError, TieredStoreError
 from tieredstore.model.findings import Finding, FindingKind
 from tieredstore.model.printable import log_of
 from tieredstore.model.values import Json, SegmentRecord, SegmentType
@@ -179,7 +174,7 @@ class VerifyJob:
                     continue  # the backend is away: that was said often enough
                 try:
                     row = self._looked_at_again(worked)
-                except (BackendUnavailableError, BackendRefusedError) as error:
+                except BackendError as error:
                     unsure.append(ItemFailure.of(error))
                     continue
                 damaged += row.item is not None
@@ -215,8 +210,8 @@ class VerifyJob:
 
     def _looked_at_again(self, row: VerifyRow) -> VerifyRow:
         """What is still damaged of it, in the tier as its catalogue is now; all of it where the
-        catalogue cannot be read. Raises BackendUnavailableError and BackendRefusedError, as where
-        keys have expired: then what seems damaged may only have gone."""
+        catalogue cannot be read. Raises BackendError, also where keys have expired: then what seems
+        damaged may only have gone."""
         try:
             for look in range(LOOKS_MAX):
                 worker_provider(self.config).refresh()
@@ -229,7 +224,7 @@ class VerifyJob:
                 (row,) = self.work(item)
                 if row.item is None:
                     break
-        except (BackendUnavailableError, BackendRefusedError):
+        except BackendError:
             raise
         except (TieredStoreError, OSError) as error:
             log.warning("what seems damaged is not looked at again: %s", error)
