@@ -9,7 +9,6 @@ from typing import Final, TypeVar
 from tieredstore.access.key_lookup import SCAN_BYTES_MAX, KeyLookup
 from tieredstore.access.pages import CachedSource, ColdError, ExactSource, HotSource, QueuePages
 from tieredstore.access.read_cache import ReadCache
-from tieredstore.codec.columns import Bodies, sound_count
 from tieredstore.driver.message_store import COUNT_MAX, ReadRequest
 from tieredstore.driver.metrics import (
     KEYS_INCOMPLETE,
@@ -25,7 +24,7 @@ from tieredstore.driver.runtime import Runtime, Service
 from tieredstore.flat import times as time_search
 from tieredstore.flat.file_store import FlatFileStore
 from tieredstore.flat.message_file import FlatMessageFile
-from tieredstore.flat.reading import DIRECT, ByteSource, damaged_body, empty_run, read_run
+from tieredstore.flat.reading import DIRECT, ByteSource, empty_run, read_run
 from tieredstore.flat.times import earliest_time, store_time
 from tieredstore.index.contract import Index, IndexAnswer
 from tieredstore.model.config import StoreConfig
@@ -160,15 +159,14 @@ class Fetcher:
         """
 
         def ask(file: FlatMessageFile) -> MessageRun:
-            run = read_run(
-                file, offset, count_max=count_max, bytes_max=bytes_max, source=self._source
+            return read_run(
+                file,
+                offset,
+                count_max=count_max,
+                bytes_max=bytes_max,
+                source=self._source,
+                checks_bodies=self._config.checks_bulk_reads,
             )
-            if not len(run) or not self._config.checks_bulk_reads:
-                return run
-            count = sound_count(Bodies(run.records, run.starts, run.message_bytes).sound_bodies())
-            if not count:
-                raise damaged_body(file, run.first_offset, int(run.log_offsets[0]))
-            return run.head(count)
 
         run = self._ask(topic, queue_id, ask)
         return empty_run(offset) if run is None else run

@@ -86,13 +86,9 @@ def read_run(
     found = _read(file, offset, count_max, bytes_max, source)
     if found is None:
         return empty_run(offset)
-    run = found.run()
-    if not checks_bodies:
-        return run
-    sound = Bodies(run.records, run.starts, run.message_bytes).sound_bodies()
-    if not sound[0]:
-        raise damaged_body(file, offset, int(run.log_offsets[0]))
-    return run if sound.all() else run.head(int(sound.argmin()))
+    if checks_bodies:
+        _keep_sound(file, found)
+    return found.run()
 
 
 def read_messages(
@@ -110,11 +106,16 @@ def read_messages(
         return ()
     found.keep_bytes()
     if checks_bodies:
-        count = found.sound_count()
-        if not count:
-            raise damaged_body(file, offset, found.place(0))
-        found.keep_first(count)
+        _keep_sound(file, found)
     return LazyMessages(found)
+
+
+def _keep_sound(file: FlatMessageFile, found: FoundRows) -> None:
+    """Those before the first whose body is damaged; SegmentCorruptError where it is the first."""
+    count = found.sound_count()
+    if not count:
+        raise damaged_body(file, found.first_offset, found.place(0))
+    found.keep_first(count)
 
 
 def empty_run(offset: int) -> MessageRun:
@@ -438,17 +439,21 @@ class FoundRows:
             records=self._data,
         )
 
+    @property
+    def first_offset(self) -> int:
+        return self._rows.first_offset
+
     def place(self, row: int) -> int:
         """Where the log has the record of this row."""
         return int(self._starts[row]) + self._rows.start
 
     def sound_count(self) -> int:
         """How many come before the first whose body has another checksum than its record names."""
+        sizes = self._rows.columns(len(self))[0]
         if len(self) > FEW_ROWS_MAX:
-            run = self.run()
-            return sound_count(Bodies(run.records, run.starts, run.message_bytes).sound_bodies())
-        sizes = _listed(self._rows.columns(len(self))[0])
-        places = zip(_listed(self._starts), sizes, strict=True)
+            starts = np.asarray(self._starts, np.int64)
+            return sound_count(Bodies(self._data, starts, sizes).sound_bodies())
+        places = zip(_listed(self._starts), _listed(sizes), strict=True)
         sound = (has_sound_body(self._data[at : at + size]) for at, size in places)
         return next((row for row, is_sound in enumerate(sound) if not is_sound), len(self))
 
