@@ -333,6 +333,22 @@ def test_errors_are_those_of_the_store(tier: Tier) -> None:
     asyncio.run(scene())
 
 
+async def _held_opening(tier: Tier) -> tuple[asyncio.Task[Any], threading.Event]:
+    """The store is being started, until the event is set."""
+    reached, go_on = threading.Event(), threading.Event()
+    start = tier.local.start
+
+    def slow() -> None:
+        reached.set()
+        assert go_on.wait(WAIT)
+        start()
+
+    tier.local.start = slow  # type: ignore[method-assign]
+    opening = asyncio.create_task(tier.face.__aenter__())
+    assert await asyncio.to_thread(reached.wait, WAIT)
+    return opening, go_on
+
+
 def test_opening_that_fails_or_is_cancelled_leaves_nothing_open(tier: Tier) -> None:
     async def failing() -> None:
         def refuse() -> None:
@@ -347,17 +363,7 @@ def test_opening_that_fails_or_is_cancelled_leaves_nothing_open(tier: Tier) -> N
         del tier.local.start
 
     async def cancelled() -> None:
-        reached, go_on = threading.Event(), threading.Event()
-        start = tier.local.start
-
-        def slow() -> None:
-            reached.set()
-            assert go_on.wait(WAIT)
-            start()
-
-        tier.local.start = slow  # type: ignore[method-assign]
-        opening = asyncio.create_task(tier.face.__aenter__())
-        assert await asyncio.to_thread(reached.wait, WAIT)
+        opening, go_on = await _held_opening(tier)
         opening.cancel()
         go_on.set()
         with pytest.raises(asyncio.CancelledError):
@@ -379,17 +385,7 @@ def test_opening_that_is_cancelled_again_while_it_closes_leaves_nothing_open(tie
     """As where a task group ends beside a timeout: one task may hear of both."""
 
     async def scene() -> None:
-        reached, go_on = threading.Event(), threading.Event()
-        start = tier.local.start
-
-        def slow() -> None:
-            reached.set()
-            assert go_on.wait(WAIT)
-            start()
-
-        tier.local.start = slow  # type: ignore[method-assign]
-        opening = asyncio.create_task(tier.face.__aenter__())
-        assert await asyncio.to_thread(reached.wait, WAIT)
+        opening, go_on = await _held_opening(tier)
         for _ in range(3):
             opening.cancel()
             await _goes_on(opening)
