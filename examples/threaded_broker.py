@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import signal
+import threading
 from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -23,12 +24,11 @@ from tieredstore.local import LocalConfig, LocalMessageStore
 from tieredstore.model.messages import SelectedMessage
 
 BODY_BYTES_MAX = 1 << 20
+ENDING = {signal.SIGINT, signal.SIGTERM}
 
 
 class Broker(ThreadingHTTPServer):
-    """A thread for each connection; all of them call the same store."""
-
-    daemon_threads = True
+    """A thread for each connection; all of them call the same store, and end before it does."""
 
     def __init__(self, port: int, store: TieredMessageStore) -> None:
         super().__init__(("127.0.0.1", port), Connection)
@@ -37,6 +37,7 @@ class Broker(ThreadingHTTPServer):
 
 class Connection(BaseHTTPRequestHandler):
     server: Broker
+    timeout = 10  # seconds that a silent client may keep the broker from its end
 
     def do_POST(self) -> None:
         size = int(self.headers.get("Content-Length", 0))
@@ -99,6 +100,9 @@ def main() -> None:
         path=f"{options.store}/tier",
         store_path=options.store,
     )
+    # The end is waited for below: an exception would break into a request that is being taken in.
+    # Threads inherit the mask, so it is set before there are any.
+    signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     with Runtime.threads() as runtime:
         # Else each file of its log reserves a GiB, as RocketMQ's do.
         small = LocalConfig(store_path=options.store, commit_log_file_bytes=16 << 20)
@@ -106,13 +110,12 @@ def main() -> None:
         store = TieredMessageStore(local, config, runtime=runtime)
         with store, Broker(options.port, store) as broker:
             port = broker.server_port
+            threading.Thread(target=broker.serve_forever).start()
             print(f"listening on 127.0.0.1:{port}; Ctrl-C uploads what is left", flush=True)
-            try:
-                broker.serve_forever()
-            except KeyboardInterrupt:
-                print("ended")
+            signal.sigwait(ENDING)
+            broker.shutdown()
+    print("ended")
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     main()

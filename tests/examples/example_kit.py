@@ -68,4 +68,5 @@ def serving(name: str, *words: object) -> Iterator[int]:
             except subprocess.TimeoutExpired:
                 process.kill()
                 raise
-        assert (process.returncode, out, err) == (0, "ended\n", "")
+        ended = process.returncode, out, err
+        assert ended == (0, "ended\n", ""), ended

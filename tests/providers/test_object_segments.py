@@ -127,7 +127,7 @@ def test_bytes_that_changed_are_not_read_and_not_sealed(size: int) -> None:
     segment.write(5, bytes(size - 6) + b"!")
     with bucket.objects.guard:
         for key, (data, facts) in bucket.objects.held.items():
-            bucket.objects.held[key] = data.replace(b"\0!", b"\0?"), facts
+            bucket.objects.held[key] = data.replace(bytes(5) + b"!", bytes(5) + b"?"), facts
     for again in (segment, bucket.process().open(PATH, LOG, 0)):
         with pytest.raises(SegmentCorruptError, match="checksum"):
             again.read(0, size)
