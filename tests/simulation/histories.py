@@ -214,7 +214,7 @@ class Histories:
             sure = [
                 at
                 for at in conflict
-                if at in local.sure and theirs.puts.get(at) is tier.puts[at]  # else it has expired
+                if at in stored and theirs.puts.get(at) is tier.puts[at]  # else it has expired
             ]
             assert not sure, f"{queue}: the local {lacks_local} were given up, it differs at {sure}"
         if lacks_local:
