@@ -1,6 +1,6 @@
 """tieredstore: the second tier of RocketMQ's message store, for Python brokers.
 
-The names that a user needs, and nothing else. Each is imported when it is first asked for:
+The names that a user needs, and nothing else. Each is imported on first use, because
 `tieredstore --help` needs none of them.
 """
 

@@ -142,7 +142,7 @@ class AsyncTieredStore:
         return self
 
     async def __aexit__(self, *exception: object) -> None:
-        # Cancelled before a thread has begun with it, it ends all the same: nobody else would.
+        # Shielded, because nobody else would close the store if this were cancelled.
         await asyncio.shield(to_thread(self._end, partial(self.store.__exit__, *exception)))
 
     # -- messages -----------------------------------------------------------------------------
@@ -392,18 +392,18 @@ class _Handover:
                 call, answer = self._coming[0]
                 try:
                     future = call()
-                except BaseException as error:  # noqa: BLE001 - the one that waits raises it
+                except BaseException as error:  # noqa: BLE001 - raised where the caller waits
                     future = Future()
                     future.set_exception(error)
-                self._coming.popleft()  # before the answer: whoever gets it may go on at once
+                self._coming.popleft()  # before the answer: its caller may put again at once
                 future.add_done_callback(answer.give)
             self._turn.release()
-            # What came at the very end was left to this thread in vain.
+            # A put that came just before the release found the turn taken, and started no thread.
             has_turn = bool(self._coming) and self._turn.acquire(blocking=False)
 
 
 class _Waiting:
-    """Who waits for a message of which queue. A queue without one costs a look into a dict."""
+    """The waiters for messages, by queue. A queue without any costs one look into a dict."""
 
     def __init__(self, store: TieredMessageStore) -> None:
         self._store = store

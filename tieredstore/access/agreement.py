@@ -1,7 +1,8 @@
-"""Where each queue of the broker's own store goes on, held against the tier before the first put.
+"""Compares each queue of the broker's own store with the tier before the first put, and decides
+where it goes on.
 
-A broker that lost its disk, or came back with an older copy of it, would give out numbers again
-that messages in the tier have:
+A broker that lost its disk, or came back with an older copy of it, would give numbers to new
+messages that messages in the tier already have:
 
     | the local queue | the tier | what is done |
     | --- | --- | --- |
@@ -16,13 +17,13 @@ puts are refused |
 | ends before segments of the tier | has an older catalogue, which does not name them | \
 puts are refused |
 
-Nothing is read of the tier but the one message on either side; where that is another one, more of
-them, to find the first. A queue that is neither behind nor stopped and cannot be compared now is
-left to the upload, which compares it before it sends anything.
+One message is read from each side; if they differ, more are read to find the first difference. A
+queue that is neither behind nor stopped, and that cannot be compared now, is left to the upload,
+which compares it before it sends anything.
 
-A conflict is an operator's to decide, and the next load does what was decided: trust the tier, and
-the local queue begins anew behind all numbers that either has given; or trust the local store, and
-the tier's queue is deleted and uploaded again from what the local store has.
+An operator decides a conflict, and the next load acts on it. Trust the tier: the local queue begins
+anew after all numbers that either side has given. Trust the local store: the tier's queue is
+deleted and uploaded again from the local store.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reads of a store with a tier: which of the two answers, and how two answers become one."""
+"""Reads of a store with a tier: which of the two answers, and how their answers are combined."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ _LACKING: Final = _NO_QUEUE | {
     GetStatus.OFFSET_TOO_SMALL,
     GetStatus.MESSAGE_WAS_REMOVING,
 }
-# And so where it ends before the offset: another one may go on.
+# Also where it ends before the offset: the other store may go on.
 _ENDS: Final = _LACKING | {GetStatus.OFFSET_OVERFLOW_ONE, GetStatus.OFFSET_OVERFLOW_BADLY}
 _EXPECTED: Final = _ENDS | {GetStatus.FOUND, GetStatus.NO_MATCHED_MESSAGE}
 
@@ -119,10 +119,10 @@ _EXPECTED: Final = _ENDS | {GetStatus.FOUND, GetStatus.NO_MATCHED_MESSAGE}
 class Answers:
     """Answers reads from the next store and the tier below it.
 
-    * A store that does not know an answer never overrules the one that does.
-    * An answer that leaves out what the tier has is never given as the whole one: where the tier
-      cannot be reached and the next store alone does not know, the error comes through, and a
-      query by key says that it is not complete.
+    * A store that does not know an answer never overrules one that does.
+    * An answer that lacks what the tier has is never passed off as complete. If the tier cannot be
+      reached and the next store does not know the answer, the error is raised; a query by key says
+      that it is not complete.
     * A page's messages and its next offset never pass a message that one of the two stores has
       and that the filter did not leave out. Where the store that was asked first has not got the
       messages, the other one answers; where neither has them, the reader goes on at the first
@@ -211,8 +211,8 @@ class Answers:
         return self._answer(request, lambda: hot, started)
 
     def read_range(self, request: ReadRequest) -> MessageRun:
-        """Consecutive messages of one store: of the one that `get` asks first, or of the other
-        where that has none at the offset. Empty where neither has it, else at least one."""
+        """Consecutive messages of one store: the one that `get` asks first, or the other if the
+        first has none at the offset. Empty if neither has it, else at least one."""
         run = self._run(request)
         for _ in range(_TRIES):
             if len(run) or request.count_max <= 0:
@@ -640,7 +640,7 @@ class Answers:
 
 
 def _nearer(offset: int, near: GetResult, far: GetResult) -> GetResult:
-    """Of two answers without messages the one that goes on at the first message behind `offset`."""
+    """Of two answers without messages, the one whose next message after `offset` comes first."""
     if near.status in _NO_QUEUE or near.next_offset <= offset:
         return far
     if far.next_offset <= offset or near.next_offset < far.next_offset:

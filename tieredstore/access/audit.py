@@ -1,7 +1,6 @@
-"""Audit: the catalogue held against the bytes of the tier, and the repair of what can be
-repaired.
+"""Audit: compares the catalogue with the bytes of the tier, and repairs what can be repaired.
 
-| held against each other | findings |
+| compared | findings |
 | --- | --- |
 | a segment's row, its size in the backend, the next row | `segment_findings` |
 | the catalogue's topics, queues and segments | `catalogue_findings` |
@@ -95,7 +94,7 @@ class AuditReport:
 
     @property
     def left(self) -> tuple[Finding, ...]:
-        """What is so after the repair, if there was one."""
+        """What remains after the repair, if there was one."""
         return tuple(found for found in self.findings if not found.repaired)
 
     @property

@@ -1,4 +1,4 @@
-"""What a tier costs in thirty days: the requests of a broker's log in an object store, reckoned
+"""What a tier costs in thirty days: the requests of a broker's log in an object store, estimated
 from a load and the settings, and the bytes that are kept.
 
     round      one entry for all queues: PUT, HEAD; more PUTs where it is large

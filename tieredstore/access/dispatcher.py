@@ -1,4 +1,4 @@
-"""Upload: which queue is due, and the messages of the broker's store carried to the tier."""
+"""Upload: decides which queue is due, and carries messages from the broker's store to the tier."""
 
 from __future__ import annotations
 
@@ -497,7 +497,7 @@ class Dispatcher:
         self._needs = LocalNeeds(store, files, self.topic_filter, self._walk.work_of)
         self._service: Service | None = None
         self._next_full_look = 0.0
-        self._unconfirmed: dict[QueueKey, None] = {}  # at the last look, due all the same
+        self._unconfirmed: dict[QueueKey, None] = {}  # at the last look, although they were due
         self._confirmed_offset = -1  # at that look
         self._recovering = threading.Lock()  # only ever tried
         self._is_running = False  # between start and shutdown
@@ -541,8 +541,8 @@ class Dispatcher:
         return True
 
     def _drain(self, deadline: Deadline) -> bool:
-        """Upload all; in another thread, for with full pools an upload runs in the one that asks
-        for it, and a backend may never answer."""
+        """Upload everything in another thread: while the pools are full, uploads run in the thread
+        that asks for them, and a backend may never answer."""
 
         def drain() -> bool:
             return self.dispatch_once(force=True, timeout=deadline.left())

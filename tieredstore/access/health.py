@@ -120,8 +120,8 @@ class TierHealth:
     continued: tuple[ContinuedQueue, ...] = ()
     """Queues that went on where the tier ends when the store was loaded: their end was lost."""
     fence: Fence | None = None
-    """Who has taken over, and since when this is known: nothing more is uploaded until the store
-    is closed. Puts go on, into the local store."""
+    """The writer that took over, and since when this is known. Nothing more is uploaded until the
+    store is closed; puts go on, into the local store."""
 
     @property
     def ok(self) -> bool:

@@ -29,7 +29,7 @@ from tieredstore.model.values import INT64_MAX, QueueKey
 log = log_of(__name__)
 
 READERS_MAX: Final = 8  # requests under way for one query
-HITS_AT_ONCE: Final = 64  # hits are read so many at a time, until they are enough
+HITS_AT_ONCE: Final = 64  # read at a time, until there are enough
 HITS_MORE: Final = 32  # asked for beyond `count_max`: some hits are other keys' messages
 INDEX_STEP_MS: Final = 1000  # the index keeps times to the second
 SCAN_QUEUES_MAX: Final = 16  # of one topic that are read where the index lags behind them

@@ -1,9 +1,9 @@
-"""How far the log offsets of the tier's messages may go, as the catalogue says it.
+"""An upper bound of the log offsets of the tier's messages, kept as a note in the catalogue.
 
-A record in the tier carries its place there, and not the one that it had in the broker's log. But
-message ids name that one: a store that has lost its log goes on behind what the tier may have of
-it. So a note says where that is, with room to spare: it is moved once for so many bytes, in the
-round that would pass it, and costs no request.
+A record in the tier carries its place in the tier, not the one it had in the broker's log. Message
+ids name the latter, so a store that lost its log must continue after every offset it ever gave. The
+note says where that is, with room to spare: it moves in steps, in the round that would pass it, and
+costs no request.
 """
 
 from __future__ import annotations

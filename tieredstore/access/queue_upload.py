@@ -1,6 +1,4 @@
-"""One queue on its way to the tier: its state, the rules in RocketMQ's order, and the steps
-they name.
-"""
+"""The upload of one queue: its state, the rules in RocketMQ's order, and the steps they lead to."""
 
 from __future__ import annotations
 
@@ -80,7 +78,7 @@ _COMPARED_BYTES: Final = 4 * MIB
 
 
 def disagreement(store: MessageStore, file: FlatMessageFile) -> str | None:
-    """Why the local queue is not the one that was tiered; None where nothing speaks against it."""
+    """Why the local queue is not the one that was tiered; None if it seems to be."""
     return disagreement_at(store, file, file.commit_offset - 1)
 
 

@@ -77,17 +77,17 @@ class QueueSummary:
 
 
 class TieredReader:
-    """Reads a tier and its catalogue, and changes not one byte of either.
+    """Reads a tier and its catalogue, and changes neither.
 
-    * It may run beside a writer, in the same process or another: it sees what the catalogue named
-      when it was opened, and `refresh` shows what has come since. What has expired or was deleted
-      since is no damage: where bytes are missing it looks again by itself.
-    * On the broker's host it asks the key index on the broker's disk too, and reads what the index
-      lacks; elsewhere an answer by key that may lack something `lags`, and `indexed_offset` says up
-      to where the index goes. `is_brokers_host` None: where this disk has the broker's own
-      catalogue, or its copy.
-    * What is not given is made from the settings and released by `close`; what is given stays the
-      caller's. Absence is None, a status or an empty answer, as everywhere.
+    * It may run while a writer does, in the same process or another. It sees what the catalogue
+      named when it was opened; `refresh` shows what has come since. What has expired or was deleted
+      since then is not damage: if bytes are missing, it looks again.
+    * On the broker's host it also asks the key index on the broker's disk, and reads what the index
+      lacks. Elsewhere an answer by key that may lack something `lags`, and `indexed_offset` says up
+      to where the index goes. `is_brokers_host` None: this is the broker's host if the disk has the
+      broker's own catalogue, or its copy.
+    * Parts that are not given are made from the settings and released by `close`; given parts stay
+      the caller's. Absence is None, a status or an empty answer, as everywhere.
     * Any thread may call anything. Before `load` and after `close` everything raises
       StoreClosedError; in a process that is forked off, OtherProcessError: it opens its own.
     """

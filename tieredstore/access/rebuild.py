@@ -1,7 +1,7 @@
 """A lost catalogue, rebuilt from the bytes of the tier.
 
-1. The backend is listed, and where it keeps a log this takes in what it does not name. A catalogue
-   that is there and not older than the bytes is left alone.
+1. The backend is listed. If it keeps a log, the log takes in what it does not name. A catalogue
+   that exists and is not older than the bytes is left alone.
 2. Each queue is recovered as at a start of the broker, from rows without sizes; the times of its
    segments come from the messages at their ends.
 3. Each index file is read once. Its items say which ids were given, and whose they were: an item
@@ -324,8 +324,8 @@ def _begun_behind(
 
 
 def _dropped_index(expired: Sequence[SegmentRecord], known: Watermarks) -> list[Change]:
-    """Notes of index files that have gone, as whoever dropped them made: a message may outlive the
-    file that has its keys, and no other file is given the place of that one."""
+    """The notes that the broker makes when it drops index files: a message may outlive the file
+    that has its keys, and no other file may take that file's place."""
     gone = [row for row in expired if row.type is SegmentType.INDEX]
     if not gone:
         return []

@@ -467,7 +467,7 @@ class Batches:
 
 
 def _beside(count: int, keys: FoundKeys | None) -> int:
-    """What a batch of so many messages takes beside their records."""
+    """The bytes that a batch of `count` messages takes in addition to their records."""
     found = 0 if keys is None else keys.held_bytes
     return ROW_BYTES * count + BATCH_BYTES + found
 

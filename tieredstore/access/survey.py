@@ -1,4 +1,4 @@
-"""A whole tier described: its picture, what made it, and the whereabouts of one message."""
+"""Describes a whole tier: its picture, what made it, and where one message is."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tieredstore.model.messages import SelectedMessage
 from tieredstore.model.topics import TopicFilter
 from tieredstore.model.values import QueueKey, SegmentRecord, SegmentType
 
-EXPIRY_SLACK_MS: Final = 2 * HOUR_MS  # an expiry that is so late does not come any more
+EXPIRY_SLACK_MS: Final = 2 * HOUR_MS  # an expiry that is later than this has failed
 
 
 def load_of(reader: TieredReader, now_ms: int) -> Load:

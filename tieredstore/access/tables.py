@@ -115,9 +115,9 @@ class BrokerTables:
         return self.keep() and self._attempt("copy", self._stage_all)
 
     def settle(self, timeout: float | None = None) -> bool:
-        """Have what was staged durable in the tier; whether it is, in so many seconds.
+        """Make what was staged durable in the tier; True if it is within `timeout` seconds.
 
-        Costs an entry of the log where no round has taken it along.
+        Costs an entry of the log unless a round has taken it along.
         """
 
         def settle() -> bool:
@@ -403,7 +403,7 @@ class _Table(Generic[R]):
 
     def _replace(self, data: bytes) -> None:
         make_directories(self._path.parent)
-        if self._is_sound:  # else it would take the place of the one that could be used
+        if self._is_sound:  # else it would replace a backup that can still be used
             with suppress(FileNotFoundError):
                 write_atomically(self._backup, [self._path.read_bytes()])
         write_atomically(self._path, [data])

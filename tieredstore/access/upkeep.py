@@ -124,7 +124,7 @@ class TendChore:
         return type(provider).tend is not SegmentProvider.tend
 
     def step(self) -> None:
-        """One round: until nothing is left, and so many steps at most."""
+        """One round: until nothing is left to do, TENDED_AT_ONCE steps at most."""
         try:
             for _ in range(TENDED_AT_ONCE):
                 if self._is_stopped or not self._provider.tend(self._broker):
@@ -322,9 +322,9 @@ class TierFlush:
 
 
 def ask_to_confirm(store: MessageStore) -> bool:
-    """Have a store that can do so make durable what it took; False where that failed.
+    """Ask a store that has `flush` to make durable what it took; False if that failed.
 
-    One without `flush` confirms by itself, when it likes: nothing is asked of it.
+    A store without `flush` confirms in its own time.
     """
     flush = getattr(store, "flush", None)
     if flush is None:

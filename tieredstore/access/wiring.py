@@ -1,4 +1,6 @@
-"""Names turned into parts: the tier, its catalogue and the chain of plugins. Nowhere else."""
+"""Turns names from the settings into parts: the tier, its catalogue and the chain of plugins. No
+other module does.
+"""
 
 from __future__ import annotations
 
@@ -188,7 +190,7 @@ class Tier:
 
     @property
     def fence(self) -> Fence | None:
-        """Who has taken over from this writer, if that is known by now; asks no backend."""
+        """The writer that took over from this one, if that is known; does not ask the backend."""
         return self.provider.fence(self._broker)
 
     def close(self, timeout: float | None = None) -> None:
@@ -228,14 +230,14 @@ def open_tier(
     is_brokers_host: bool | None = None,
     read_only: bool = False,
 ) -> Tier:
-    """A tier of the parts that are given, and for the rest of those that the settings name.
+    """A tier made of the given parts; the settings name the others.
 
     * A given part is used as it is and stays the caller's: it is never closed here.
     * The catalogue is opened, the queues are not yet: call `load`. After an error nothing is open.
-    * One that is not read only takes the tier over before anything of it is read, whoever made the
-      provider: see `SegmentProvider.claim`. With the setting `claim_epoch` False it does not.
-    * `is_brokers_host`: whether a tier that is read only is on the broker's own disk. None: where
-      that has the broker's own catalogue, or its copy. Otherwise the index only says up to where
+    * Unless it is read only, it takes the tier over before it reads anything of it, also with a
+      given provider: see `SegmentProvider.claim`. The setting `claim_epoch` False prevents that.
+    * `is_brokers_host`: whether a read-only tier is opened on the broker's own disk. None: it is if
+      the broker's own catalogue, or its copy, is there. Elsewhere the index only says up to where
       it goes.
     """
     if is_brokers_host is None and metadata is not None:
@@ -352,7 +354,7 @@ def written_catalogue(
     """The catalogue of a writer, which has taken the tier over; and its copy on this machine, if
     the provider keeps the catalogue itself.
 
-    Whoever holds the lock of the file here keeps its tier: CatalogueLockedError comes first.
+    CatalogueLockedError comes first: a process that holds the lock of the file keeps its tier.
     """
     with ExitStack() as opened:
         copy = _locked_copy(config) if config.metadata == _OWN else None
@@ -531,7 +533,7 @@ def local_index_of(config: StoreConfig) -> Path:
 
 
 def check_broker(config: StoreConfig, metadata: MetadataStore) -> None:
-    """AnotherTierError where the catalogue has brokers, and not the one that is named."""
+    """AnotherTierError if the catalogue has brokers, but not the one of the settings."""
     if any(row.broker_name == config.broker_name for row in metadata.queues()):
         return
     brokers = brokers_of(metadata)
@@ -548,9 +550,9 @@ def check_queues(
     *,
     wanted: Callable[[str], bool] = lambda _topic: True,
 ) -> None:
-    """MetadataError where segments of a topic that is `wanted` are named, and their queue is not.
+    """MetadataError if the catalogue names segments of a `wanted` topic without their queue.
 
-    Who goes from queue to queue would leave these messages out, and be done.
+    A job that goes from queue to queue would leave these messages out without a word.
     """
     below = f"{config.broker_name}/"
     paths = {row.path for row in metadata.segments() if row.path.startswith(below)}
@@ -570,10 +572,10 @@ def brokers_of(metadata: MetadataStore) -> list[str]:
 
 
 def check_place(config: StoreConfig, metadata: MetadataStore, provider: SegmentProvider) -> None:
-    """AnotherTierError where nothing lies where the settings say; for a reader that found nothing.
+    """AnotherTierError if nothing lies where the settings point; for a reader that found nothing.
 
-    A broker that has its place there and no bytes in it has lost them: that is no mistake of the
-    settings. Raises what the backend raises.
+    A broker whose folder is there but empty has lost its bytes: the settings are right. Raises what
+    the backend raises.
     """
     if metadata.facts.copy:
         return  # it was found there, so there the tier is
@@ -588,7 +590,7 @@ def check_place(config: StoreConfig, metadata: MetadataStore, provider: SegmentP
 
 
 def lies_there(config: StoreConfig, provider: SegmentProvider) -> str:
-    """Which tiers lie there instead of the one that is named; empty where that is not known."""
+    """Which tiers lie there instead of the one of the settings; empty if that is not known."""
     root = config.path if config.provider == "posix" else ""
     if root and not Path(root).is_dir():
         return f"path: there is no directory {root}"

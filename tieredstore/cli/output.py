@@ -1,6 +1,6 @@
-"""What a command says: rows on stdout, one line on stderr where it fails, and an exit code.
+"""What a command prints: rows on stdout, one line on stderr if it fails, and an exit code.
 
-Rows are written one after the other, so that a store of any size needs no memory.
+Rows are written one by one, so that memory does not grow with the store.
 
     | code | meaning                                                                     |
     | ---- | --------------------------------------------------------------------------- |

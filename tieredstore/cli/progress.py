@@ -1,8 +1,8 @@
-"""How far long work is, on stderr: one line that is redrawn on a terminal, else a line every half
-minute.
+"""The progress of long work, on stderr: one line that is redrawn on a terminal, else a line every
+half minute.
 
-Bytes and places come from the metrics of the backend, totals from whoever knows them. Work that
-takes no second shows nothing.
+Bytes and places come from the metrics of the backend, totals from the job. Work that takes less
+than a second shows nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A machine made ready to go on with a tier: what it has, what it lacks, what it will serve."""
+"""Prepares a machine to go on with a tier: what it has, what it lacks, what it will serve."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The page about a tier: what is wrong in words, then where, then all of it in pictures.
 
-It is one file that asks nobody for anything. Its one script is named by its hash in the policy of
-the page, so no other ever runs. Every name comes from a stranger and is escaped.
+It is one file that loads nothing else. The page's policy allows its one script by hash, so that no
+other ever runs. No name is trusted: all are escaped.
 """
 
 from __future__ import annotations

@@ -93,8 +93,8 @@ class OpenedBackend(OpenedProvider):
 def opened_tier(options: TierOptions, *, asks_local_index: bool = True) -> Iterator[OpenedTier]:
     """The tier, checked to be the one that was meant.
 
-    On the broker's host its key index is asked for what is not uploaded yet too, unless only what
-    others see matters.
+    On the broker's host the local key index is asked too, for what is not uploaded yet, unless only
+    what other machines see matters.
     """
     with opened_backend(options) as backend:
         metadata = backend.catalogue()

@@ -99,7 +99,7 @@ def _deciding_bits() -> NDArray[np.uint8]:
 
 @cache
 def _of_zeros() -> NDArray[np.uint32]:
-    """The CRC of so many zeros: what a CRC has beyond a register that began with 0."""
+    """The CRC of n zeros, for each n: what a CRC has beyond a register that began with 0."""
     return np.array([crc32(bytes(size)) for size in range(LONG_BYTES + 1)], np.uint32)
 
 

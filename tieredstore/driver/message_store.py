@@ -115,9 +115,9 @@ class MessageStore(Protocol):
       the tier alone, since queues of it begin behind them; 0 where none does. And `lost_ends`:
       where queues ended once that it found shorter when it was opened.
     * One whose puts need not wait may have `put_at_once(message)`: the result of `put_message`, or
-      None, with nothing done, where that would wait for a disk, a backend or a busy lock. Whoever
-      must not be blocked, an event loop say, asks for it first. `put_messages_at_once(messages)` is
-      the same for batches: all of the results of `put_messages`, or None.
+      None, with nothing done, where that would wait for a disk, a backend or a busy lock. A caller
+      that must not block, such as an event loop, tries it first. `put_messages_at_once(messages)`
+      is the same for batches: all of the results of `put_messages`, or None.
     * One that looks for damage may have `damages`: what it found since it was opened, each with
       `path`, `position`, `reason` and `mended`. Health shows them.
     * A class that inherits from this one gets what has a body here: `put_message` is enough, and

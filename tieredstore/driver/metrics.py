@@ -461,7 +461,7 @@ class MeasuredProvider(ProviderWrapper):
         return MeasuredSegment(segment, self._metrics, self._runtime)
 
     def write_many(self, pairs: Sequence[WritePair]) -> Sequence[Future[None]]:
-        """Each by itself, or in the provider's own way: then both of a pair took as long."""
+        """One by one, or in the provider's own way: then both of a pair count the same time."""
         if not (self.retries_itself or self.shares_rounds):
             return super().write_many(pairs)
         started = self._runtime.clock.monotonic()
@@ -471,13 +471,13 @@ class MeasuredProvider(ProviderWrapper):
         return futures
 
     def seal_many(self, segments: Sequence[FileSegment]) -> Sequence[TieredStoreError | None]:
-        """Each by itself, or in the provider's own way."""
+        """One by one, or in the provider's own way."""
         if not self.shares_rounds:
             return super().seal_many(segments)
         return self.inner.seal_many(segments)
 
     def read_together(self, reads: Sequence[SegmentRead]) -> Sequence[bytes | TieredStoreError]:
-        """Each by itself, or in the provider's own way: then each took as long as all."""
+        """One by one, or in the provider's own way: then each counts the time of all."""
         if not self.reads_together:
             return super().read_together(reads)
         started = self._runtime.clock.monotonic()

@@ -49,7 +49,7 @@ Head = Callable[[str], ObjectFacts]
 def own_object(
     head: Head, key: str, size: int, metadata: Mapping[str, str] | None
 ) -> ObjectFacts | None:
-    """The object at `key` if it is the one that was put with this metadata; else None."""
+    """The object at `key` if it was put with this metadata; else None."""
     if not metadata:
         return None
     try:

@@ -229,8 +229,8 @@ class SegmentProvider(ABC):
     def reading_order(self, segments: Sequence[SegmentRecord]) -> Sequence[int]:
         """A number for each segment: those whose numbers are near each other lie side by side.
 
-        Read together in this order, they take the fewest requests. All the same where each
-        segment lies by itself.
+        Reading them together in this order takes the fewest requests. All numbers are equal where
+        each segment is an object or a file of its own.
         """
         return [0] * len(segments)
 
@@ -305,10 +305,10 @@ class SegmentProvider(ABC):
         return False
 
     def claim(self, broker: str) -> None:  # noqa: B027 - most backends have no epochs
-        """Be the writer of this broker's tier from now on: whoever was one before is fenced.
+        """Become the writer of this broker's tier and fence the previous one.
 
-        To be called before anything is read that will be written to. Idempotent. Raises
-        FencedError where this process was the writer, and another has taken over since.
+        Call it before reading anything that will be written to. Idempotent. Raises FencedError if
+        this process was the writer and another one has taken over since.
         """
 
     def fence(self, broker: str) -> Fence | None:
@@ -345,7 +345,7 @@ class SegmentProvider(ABC):
         return TakenIn()
 
     def damage(self, broker: str) -> Sequence[Finding]:
-        """What the provider itself remembers that makes no sense, or is not there, for an audit."""
+        """What is damaged or missing of what the provider itself keeps, for an audit."""
         return ()
 
     def appended(self, broker: str) -> Sequence[Appended]:

@@ -46,9 +46,9 @@ class RetryPolicy:
 class Retry:
     """Calls a function again while it raises BackendUnavailableError and the policy allows it.
 
-    The machinery is entered after a first failure only: a call that succeeds costs nothing more.
-    No attempt starts after the deadline; the last error is the one that is raised. Each further
-    call is counted under the operation that the failure before it names.
+    A call that succeeds at once costs nothing more. No attempt starts after the deadline; the last
+    error is raised. Each further call is counted under the operation that the previous failure
+    names.
     """
 
     def __init__(self, policy: RetryPolicy, runtime: Runtime) -> None:

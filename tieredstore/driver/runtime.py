@@ -98,7 +98,7 @@ class Pool(Protocol):
     def submit(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]: ...
 
     def close(self, timeout: float | None = None) -> bool:
-        """Take no more, and let what was accepted finish; whether it has, in so many seconds.
+        """Accept no more calls and wait for those accepted; True if all ended within `timeout`.
 
         What has not begun by then is cancelled, and what is under way is left alone. A call of the
         pool that closes it, as in a callback of a future, does not wait for itself: the others
@@ -229,7 +229,7 @@ class Service(Protocol):
         """Take the next step now. Any thread, any time."""
 
     def stop(self, timeout: float | None = None) -> bool:
-        """Take no further step; whether the one under way has ended, in so many seconds.
+        """Take no further step; True if the one under way ended within `timeout` seconds.
 
         Idempotent.
         """
@@ -351,7 +351,7 @@ class Runtime:
         )
 
     def close(self, timeout: float | None = None) -> bool:
-        """Whether all that was accepted has ended, in so many seconds: see `Pool.close`."""
+        """Close both pools; True if all calls ended within `timeout` seconds: see `Pool.close`."""
         deadline = Deadline(self.clock, timeout)
         ended = [pool.close(deadline.left()) for pool in (self.dispatch, self.fetch)]
         return all(ended)
@@ -392,10 +392,10 @@ ONCE_MS: Final = 24 * 3_600_000  # the interval of a service that is stopped aft
 def with_deadline(
     runtime: Runtime, name: str, call: Callable[[], T], seconds: float | None
 ) -> Future[T]:
-    """Make a call in a thread of its own and wait at most so many seconds for it.
+    """Make a call in a thread of its own and wait for it, `seconds` at most.
 
-    The future holds what the call returns or raises. A call that is not done goes on, and nothing
-    stops it. An inline runtime has no other thread: there the caller makes the call.
+    The future holds what the call returns or raises. A call that takes longer goes on; nothing
+    stops it. An inline runtime has no other thread, so there the caller makes the call.
     """
     future: Future[T] = Future()
 

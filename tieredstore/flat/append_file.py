@@ -424,8 +424,8 @@ class Announcement:
 
 
 class PendingDeletions:
-    """Deletes the segments that the catalogue has marked, queue by queue; all writers of a tier
-    share one, but for whoever looks after the path `left_out` alone.
+    """Deletes the segments that the catalogue has marked, queue by queue. All writers of a tier
+    share one; only the path `left_out` is left to the part that owns it.
 
     A queue path is in one thread's hands at a time, from the look at its notes to their end: after
     it no delete of that path is under way, and its offsets may be used again.

@@ -66,14 +66,15 @@ class FlatFileStore:
     """All queues of one broker in the tier.
 
     * Queues lie under the broker's configured name, as RocketMQ has it.
-    * A queue that could not be recovered is in the table: what the catalogue knows of it can be
-      read, `problem` says why nothing is uploaded, and `retry_recovery` tries again. What seems
-      damaged is read twice at once, for the fault may be in the read, and ever more rarely later.
-    * Read only, nothing is changed anywhere, and `refresh` shows what a writer has done since.
-    * `publish` tells readers elsewhere what the catalogue says, and whether that came to pass. The
-      bytes of a queue that is destroyed, or of segments that have expired, go behind it: what is
-      left of them between two deletions looks like damage to whoever believes that all is there.
-    * Any thread may call `files` and `get`. The rest is for the one that writes the queues.
+    * The table includes queues that could not be recovered: reads see what the catalogue knows of
+      them, `problem` says why nothing is uploaded, and `retry_recovery` tries again. Damage is read
+      twice at once, because the read may be at fault, and then at growing intervals.
+    * A read-only store changes nothing; `refresh` shows what a writer has done since.
+    * `publish` shows the catalogue to readers elsewhere and returns whether it succeeded. The bytes
+      of destroyed queues and expired segments are deleted after that: a reader with an older
+      catalogue would take a half-deleted queue for damage.
+    * Any thread may call `files` and `get`; only the thread that writes the queues may call the
+      rest.
     """
 
     def __init__(
@@ -282,7 +283,7 @@ class FlatFileStore:
         try:
             self.delete_pending(is_stopped=lambda: self._closed)
         except TieredStoreError as error:
-            log.warning("what nobody uses any more is not deleted: %s", error)
+            log.warning("unused segments could not be deleted: %s", error)
 
     def close(self) -> None:
         """Release the handles of all queues; idempotent."""

@@ -148,7 +148,7 @@ def has_sound_body(record: bytes) -> bool:
 
 
 def damaged_body(file: FlatMessageFile, offset: int, log_offset: int) -> SegmentCorruptError:
-    """What is said of a message whose body is not the one that was put."""
+    """The error for a message whose body is not the one that was put."""
     reason = f"the body of message {offset} has another checksum than it should"
     return damage_at(file.log, log_offset, reason)
 

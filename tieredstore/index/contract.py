@@ -18,9 +18,9 @@ from tieredstore.model.values import INT64_MAX
 class CommittedRun:
     """Messages that are durable in the tier: row i of `run` lies at `log_offsets[i]` there.
 
-    The records are as the tier has them. Whose log the run's own `log_offsets` mean is left open:
-    go by `log_offsets` here. `keys` are those of all of these messages, where whoever read them
-    has found them.
+    The records are as the tier has them. The run's own `log_offsets` may mean another log: use
+    `log_offsets` here. `keys` are those of all of these messages, if they were found when the
+    messages were read.
     """
 
     run: MessageRun

@@ -192,9 +192,9 @@ class IndexStoreFile:
         return 0 if self._sealed else self.sizes.item_capacity - 1 - self.item_count
 
     def messages_that_fit(self, key_counts: NDArray[np.int64]) -> int:
-        """How many messages with so many keys each fit, from the first on: none is ever parted.
+        """How many of the first messages fit, by their numbers of keys: none is split.
 
-        One that has more keys than an empty file has room never fits.
+        A message with more keys than an empty file has room for never fits.
         """
         return int(np.searchsorted(np.cumsum(key_counts), self.room, side="right"))
 
@@ -346,9 +346,9 @@ class ItemsChecksum:
     hashes: int = 0
 
     def with_more(self, file: IndexStoreFile, item_count: int) -> ItemsChecksum:
-        """The checksums of so many items of the file, continued from these.
+        """The checksums of the first `item_count` items of the file, continued from these.
 
-        BackendRefusedError where the hashes cannot be read.
+        BackendRefusedError if the hashes cannot be read.
         """
         known, items, hashes = self.item_count, self.items, self.hashes
         rows = file.items()[:item_count]
@@ -426,7 +426,7 @@ def is_begin(name: str) -> bool:
 class MappedIndex(SyncedFile):
     """A file of one fixed size, mapped as a whole, whose blocks are allocated before they are used.
 
-    Closing drops the map with the last view of it: whoever reads is never cut off.
+    Closing drops the map with the last view of it, so no reader is cut off.
     """
 
     def __init__(self, path: Path, descriptor: int, data: mmap, *, read_only: bool) -> None:

@@ -96,7 +96,7 @@ COPY_BYTES: Final = 4 << 20
 FENCES_PART: Final = 1024  # the fences of a file without a footer are smaller than that part of it
 FENCES_BYTES_MIN: Final = 4200
 FAILED_COPIES_MAX: Final = 30
-ASKED_OFTEN: Final = 8  # so many lookups, and a file without a footer gets fences of its own
+ASKED_OFTEN: Final = 8  # lookups, after which a file without a footer gets fences of its own
 UNITS_AT_ONCE: Final = 1 << 16
 
 
@@ -129,7 +129,7 @@ class UploadedIndex:
         self._watermarks = Watermarks(metadata, config.broker_name)
         self._local_folder = local_folder
         self._local: LocalFiles | None = None
-        self._missing: set[int] = set()  # local files that the newest catalogue names all the same
+        self._missing: set[int] = set()  # local files, although the newest catalogue names them
         self._refreshing = threading.Lock()
         self._is_open = False
 

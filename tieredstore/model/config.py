@@ -135,7 +135,7 @@ class StoreConfig(Settings):
     certify: str = setting(
         "require",
         "Certify an object store before the first write. One that fails is refused; 'warn': it is"
-        " used all the same; 'off': no store is tested",
+        " used anyway; 'off': no store is tested",
     )
     claim_epoch: bool = setting(
         True,

@@ -2,9 +2,9 @@
 
     <root>/<h8>_<cluster>/<broker>/<topic>/<queue id>/<TYPE>/<segment name>
 
-Files are opened for each call: no descriptor is held, so there is none to run out of with
-thousands of queues, none to share between threads and none to lose in a fork. Measured, an open
-costs a few microseconds beside a read of at least as many.
+Files are opened for each call. So thousands of queues cannot exhaust descriptors, and none is
+shared between threads or lost in a fork. An open was measured at a few microseconds, no more than
+the read that follows.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class PosixFileSegment(FileSegment):
     """A segment that is one file.
 
     * The file's length is the truth about the end, never a number of ours.
-    * What a crashed process wrote but did not sync is synced before `size` counts it, if anything
-      is to be written behind it. Who only reads would wait for the disk once a segment.
+    * What a crashed process wrote but did not sync is synced before `size` counts it, but only for
+      a writer: a reader would wait for the disk once per segment.
     * A write that fails is cut off again where that is possible: after a failed sync a second one
       would report success for pages that the kernel has already dropped.
     """

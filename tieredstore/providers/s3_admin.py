@@ -1,4 +1,4 @@
-"""Setting a bucket up with botocore; never on the way of a read or a write."""
+"""Sets up a bucket with botocore; no read or write passes through here."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What a failed request to an object store means: our error for it, with the cause and what helps.
+"""Turns a failed request to an object store into an error of ours, with its cause and its remedy.
 
-Every client says the same words. A message ends with what to do, where that is known.
+All clients use the same words. A message ends with what to do, if that is known.
 """
 
 from __future__ import annotations

@@ -254,7 +254,7 @@ def extents_in(frame: Frame, objects: int) -> Extents:
 
 
 def extents_of(frame: Frame, objects: int, *, prefix: str = "") -> Extents:
-    """The extents of a frame that names so many objects. Raises ValueError for what cannot be."""
+    """The extents of a frame that names `objects` objects. ValueError if they make no sense."""
     found = [frame.columns.get(prefix + name) for name in COLUMNS]
     columns = [column.astype(np.int64, copy=False) for column in found if column is not None]
     if not columns:

@@ -160,7 +160,7 @@ def encode_table(
     payload_bytes: int,
     payload_crc: int,
 ) -> bytes:
-    """What ends a data object, behind so many bytes with this checksum."""
+    """The end of a data object, whose payload has this size and checksum."""
     table = b"".join(_front(FrameKind.TABLE, head, columns, payload_bytes, payload_crc))
     return table + _TAIL.pack(len(table), TAIL_MAGIC)
 
@@ -340,7 +340,7 @@ def _deflated(data: bytes) -> bytes:
 
 
 def _inflated(stored: memoryview, length: int) -> bytes:
-    """ValueError where it is not as long as was said; no more than that is made of it."""
+    """ValueError unless it inflates to `length` bytes; never makes more than that."""
     if len(stored) == length:
         return bytes(stored)
     stream = zlib.decompressobj()

@@ -4,10 +4,10 @@ claim     PUT epoch n + 1, read state and tail, PUT an entry "epoch n + 1 begins
 append    PUT the next sequence, HEAD the next epoch's claim: absent means acknowledged
 follow    LIST the tail, GET each entry's beginning, fold
 
-Keys that sort behind an entry's are those of later entries, and then those of states: one listing
-shows both. An entry that a state stands for may have been deleted, and put again by a request that
-comes days late. So a reader that lags behind the newest state goes on from there, and believes no
-entry in front of it.
+The keys after an entry's key are those of later entries, and then those of states, so one listing
+shows both. An entry that a state replaces may have been deleted, and then put again by a request
+that arrives days late. So a reader that lags behind the newest state continues from that state, and
+believes no entry before it.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class BrokerLog:
         self._epoch: int | None = None  # the same, once it has begun
         self._doubt: _Sent | None = None
         self._waiting: deque[_Ticket] = deque()
-        self._turn = threading.RLock()  # of whoever sends, claims or follows
+        self._turn = threading.RLock()  # held to send, claim or follow
         self._is_sending = False  # an entry for the first time: nobody doubts it yet
         self._names = itertools.count()
         self._id = uuid.uuid4().hex[:16]
@@ -183,7 +183,7 @@ class BrokerLog:
         return self.state(recent=True)
 
     def expire(self) -> None:
-        """What was read is too old for whoever asks next; the writer's own never is."""
+        """Read again before the next answer; a writer knows its own log without reading."""
         self._listed_at = float("-inf")
 
     def follow(self) -> LogState:
@@ -218,9 +218,9 @@ class BrokerLog:
     # Being the writer
 
     def claim(self) -> int:
-        """Be the writer from now on; whoever was before is fenced. Idempotent.
+        """Become the writer and fence the previous one. Idempotent.
 
-        After a failure it goes on with the same number: who was overtaken claims no other.
+        After a failure it goes on with the same number: a writer that was overtaken gets no other.
         """
         with self._turn:
             self._check()
@@ -600,7 +600,7 @@ class BrokerLog:
         return entries, newest
 
     def _refuse_overtaken(self, epoch: int) -> None:
-        """A writer reads nothing of the one that has overtaken it."""
+        """A writer reads nothing that its successor wrote."""
         if self._epoch is not None and epoch > self._epoch:
             self._fenced_by(epoch)
             self._check()

@@ -1,4 +1,4 @@
-"""Requests of a tier to an object store: retried, and puts settled by looking."""
+"""A tier's requests to an object store: retried; a put with an unknown outcome is looked up."""
 
 from __future__ import annotations
 
@@ -110,8 +110,8 @@ class ObjectCalls:
     ) -> None:
         """A new object from a stream that can be read once; none if it has no bytes.
 
-        After a lost reply the store is asked. BackendUnavailableError where there is nothing:
-        whoever has the source starts over.
+        After a lost reply the store is asked. BackendUnavailableError if there is no object: the
+        caller, who has the source, starts over.
         """
         mine = {**metadata, NONCE: self.nonce()}
         try:

@@ -1,9 +1,9 @@
-"""A log that was lost, made anew from the tables at the ends of its data objects.
+"""Makes a lost log anew from the tables at the ends of its data objects.
 
 Entries and states are gone, and with them the bytes that lay in entries. What was merged, or was
-too much for an entry, is still there: the table of each data object says which bytes of which
-segments it has. They are read, compared with their checksums and appended once more. What loads
-have adopted is named where it lies.
+too large for an entry, is still there: the table of each data object says which bytes of which
+segments it has. These bytes are read, checked and appended once more. Objects that loads added are
+named where they lie.
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ def adopted(log: BrokerLog) -> Told:
 
 
 def finish(log: BrokerLog, told: Told) -> Salvaged:
-    """Append what is to be found of the log that was lost, and of the loads what has to be known
-    of them beside their segments. Whoever was cut off begins anew."""
+    """Append what can be found of the lost log, and what loads need beyond their segments. After a
+    crash it begins anew."""
     salvaged = Salvaged(losses=list(told.losses))
     below = _lost_below(log)
     if below is None:

@@ -78,7 +78,7 @@ class LogSegment(FileSegment):
 
     @property
     def is_full(self) -> bool:
-        """Once it is sealed, whoever sealed it."""
+        """Whether it is sealed, by this process or another."""
         segment = self._known()
         return segment is not None and segment.sealed is not None
 

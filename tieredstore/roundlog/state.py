@@ -1,4 +1,5 @@
-"""What the entries of a log come to, folded one by one: pure, so that every order can be tested.
+"""The state that the entries of a log add up to, folded one by one: pure, so that every order can
+be tested.
 
 The state is the tier as the bucket has it: segments, where their bytes lie, and the catalogue.
 """

@@ -1,5 +1,5 @@
-"""Sealed objects that no entry names: at RocketMQ's keys, of a tier that was copied into a bucket;
-or of one whose log is lost, and then those of its loads too.
+"""Sealed objects that no entry names: those of a tier that was copied into a bucket, at RocketMQ's
+keys, or of a tier whose log is lost, including those of its loads.
 """
 
 from __future__ import annotations

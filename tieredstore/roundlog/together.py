@@ -1,8 +1,8 @@
 """Many segments of a log read at once: the objects that hold them are read front to back.
 
-A round, and what rounds were merged into, has bytes of all queues. Whoever reads queue after queue
-makes a request for each queue in each object. Here the places of all bytes come first: sorted by
-object and offset, neighbours make one request.
+A round, or an object that rounds were merged into, has bytes of all queues. To read queue after
+queue would take a request for each queue in each object. Here the places of all bytes are gathered
+first and sorted by object and offset, so that neighbours share a request.
 """
 
 from __future__ import annotations

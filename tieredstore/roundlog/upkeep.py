@@ -1,14 +1,14 @@
 """What keeps a log small: rounds merged, segments sealed, states written, dead objects deleted.
 
-Each is: read, write under a new name, then one entry. Whoever dies in between leaves an object that
-no entry names, and nothing else.
+Each of these reads, writes under a new name, then appends one entry. A process that dies in between
+leaves an object that no entry names, and nothing else.
 
-* **Merge.** A quiet queue has an extent in every round. The rounds of a while become data objects
-  whose bytes lie segment by segment; some of these are merged once more. What is half dead by then
-  is written anew without the dead half.
+* **Merge.** A quiet queue has an extent in every round. Some rounds together become data objects
+  whose bytes lie segment by segment; some of these are merged once more. An object that is half
+  dead by then is rewritten without the dead half.
 * **Seal.** The extents of a segment become the object that RocketMQ knows.
 * **State.** All entries so far in one object: a reader begins there, and entries before it can go.
-* **Release.** What nothing lies in is deleted when readers that lag have had their time.
+* **Release.** Objects without live bytes are deleted once lagging readers have had time to move on.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def to_merge(chunks: Sequence[Weighed]) -> list[Weighed]:
 
 
 def _first(chunks: Sequence[Weighed], count: int) -> list[Weighed]:
-    """The oldest that go into one object, at most so many."""
+    """The oldest that go into one object, `count` at most."""
     ends = np.cumsum([each.live_bytes for each in chunks])
     fitting = int(np.searchsorted(ends, MERGED_BYTES, "right"))
     return list(chunks[: min(count, max(fitting, 2))])
@@ -140,7 +140,7 @@ class _Rows:
         return cls(_concatenated(found).in_order(), tuple(names))
 
     def cut(self, bytes_max: int) -> Iterator[_Rows]:
-        """In pieces of so many bytes; a longer extent is one of its own."""
+        """In pieces of at most `bytes_max`; a longer extent is a piece of its own."""
         ends = np.cumsum(self.extents.length)
         start = 0
         while start < len(ends):
@@ -296,7 +296,7 @@ class Upkeep:
             return self._merge() or self._save(STATE_EVERY) or self._release()
 
     def save(self, *, entries_min: int) -> bool:
-        """Write the state where so many entries lie behind the last one."""
+        """Write the state if at least `entries_min` entries have come since the last one."""
         with self._turn:
             if not self._log.is_writer or self._log.fence is not None:
                 return False
@@ -616,7 +616,7 @@ def seal_stream(broker: BrokerLog, key: SegmentKey, blocks: Iterable[Buffer]) ->
 
     try:
         broker.calls.put_stream(broker.key(name), counted(), metadata={})
-    except ObjectExistsError as error:  # the stream is spent: whoever has the source starts over
+    except ObjectExistsError as error:  # the stream is spent: the caller starts over
         reason = "another object came to its key meanwhile"
         raise BackendUnavailableError(broker.key(name), "create", reason) from error
     if not size:

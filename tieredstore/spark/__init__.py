@@ -1,4 +1,4 @@
-"""The tier on Spark: what plans and reads lives below, what names pyspark lives here."""
+"""The tier on Spark. Only this package imports pyspark; planning and reading live in `jobs`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What is pickled for a process of Spark, which may have no package, another one, or half of it.
+"""What is pickled for a process of Spark, which may have none of the package, or another version.
 
 Spark 4.3 gives `--py-files` to all its Python processes but the one that plans a stream, which runs
-on the driver. What is pickled for it brings these functions along, by value, and the path
-of the package on the driver's machine. They run before anything of the package is unpickled.
+on the driver. What is pickled for that one carries these functions by value, and the path of the
+package on the driver's machine. They run before anything of the package is unpickled.
 """
 
 from __future__ import annotations

@@ -11,15 +11,15 @@ writes meanwhile, one for a frame and one for each batch of a stream.
     | block_bytes                     | records in memory of one task: 16m                       |
     | wait_seconds                    | for another writer of the same directory to end: 60      |
 
-Rows load fastest where those of a queue are in one partition, and follow each other:
-`df.repartition("topic", "queue_id").sortWithinPartitions("topic", "queue_id")`. A search by
-time takes the messages of a queue to be in the order of their store times: sort them so. Messages
-older than the retention of their topic are deleted when a broker next expires. A tier in a
+Rows load fastest if those of a queue are in one partition, next to each other:
+`df.repartition("topic", "queue_id").sortWithinPartitions("topic", "queue_id")`. A search by time
+assumes that the messages of a queue are in the order of their store times: sort them so. Messages
+older than the retention of their topic are deleted at the broker's next expiry. A tier in a
 directory needs that directory on all machines of the cluster.
 
-A batch of a stream is made once: the change of the catalogue that adds its messages notes the query
-and the number of the batch, and Spark makes a batch again under the same ones after a crash. A
-query is the same as long as its checkpoint is.
+Each batch of a stream is loaded once: the change of the catalogue that adds its messages notes the
+query and the number of the batch, and Spark uses the same ones when it repeats a batch after a
+crash. A query keeps its identity as long as it keeps its checkpoint.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`format("tieredstore")`: the messages of a tier as a DataFrame, and Spark's way to all else."""
+"""`format("tieredstore")`: a tier as a DataFrame, and the way to stream and sink."""
 
 from __future__ import annotations
 

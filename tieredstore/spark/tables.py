@@ -1,9 +1,9 @@
 """Tables of Spark's own catalogue that read a tier, and a view for each topic.
 
 Spark 4.3 gives the options of `CREATE TABLE … USING tieredstore OPTIONS (…)` to the source once,
-when the table is made, and none of them to whoever reads it. What does come back at each
-query is the schema that the source gave. So the options are kept there, as metadata of the first
-column, and a query is planned with them: it sees what has been committed up to then.
+when the table is made, and none of them to a later query. Each query does get the schema that the
+source gave. So the options are kept there, as metadata of the first column, and a query is planned
+with them: it sees what has been committed up to then.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sample messages, and hypothesis strategies for whatever a store meets."""
+"""Sample messages, and hypothesis strategies for all that a store may be given."""
 
 from __future__ import annotations
 
