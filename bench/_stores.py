@@ -26,11 +26,13 @@ from tieredstore.providers.s3_settings import ObjectStoreSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Settings of a kind of store; `tier` is None where it is a local one alone."""
+    """Settings of a kind of store; `tier` is None where it is a local one alone. `parent` is the
+    folder in which it gets its own; None: the system's for temporary files."""
 
     name: str
     tier: StoreConfig | None = None
     local: LocalConfig = field(default_factory=LocalConfig)
+    parent: Path | None = None
 
 
 ALONE = Place(name="the store alone")
@@ -61,7 +63,7 @@ def a_tier(place: Place) -> Iterator[TieredMessageStore]:
 def a_store(place: Place) -> Iterator[MessageStore]:
     """A new one, started; what it held is gone after the block."""
     with (
-        tempfile.TemporaryDirectory() as folder,
+        tempfile.TemporaryDirectory(dir=place.parent) as folder,
         Runtime.threads() as runtime,
         _placed(place, folder) as config,
     ):
