@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import pytest
@@ -416,3 +416,32 @@ def test_a_bucket_with_open_segments_of_an_older_layout_is_not_written_to() -> N
     with pytest.raises(Exception, match="older layout"):
         segment.write(0, b"x")
     assert bucket.objects.held_keys() == before
+
+
+@pytest.mark.parametrize(
+    ("epoch", "beside", "is_open"),
+    [
+        (3_000, (), False),
+        (3_000, (f"{0:020d}-0000002000", "sealing-0000003000"), False),
+        (3_000, (f"{0:020d}-0000003001",), True),  # begun again behind it
+        (2_000, (), True),  # a late mark of a writer that was overtaken
+    ],
+)
+def test_a_mark_that_an_older_layout_left_behind_its_sealing_is_no_open_segment(
+    epoch: int, beside: Sequence[str], is_open: bool
+) -> None:
+    """It stayed beside a sealed segment until the next claim, so the advice to seal and to
+    `rebuild` did not help."""
+    bucket = Bucket()
+    sealed = bucket.process().open(PATH, LOG, 0)
+    folder = f".parts/212d6b50_DefaultCluster/{PATH}/COMMIT_LOG/cfcd2084{0:020d}"
+    for name in (*beside, f"sealed-{epoch:010d}"):
+        bucket.objects.put(f"{folder}/{name}", b"", {})
+    for name in ("0000002000", "0000003000", "0000003000.ends"):
+        bucket.objects.put(f".epochs/212d6b50_DefaultCluster/{BROKER}/{name}", b"", {})
+    if is_open:
+        with pytest.raises(Exception, match="older layout"):
+            sealed.write(0, b"x")
+        return
+    sealed.write(0, b"x")
+    assert bucket.process().provider.damage(BROKER) == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice, pairwise
+from itertools import pairwise
 from typing import Final
 
 from tieredstore.driver.object_client import ListedKey, Range
@@ -12,7 +12,7 @@ from tieredstore.driver.provider import LOADS, Appended, Leftover, may_be_loaded
 from tieredstore.model.errors import MetadataError, SegmentNotFoundError
 from tieredstore.model.findings import Finding
 from tieredstore.roundlog.adopted import ADOPTED, superseded
-from tieredstore.roundlog.layout import OLD_LAYOUT, OLD_PARTS, number_of
+from tieredstore.roundlog.layout import OLD_LAYOUT, number_of
 from tieredstore.roundlog.log import BrokerLog, side_by_side
 from tieredstore.roundlog.object_calls import ObjectCalls
 from tieredstore.roundlog.salvage import begun_by, may_be_lost
@@ -191,8 +191,8 @@ def _lost(log: BrokerLog, epoch: int, there: Iterable[str]) -> Iterator[Finding]
     if older:
         detail = f"of {len(older)} objects beside it: no entry is left that names them"
         yield Finding.of_damage("log", log.key("log/"), detail)
-    for listed in islice(log.calls.client.list(OLD_PARTS + log.layout.below(log.broker)), 1):
-        yield Finding.of_damage("old-layout", listed.key, OLD_LAYOUT)
+    if (part := log.old_part()) is not None:
+        yield Finding.of_damage("old-layout", part, OLD_LAYOUT)
 
 
 def _damaged_states(log: BrokerLog) -> Iterator[Finding]:

@@ -15,6 +15,7 @@ sealed segments are whole keys: RocketMQ's own, so a bucket that is copied to a 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,6 +27,7 @@ from tieredstore.model.values import INT64_MAX, SegmentType
 ROUNDS: Final = ".rounds/"
 OLD_PARTS: Final = ".parts/"
 """What an open segment was made of before there was a log."""
+OLD_CLAIMS: Final = ".epochs/"
 OLD_LAYOUT: Final = (
     "open segments of an older layout lie there: seal them with the version that wrote them, then"
     " `rebuild` takes them in"
@@ -33,6 +35,8 @@ OLD_LAYOUT: Final = (
 
 _TYPES: Final = {kind.name: kind for kind in SegmentType}
 _NUMBERED: Final = re.compile(r"(log|state|epoch)/([0-9]{10,20})")
+_OLD_PART: Final = re.compile(r"(.+)/([0-9]{20}|[a-z]+)-([0-9]{10})")
+_OLD_CLAIM: Final = re.compile(r".+/([0-9]{10})(?:\.ends)?")
 
 
 def log_name(sequence: int) -> str:
@@ -55,6 +59,26 @@ def number_of(name: str) -> int | None:
     number = int(found[2])
     of_kind = {"log": log_name, "state": state_name, "epoch": epoch_name}[found[1]]
     return number if 0 < number <= INT64_MAX and of_kind(number) == name else None
+
+
+def open_part(parts: Iterable[str], claims: Iterable[str]) -> str | None:
+    """The first of these keys of the older layout that is of an open segment.
+
+    Sealing left a mark, `sealed-<epoch>`, where an older writer's part could still land, and the
+    next claim removed it. So what the newest writer has marked is whole at its sealed key, whatever
+    parts are beside it. A mark of an older epoch may have come late, and proves nothing.
+    """
+    names = {key: _OLD_PART.fullmatch(key) for key in parts}
+    numbers = (_OLD_CLAIM.fullmatch(key) for key in claims)
+    newest = max((int(each[1]) for each in numbers if each), default=0)
+    sealed: dict[str, int] = {}
+    for name in names.values():
+        if name is not None and name[2] == "sealed" and (epoch := int(name[3])) >= newest:
+            sealed[name[1]] = max(epoch, sealed.get(name[1], 0))
+    for key, name in names.items():
+        if name is None or int(name[3]) > sealed.get(name[1], -1):
+            return key
+    return None
 
 
 @dataclass(frozen=True, slots=True)

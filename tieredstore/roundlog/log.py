@@ -38,12 +38,14 @@ from tieredstore.roundlog.draft import DataObject, Draft, Placed, compose, place
 from tieredstore.roundlog.entry import Entry
 from tieredstore.roundlog.frames import NeedMore
 from tieredstore.roundlog.layout import (
+    OLD_CLAIMS,
     OLD_LAYOUT,
     OLD_PARTS,
     ObjectLayout,
     epoch_name,
     log_name,
     number_of,
+    open_part,
 )
 from tieredstore.roundlog.object_calls import ObjectCalls
 from tieredstore.roundlog.recent import RECENT_BYTES_MAX, RecentObjects
@@ -301,10 +303,17 @@ class BrokerLog:
 
     def _refuse_old_layout(self) -> None:
         """Open segments of the layout before this one have no place in a log."""
-        below = OLD_PARTS + self.layout.below(self.broker)
-        found = next(iter(self.calls.client.list(below)), None)
+        found = self.old_part()
         if found is not None:
-            raise BackendRefusedError(found.key, "claim", OLD_LAYOUT)
+            raise BackendRefusedError(found, "claim", OLD_LAYOUT)
+
+    def old_part(self) -> str | None:
+        """A key of an open segment of that layout."""
+        below, listed = self.layout.below(self.broker), self.calls.client.list
+        parts = [each.key for each in listed(OLD_PARTS + below)]
+        if not parts:
+            return None
+        return open_part(parts, (each.key for each in listed(OLD_CLAIMS + below)))
 
     def _refuse_newer(self, state: LogState) -> None:
         if self._claimed is not None and state.epoch > self._claimed:
