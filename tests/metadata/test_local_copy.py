@@ -121,9 +121,28 @@ def test_what_another_tier_left_there_is_kept_aside(
     mine.close()
     assert topics(path) == ["Orders", "Newer"]
     assert path.with_name(path.name + ".bak").read_bytes() == older_bytes
+    next_life(path, source)
+    assert path.with_name(path.name + ".stale").read_bytes() == older_bytes
     assert path.with_name(path.name + ".journal.stale").read_bytes() == journal
     assert path.with_name(path.name + ".notes.stale").read_bytes() == with_notes
-    assert beside(path) == {"", ".bak", ".journal.stale", ".notes.stale"}
+    assert beside(path) == {"", ".bak", ".stale", ".journal.stale", ".notes.stale"}
+
+
+def test_so_is_what_rocketmq_left_there(path: Path, source: MemoryMetadataStore) -> None:
+    """It has no lock and no notes, and publishes nothing: the file is all there is of it."""
+    path.parent.mkdir()
+    path.write_bytes(b'{"of": "a tier of Java"}')
+    next_life(path, source)
+    next_life(path, source)
+    assert path.with_name(path.name + ".stale").read_bytes() == b'{"of": "a tier of Java"}'
+    assert beside(path) == {"", ".bak", ".stale"}
+
+
+def next_life(path: Path, source: MemoryMetadataStore) -> None:
+    mine = LocalCopy.locked(path)
+    mine.follow(source)
+    mine.step()
+    mine.close()
 
 
 def test_a_file_that_is_damaged_is_replaced_unread(

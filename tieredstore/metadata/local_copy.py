@@ -49,12 +49,13 @@ class LocalCopy(CatalogueCopy):
     * One writer a file, in any process, as with `JsonMetadataStore`.
     * It is for people and for readers that ask for the file; no writer ever reads it. So nothing
       depends on it: what fails is logged, and tried again when it is due again.
-    * What lay there before is kept as the backup; a journal and notes beside it, which belong to a
-      catalogue that was a file, get another name.
+    * What lay there before is kept as the backup. A catalogue that was a file is kept aside, with
+      its journal and notes: it may be all that another tier has, and the backup is the next life's.
     """
 
-    def __init__(self, files: CatalogueFiles, lock: FileLock) -> None:
+    def __init__(self, files: CatalogueFiles, lock: FileLock, *, is_locked_first: bool) -> None:
         self._files = files
+        self._is_locked_first = is_locked_first  # what lies there is RocketMQ's: it locks nothing
         self._lock: FileLock | None = lock
         self._source: MetadataStore | None = None
         self._written: bytes | None = None
@@ -70,13 +71,14 @@ class LocalCopy(CatalogueCopy):
         files = CatalogueFiles.at(path)
         try:
             make_directories(files.snapshot.parent)
+            is_locked_first = not files.lock.exists()
             lock = FileLock.acquire(files.lock)
         except OSError as error:
             reason = f"locking it failed: {system_says(error)}"
             raise MetadataError(str(files.snapshot), reason) from error
         if lock is None:
             raise CatalogueLockedError(str(files.snapshot))
-        return cls(files, lock)
+        return cls(files, lock, is_locked_first=is_locked_first)
 
     def follow(self, source: MetadataStore) -> None:
         self._source = source
@@ -112,11 +114,12 @@ class LocalCopy(CatalogueCopy):
         files = self._files
         if self._written is None:
             keep_backup(files)
-            for path in (files.journal, files.notes):
-                if path.exists():
-                    os.rename(
-                        path, files.aside(path.name.removeprefix(files.snapshot.name) + ASIDE)
-                    )
+            beside = [path for path in (files.journal, files.notes) if path.exists()]
+            held = read_bytes(files.snapshot)
+            if held is not None and (beside or self._is_locked_first):
+                write_atomically(files.aside(ASIDE), [held])
+            for path in beside:
+                os.rename(path, files.aside(path.name.removeprefix(files.snapshot.name) + ASIDE))
         write_atomically(files.snapshot, [data])
 
 
