@@ -127,6 +127,25 @@ def test_a_machine_lacks_nothing_to_go_on_with_a_bucket(
     assert rows[-1]["queue_count"] == len(rows) - 2 == 9
 
 
+def test_a_log_that_is_lost_is_not_taken_for_one_that_never_was(
+    bench: Bench, settings: ObjectStoreSettings
+) -> None:
+    """The advice was to name another broker, as for a name that nobody has written under."""
+    there = in_bucket(bench, settings, catalogue_file=None)
+    assert bench.run("rebuild", *there).code == 0
+    with open_client(settings) as client:
+        gone = [each.key for each in client.list(".rounds/") if "/epoch/" not in each.key]
+        client.delete_many(gone)
+    for name in ("audit", "verify", "queues"):
+        ran = bench.run(name, *there)
+        assert (ran.code, ran.err.count("\n")) == (3, 1), ran
+        assert "the log is lost" in ran.err
+        assert "`rebuild`" in ran.err
+        assert "--broker" not in ran.err
+    assert bench.run("rebuild", *there).code == 0
+    assert bench.run("audit", *there).code == 0
+
+
 @pytest.mark.parametrize("name", IN_A_BUCKET)
 def test_a_missing_bucket_is_one_line_that_says_what_to_do(
     bench: Bench, settings: ObjectStoreSettings, name: str

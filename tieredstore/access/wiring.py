@@ -62,6 +62,7 @@ _JAVA_PACKAGE: Final = "org.apache.rocketmq."
 
 
 LOG_MISSING: Final = "sealed segments that lie there are taken in by `rebuild`"
+LOG_LOST: Final = "a writer has claimed it, and no entry of its log is there: the log is lost"
 
 
 class NoCatalogueError(MetadataError):
@@ -437,9 +438,9 @@ def catalogue_to_read(
         if keeps_catalogue(config, provider):
             # A file here would be a copy of what is gone, or of another tier.
             there = lies_there(config, provider)
-            raise NoCatalogueError(
-                config.broker_name, "no log was written there", is_log_missing=True, there=there
-            )
+            is_known = not there and provider.places()  # a claim stays when the rest is deleted
+            reason = LOG_LOST if is_known else "no log was written there"
+            raise NoCatalogueError(config.broker_name, reason, is_log_missing=True, there=there)
     names_file = choice != "published"
     if names_file:
         if has_file(config):

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from tieredstore.access.reader import TieredReader
 from tieredstore.access.wiring import (
+    LOG_LOST,
     LOG_MISSING,
     NoCatalogueError,
     brokers_of,
@@ -206,8 +207,10 @@ def no_catalogue(error: NoCatalogueError, config: StoreConfig) -> CommandError:
         )
     if error.there:
         text += f"; {error.there}"
+    if error.is_log_missing and error.reason != LOG_LOST:
+        text += "; name another broker with --broker"
     if error.is_log_missing:
-        text += f"; name another broker with --broker; {LOG_MISSING}"
+        text += f"; {LOG_MISSING}"
     if error.names_file and not error.is_published_missing:
         text += "; `rebuild` makes one from the bytes, and --catalogue rebuild does without"
     if error.is_published_missing:
