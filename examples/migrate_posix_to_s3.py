@@ -27,7 +27,9 @@ def main() -> int:
     parser.add_argument("source", help="settings of the tier: broker.conf or .toml")
     parser.add_argument("target", help="settings of the bucket: .toml")
     parser.add_argument("--cut-over", action="store_true", help="the last run, without a broker")
-    parser.add_argument("--dry-run", action="store_true", help="only say what would be done")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="show what would be done; change nothing"
+    )
     parser.add_argument("--spark", action="store_true", help="on Spark instead of threads")
     options = parser.parse_args()
 

@@ -51,7 +51,7 @@ def test_damage_is_named_in_words_and_in_json_and_ends_with_4(
     assert ran.code == 4
     assert ran.err.startswith("tieredstore: verify: found tags-code: ")
     assert "message 20: its unit has tags code" in ran.out
-    assert ran.out.splitlines()[-1].startswith("next: restore the segments that are named")
+    assert ran.out.splitlines()[-1].startswith("next: restore the named segments")
     ran = command.run("verify", *options, "--json", "--report", tmp_path / "report.json")
     assert [row["what"] for row in ran.rows] == ["plan", "report"]
     (finding,) = ran.rows[1]["findings"]
@@ -228,7 +228,10 @@ def test_wrong_words_are_told_in_one_line(command: Command, tmp_path: Path) -> N
         ([AuditKind.STOPPED], ["resume TOPIC QUEUE"]),
         ([VerifyKind.KEY_MISSING, VerifyKind.INDEX_SLOT], ["reindex"]),
         ([AuditKind.ORPHANED], ["audit --repair"]),
-        ([VerifyKind.BODY_CRC, AuditKind.STOPPED], ["resume TOPIC QUEUE", "restore the segments"]),
+        (
+            [VerifyKind.BODY_CRC, AuditKind.STOPPED],
+            ["resume TOPIC QUEUE", "restore the named segments"],
+        ),
         ([VerifyKind.LOG_AHEAD], []),
     ],
 )

@@ -563,7 +563,7 @@ def test_a_month_reckoned_from_a_moment_says_so(command: Command, tmp_path: Path
     tier = tier_beside(store)
     ran = command.run("cost", *tier)
     assert ran.code == 0
-    assert "\nreckoned from 1 s: all messages of this tier came within that time" in ran.out
+    assert "\ncalculated from 1 s: all messages of this tier came within that time" in ran.out
     assert "--messages-per-second" in ran.out
     assert command.run("cost", *tier, "--json").rows[-1]["seconds_covered"] == 1.0
     given = command.run("cost", *tier, "--messages-per-second", 5, "--json")

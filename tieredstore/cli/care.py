@@ -98,7 +98,7 @@ _DEFAULT: Final = "default"
 def audit(
     tier: TierOptions,
     repair: Annotated[
-        bool, option("--repair", "Do what loses nothing. No broker may be running on this tier.")
+        bool, option("--repair", "Repair what loses no data. No broker may run on this tier.")
     ] = False,
     *,
     shown: TableShown,
@@ -127,10 +127,10 @@ def resume(
     *,
     trusted: Annotated[
         Trusted | None,
-        option("--trust", "Where both hold different messages: which of the two is right."),
+        option("--trust", "If the two hold different messages: which one is right."),
     ] = None,
     lose_tier: Annotated[
-        bool, option("--lose-tier", "With --trust local: delete what the tier has of the queue.")
+        bool, option("--lose-tier", "With --trust local: delete the tier's copy of the queue.")
     ] = False,
     tier: TierOptions,
     json: Json = False,
@@ -196,7 +196,7 @@ def rebuild(tier: TierOptions, shown: Shown) -> None:
 @verb(app, "certify --provider s3 --bucket tier --endpoint http://minio:9000")
 def certify(
     tier: TierOptions,
-    again: Annotated[bool, option("--again", "Ask a bucket anew that has failed before.")] = False,
+    again: Annotated[bool, option("--again", "Test a bucket again that failed before.")] = False,
     *,
     shown: TableShown,
 ) -> None:
@@ -273,7 +273,7 @@ def expire(
         done = "would go" if dry_run else "went"
         write_line(f"{counted(segments, 'segment')} with {shown.size(size)} {done}")
         if dry_run and segments:
-            hint("next: the same without --dry-run")
+            hint("next: run the same without --dry-run")
     if failures:
         more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
         raise CommandError(f"not looked after: {failures[0]}{more}", ExitCode.DAMAGE)
@@ -282,7 +282,7 @@ def expire(
 @verb(
     catalogue,
     "catalogue show --config broker.conf --catalogue published",
-    "Where it comes from, and what is in it.",
+    "Show its source and its contents.",
 )
 def show(tier: TierOptions, shown: Shown) -> None:
     """The catalogue that the other verbs would read: its file, what the broker published, or in a
@@ -337,12 +337,12 @@ def _hours(text: str) -> int:
 @verb(
     catalogue,
     "catalogue reserve Orders 720 --config broker.conf",
-    "Say how long a topic is kept.",
+    "Set how long a topic is kept.",
 )
 def reserve(
     topic: Topic,
     hours: Annotated[
-        int, argument("HOURS", "From 1 on; or default: as long as the store says.", parser=_hours)
+        int, argument("HOURS", "At least 1; or `default`: the store's setting.", parser=_hours)
     ],
     *,
     tier: TierOptions,

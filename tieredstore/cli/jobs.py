@@ -73,15 +73,20 @@ class JobOptions:
         EngineName, option("--engine", "Threads of this machine, or tasks of Spark.")
     ] = EngineName.LOCAL
     threads: Annotated[
-        int, option("--threads", "Items at a time, of --engine local.", min=1, max=256)
+        int, option("--threads", "Items at a time, with --engine local.", min=1, max=256)
     ] = 8
     processes: Annotated[
         int,
-        option("--processes", "Instead of threads: for large tiers on this disk.", min=0, max=64),
+        option(
+            "--processes",
+            "Use processes, not threads: for large tiers on this disk.",
+            min=0,
+            max=64,
+        ),
     ] = 0
-    master: Annotated[str, option("--master URL", "Spark's master; else as spark-submit says.")] = (
-        ""
-    )
+    master: Annotated[
+        str, option("--master URL", "Spark's master; default: that of spark-submit.")
+    ] = ""
     dry_run: DryRun = False
     report: Annotated[
         str | None, option("--report FILE", "Write the JSON report here. -: stdout.")
@@ -106,10 +111,10 @@ class TargetOptions:
     to_bucket: Annotated[str | None, option("--to-bucket NAME", "Bucket, for s3.")] = None
     to_prefix: Annotated[str | None, option("--to-prefix FOLDER", "Folder of the bucket.")] = None
     to_endpoint: Annotated[
-        str | None, option("--to-endpoint URL", "Address of that store; else AWS.")
+        str | None, option("--to-endpoint URL", "Address of that store; default: AWS.")
     ] = None
     to_catalogue_file: Annotated[
-        str | None, option("--to-catalogue-file FILE", "The target's catalogue, to be made.")
+        str | None, option("--to-catalogue-file FILE", "File for the target's new catalogue.")
     ] = None
 
 
@@ -118,22 +123,22 @@ class ScrubOptions:
     """A verification without an end."""
 
     continuous: Annotated[
-        bool, option("--continuous", "Again and again, slowly, one part at a time.")
+        bool, option("--continuous", "Repeat for ever, slowly, one part at a time.")
     ] = False
     rate: Annotated[
-        int, option("--rate BYTES", "Of --continuous: at most so many a second.", min=1)
+        int, option("--rate BYTES", "With --continuous: maximum bytes per second.", min=1)
     ] = 8 << 20
     pause: Annotated[
         int,
         option(
             "--pause SECONDS",
-            "Of --continuous: from one pass to the next.",
+            "With --continuous: pause between passes.",
             min=1,
             max=_PAUSE_SECONDS_MAX,
         ),
     ] = 3_600
     state: Annotated[
-        Path | None, option("--state FILE", "Of --continuous: a restart goes on from there.")
+        Path | None, option("--state FILE", "With --continuous: a restart resumes from it.")
     ] = None
     metrics_port: Annotated[
         int | None,
@@ -142,7 +147,7 @@ class ScrubOptions:
 
 
 class OnCorruptName(StrEnum):
-    """What becomes of messages that cannot be read."""
+    """What to do with messages that cannot be read."""
 
     FAIL = "fail"
     SKIP = "skip"
@@ -162,15 +167,17 @@ class ParquetOptions:
     """Where the messages go."""
 
     to: Annotated[str, option("--to URL", "Directory, or a URL such as s3://bucket/folder.")] = ""
-    to_endpoint: Annotated[str, option("--to-endpoint URL", "Address of that store; else AWS.")] = (
-        ""
-    )
-    to_region: Annotated[str, option("--to-region NAME", "Its region; else the AWS chain's.")] = ""
+    to_endpoint: Annotated[
+        str, option("--to-endpoint URL", "Address of that store; default: AWS.")
+    ] = ""
+    to_region: Annotated[
+        str, option("--to-region NAME", "Its region; default: the AWS chain's.")
+    ] = ""
     format: Annotated[FormatName, option("--format", "Files, or a table.")] = FormatName.PARQUET
-    table: Annotated[str, option("--table NAME", "Of Iceberg, namespace.table.")] = ""
-    catalog: Annotated[str, option("--catalog NAME", "Of Iceberg, in pyiceberg's settings.")] = (
-        "default"
-    )
+    table: Annotated[str, option("--table NAME", "For Iceberg: namespace.table.")] = ""
+    catalog: Annotated[
+        str, option("--catalog NAME", "For Iceberg: a catalog in pyiceberg's settings.")
+    ] = "default"
 
 
 @verb(app, "migrate --config broker.conf --to-config bucket.toml --dry-run")
@@ -186,10 +193,10 @@ def migrate(
         str | None, option("--rename-cluster NAME", "The cluster's new name.")
     ] = None,
     adopt: Annotated[
-        bool, option("--adopt", "Into a tier that is there, as history that is only read.")
+        bool, option("--adopt", "Add to an existing tier, as read-only history.")
     ] = False,
     cut_over: Annotated[
-        bool, option("--cut-over", "The last run: with the broker stopped, make the target whole.")
+        bool, option("--cut-over", "The last run, with the broker stopped: complete the target.")
     ] = False,
 ) -> None:
     """Copy what the target lacks, verify each segment, and delete nothing of the source.
@@ -254,12 +261,12 @@ def export(
     parquet: ParquetOptions,
     topic: Topics = None,
     columns: Annotated[
-        str | None, option("--columns A,B", "Only these; else all but body_crc_ok.")
+        str | None, option("--columns A,B", "Only these; default: all except body_crc_ok.")
     ] = None,
     begin: From = None,
     end: Until = None,
     on_corrupt: Annotated[
-        OnCorruptName, option("--on-corrupt", "What becomes of messages that cannot be read.")
+        OnCorruptName, option("--on-corrupt", "What to do with messages that cannot be read.")
     ] = OnCorruptName.FAIL,
 ) -> None:
     """Write Parquet, or into a Delta or Iceberg table, each message once; next time what is new.
@@ -453,8 +460,8 @@ def _after_copies(report: JobReport) -> Iterator[str]:
             "keep it until `verify` of the new one finds nothing"
         )
     elif report.exit_code is report.exit_code.DONE and "config" not in report.facts:
-        yield "next: run it again, as often as you like, for what has come since; then stop the"
-        yield "broker and bring it to an end:"
+        yield "next: run it again, as often as you like, to copy new messages; then stop the"
+        yield "broker and cut over:"
         yield command_line().with_word("--cut-over")
 
 
@@ -462,14 +469,14 @@ def after_findings(report: JobReport) -> Iterator[str]:
     """What mends them, as far as anything does."""
     kinds = {str(finding.kind) for finding in report.findings}
     if _STOPPED in kinds:
-        yield "next: `resume TOPIC QUEUE` for a stopped queue, when what stopped it is mended"
+        yield "next: `resume TOPIC QUEUE` for a stopped queue, once the cause is fixed"
     if kinds & _OF_THE_INDEX:
-        yield "next: `reindex` makes the key index anew, with no broker running"
+        yield "next: `reindex` rebuilds the key index, with no broker running"
     if any(finding.repairable for finding in report.findings):
-        yield "next: `audit --repair` mends what loses nothing, with no broker running"
+        yield "next: `audit --repair` repairs what loses no data, with no broker running"
     mended = {_STOPPED, *_OF_THE_INDEX}
     if any(finding.is_damage and str(finding.kind) not in mended for finding in report.findings):
-        yield "next: restore the segments that are named from a copy, and run it again"
+        yield "next: restore the named segments from a copy, and run it again"
 
 
 def _after_export(parquet: ParquetOptions, report: JobReport) -> Iterator[str]:
@@ -482,12 +489,12 @@ def _after_export(parquet: ParquetOptions, report: JobReport) -> Iterator[str]:
             f"({place!r})",
             FormatName.ICEBERG: f"spark.table({place!r})",
         }[parquet.format]
-        yield f"next: read it with {read}; run it again to add what has come since"
+        yield f"next: read it with {read}; run it again to add newer messages"
 
 
 def _after_reindex(report: JobReport) -> Iterator[str]:
     if report.exit_code is report.exit_code.DONE:
-        yield "next: start the broker; `verify` holds all keys against the new files"
+        yield "next: start the broker; `verify` compares all keys with the new files"
 
 
 def _end(report: JobReport) -> None:

@@ -188,7 +188,7 @@ def segments(
 @verb(app, "ls broker-a/Orders --config broker.conf")
 def ls(
     below: Annotated[
-        str, argument("[PREFIX]", "Only what lies at or below BROKER/TOPIC/QUEUE.")
+        str, argument("[PREFIX]", "Only segments at or below BROKER/TOPIC/QUEUE.")
     ] = "",
     *,
     tier: TierOptions,

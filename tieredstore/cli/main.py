@@ -47,8 +47,8 @@ _GROUPS: Final = {
     "Look": {
         "topics": ("look", "Topics: sizes, queues, reserve hours."),
         "queues": ("look", "Queues: offsets, sizes, times."),
-        "segments": ("look", "Segments, as the catalogue has them."),
-        "ls": ("look", "Segments, as they lie in the backend."),
+        "segments": ("look", "Segments in the catalogue."),
+        "ls": ("look", "Segments in the backend."),
         "cat": ("look", "Messages of a topic, oldest first."),
         "query": ("look", "Messages by key, newest first."),
         "offset": ("look", "The queue offset of a time."),
@@ -65,14 +65,14 @@ _GROUPS: Final = {
         "certify": ("care", "Can this backend be trusted with a tier?"),
     },
     "Repair": {
-        "resume": ("care", "Let a stopped queue go on, if it can."),
+        "resume": ("care", "Let a stopped queue continue, if it can."),
         "rebuild": ("care", "Restore a lost catalogue from the bytes."),
-        "reindex": ("jobs", "Make the key index anew, from the commit logs."),
-        "expire": ("care", "Drop what is older than its topic is kept."),
-        "recover": ("recover", "Make an empty machine ready for its tier."),
+        "reindex": ("jobs", "Rebuild the key index from the commit logs."),
+        "expire": ("care", "Delete segments older than their topic is kept."),
+        "recover": ("recover", "Prepare an empty machine for its tier."),
     },
     "Move": {
-        "migrate": ("jobs", "Copy a tier to another backend, and move over."),
+        "migrate": ("jobs", "Copy a tier to another backend, then switch over."),
         "export": ("jobs", "Messages as Parquet, by topic and day."),
         "offload": ("try_out", "Copy a local store to its tier."),
     },
@@ -151,10 +151,10 @@ def tieredstore(
     debug: bool = typer.Option(False, "--debug", help="Show tracebacks."),
     quiet: bool = typer.Option(False, "--quiet", "-q", help="Only results and errors."),
     verbose: bool = typer.Option(
-        False, "--verbose", "-v", help="Log on stderr what is done, and the requests at the end."
+        False, "--verbose", "-v", help="Log each step to stderr, and the requests at the end."
     ),
     version: bool = typer.Option(
-        False, "--version", help="Say which release this is.", callback=_say_version, is_eager=True
+        False, "--version", help="Print the version.", callback=_say_version, is_eager=True
     ),
 ) -> None:
     """The options are for the help: `main` has taken them away already."""

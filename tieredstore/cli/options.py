@@ -84,24 +84,22 @@ Time = Annotated[int, argument("TIME", TIME_HELP, parser=time_option)]
 AnyTopic = Annotated[str | None, argument("[TOPIC]", "Of this topic only.")]
 OneQueue = Annotated[int | None, option("--queue", "The number of the queue.", min=0)]
 From = Annotated[
-    int | None, option("--from TIME", f"Stored from then on: {TIME_HELP}.", parser=time_option)
+    int | None, option("--from TIME", f"Stored at or after TIME: {TIME_HELP}.", parser=time_option)
 ]
 FromOffset = Annotated[
     int | None, option("--from-offset", "Begin at this queue offset, in each queue.", min=0)
 ]
 Until = Annotated[
-    int | None, option("--until TIME", "Stored until then, the last to count.", parser=time_option)
+    int | None, option("--until TIME", "Stored at or before TIME.", parser=time_option)
 ]
-CountMax = Annotated[int | None, option("--max", "At most so many messages.", min=0)]
-FoundMax = Annotated[int, option("--max", "At most so many messages.", min=1)]
-DryRun = Annotated[bool, option("--dry-run", "Only say what would be done.")]
-Out = Annotated[str | None, option("--out FILE", "Write it to this file. -: stdout.")]
+CountMax = Annotated[int | None, option("--max", "Maximum number of messages.", min=0)]
+FoundMax = Annotated[int, option("--max", "Maximum number of messages.", min=1)]
+DryRun = Annotated[bool, option("--dry-run", "Show what would be done; change nothing.")]
+Out = Annotated[str | None, option("--out FILE", "Write to this file. -: stdout.")]
 Body = Annotated[bool, option("--with-body", "With the body; base64 in JSON.")]
 Csv = Annotated[bool, option("--csv", "CSV with the fields of --json and their names.")]
-Upper = Annotated[
-    bool, option("--upper", "The last message that TIME stands for, and not the first.")
-]
-Plain = Annotated[bool, option("--plain", "With the body as its producer made it, not compressed.")]
+Upper = Annotated[bool, option("--upper", "The last message at TIME, not the first.")]
+Plain = Annotated[bool, option("--plain", "With the body, decompressed.")]
 Topics = Annotated[
     list[str] | None, option("--topic PATTERN", "Only these topics, such as 'orders-*'.")
 ]
@@ -140,7 +138,7 @@ class TierOptions:
         str | None, option("--tier NAME", "The tier [tier.NAME] of that file.")
     ] = None
     provider: Annotated[
-        str | None, option("--provider NAME", "Without --config: where it lies, such as posix.")
+        str | None, option("--provider NAME", "Without --config: the backend, such as posix.")
     ] = None
     path: Annotated[str | None, option("--path ROOT", "Root directory, for posix.")] = None
     bucket: Annotated[str | None, option("--bucket NAME", "Bucket, for s3.")] = None
@@ -148,10 +146,10 @@ class TierOptions:
         str | None, option("--prefix FOLDER", "Folder of the bucket that holds the tier.")
     ] = None
     endpoint: Annotated[
-        str | None, option("--endpoint URL", "Address of the object store; else AWS.")
+        str | None, option("--endpoint URL", "Address of the object store; default: AWS.")
     ] = None
     region: Annotated[
-        str | None, option("--region NAME", "Its region; else as the AWS chain says.")
+        str | None, option("--region NAME", "Its region; default: from the AWS chain.")
     ] = None
     metadata_path: Annotated[
         str | None, option("--catalogue-file FILE", "The catalogue: tieredStoreMetadata.json.")
@@ -160,18 +158,18 @@ class TierOptions:
         str | None,
         option(
             "--catalogue WHICH",
-            "file, published, or rebuild: in memory; else the file, or what is published.",
+            "file, published or rebuild (in memory); default: file, else published.",
         ),
     ] = None
     store_path: Annotated[
         str | None,
-        option("--store-path DIR", "The broker's local store: config/ in it has the catalogue."),
+        option("--store-path DIR", "The broker's local store; its config/ has the catalogue."),
     ] = None
     cluster_name: Annotated[
-        str | None, option("--cluster NAME", "Its cluster; else DefaultCluster.")
+        str | None, option("--cluster NAME", "Its cluster; default: DefaultCluster.")
     ] = None
     broker_name: Annotated[
-        str | None, option("--broker NAME", "Its broker; else the name of this host.")
+        str | None, option("--broker NAME", "Its broker; default: the name of this host.")
     ] = None
     index_slot_count: Annotated[
         int | None, option("--index-slots", "Hash slots of an index file.", min=1)

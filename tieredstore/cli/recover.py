@@ -33,7 +33,7 @@ app = typer.Typer(rich_markup_mode=None)
 @verb(app, "recover --config broker.conf")
 def recover(
     apply: Annotated[
-        bool, option("--apply", "Make what is missing. No broker may be running on this tier.")
+        bool, option("--apply", "Create what is missing. No broker may run on this tier.")
     ] = False,
     *,
     tier: TierOptions,

@@ -68,7 +68,7 @@ def _at_least_one(text: str) -> float:
 def report(
     out: Out = "tier.html",
     local: Annotated[
-        Path | None, option("--local DIR", "The broker's local store, to compare with.")
+        Path | None, option("--local DIR", "The broker's local store, for comparison.")
     ] = None,
     *,
     tier: TierOptions,
@@ -108,7 +108,7 @@ def report(
 def cost(
     messages_per_second: Annotated[
         float | None,
-        option("--messages-per-second RATE", "Without a tier: of all queues.", parser=_amount),
+        option("--messages-per-second RATE", "Without a tier: over all queues.", parser=_amount),
     ] = None,
     message_bytes: Annotated[
         float, option("--message-bytes BYTES", "Of one stored message.", parser=_at_least_one)
@@ -119,7 +119,7 @@ def cost(
         float, option("--read-bytes-per-second RATE", "Read from the tier.", parser=_amount)
     ] = 0,
     reserve_hours: Annotated[
-        float | None, option("--reserve-hours HOURS", "Else as the settings say.", parser=_amount)
+        float | None, option("--reserve-hours HOURS", "Default: from the settings.", parser=_amount)
     ] = None,
     storage_price: Annotated[
         float | None, option("--storage-price DOLLARS", "For a GB-month.", parser=_amount)
@@ -188,7 +188,7 @@ def _print_cost(load: Load, found: MonthlyCost, shown: TableShown) -> None:
         )
         if covered is not None and covered < _DAY_SECONDS:
             write_line(
-                f"reckoned from {span_text(covered)}: all messages of this tier came within that "
+                f"calculated from {span_text(covered)}: all messages of this tier came within that "
                 "time; --messages-per-second gives another rate"
             )
     columns = [

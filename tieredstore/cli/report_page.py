@@ -50,12 +50,12 @@ _WORDS: Final = {
     Trouble.STOPPED: (
         "take no more uploads",
         "Nothing in the tier is overwritten and the other queues go on, but the broker keeps what "
-        "it may not upload. Mend what stopped it, then <code>tieredstore resume TOPIC QUEUE</code>"
+        "it may not upload. Fix the cause, then <code>tieredstore resume TOPIC QUEUE</code>"
         ".",
     ),
     Trouble.GAP: (
         "lack messages",
-        "The broker lost them before they were uploaded. The queue goes on behind the gap, and "
+        "The broker lost them before they were uploaded. The queue continues after the gap, and "
         "readers step over it; nothing brings them back.",
     ),
     Trouble.OVERDUE: (

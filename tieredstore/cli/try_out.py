@@ -38,7 +38,7 @@ if TYPE_CHECKING:  # help must be fast
 app = typer.Typer(rich_markup_mode=None)
 
 StorePath = Annotated[
-    str, option("--store-path DIR", "The broker's local store: config/ in it has the catalogue.")
+    str, option("--store-path DIR", "The broker's local store; its config/ has the catalogue.")
 ]
 
 _BATCH_COUNT: Final = 256
@@ -58,11 +58,13 @@ def put(
     store_path: StorePath,
     queue: OneQueue = 0,
     body: Annotated[
-        str | None, option("--body", "Of the message; else each line of stdin is one.")
+        str | None, option("--body", "Its body; default: a message for each line of stdin.")
     ] = None,
-    keys: Annotated[list[str] | None, option("--key", "To find it by; may be said again.")] = None,
-    tag: Annotated[str | None, option("--tag", "To filter by.")] = None,
-    repeat: Annotated[int, option("--repeat", "Put each so many times.", min=1)] = 1,
+    keys: Annotated[
+        list[str] | None, option("--key", "Key to find it by; may be repeated.")
+    ] = None,
+    tag: Annotated[str | None, option("--tag", "Tag to filter by.")] = None,
+    repeat: Annotated[int, option("--repeat", "Number of times to put each message.", min=1)] = 1,
     json: Json = False,
 ) -> None:
     """Put messages into a local store in a folder, and sync them. For trying things out.
@@ -91,7 +93,7 @@ def put(
 def offload(
     tier: TierOptions,
     seal: Annotated[
-        bool, option("--seal", "Leave no segment open; upload the key index too.")
+        bool, option("--seal", "Seal every segment; upload the key index too.")
     ] = False,
     json: Json = False,
 ) -> None:
