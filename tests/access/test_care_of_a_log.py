@@ -211,7 +211,7 @@ def test_a_log_that_is_lost_is_made_from_what_was_merged(
     assert kinds(other.repair()) == ["log"]  # the log that the repair has begun is not the one
     assert keys(objects, "/data/") == there
     report = other.rebuild()
-    assert any("was not merged yet, is gone" in problem for problem in report.problems)
+    assert any("were not merged yet are gone" in problem for problem in report.problems)
     found = other.bodies()
     assert found == told[: len(found)]
     assert len(told) - 3 <= len(found) < len(told)

@@ -525,7 +525,7 @@ def test_asked_to_resume_a_queue_that_goes_on_failing_says_so(tmp_path: Path) ->
     stop_queue(tier.file(), "somebody stopped it", tier.metadata)
     reason = tier.dispatcher.resume(KEY)
     assert reason is not None
-    assert "wait for their upload" in reason
+    assert "wait for upload" in reason
     faults.always = None
     tier = tier.reopened()
     faults.always = Fault.BEFORE

@@ -193,7 +193,7 @@ def test_runtime_and_metrics_go_to_the_plugins_that_name_them(tmp_path: Path) ->
         ("no.such.module:Store", "cannot be imported"),
         ("tieredstore.access.store:Nothing", "cannot be imported"),
         ("tieredstore.model.config:StoreConfig", "is no MessageStore"),
-        ("org.apache.rocketmq.store.SomethingElse", "nothing here for the Java class"),
+        ("org.apache.rocketmq.store.SomethingElse", "has nothing for the Java class"),
         (dotted(Refusing), "cannot be built from a store and settings: no"),
     ],
 )

@@ -574,7 +574,7 @@ def test_a_note_that_makes_no_sense_is_passed_over(
     with caplog.at_level(logging.WARNING):
         store = tier.open()
         assert store.delete_pending(is_stopped=go_on) == 0
-    assert caplog.text.count("note of something to delete") == 1
+    assert caplog.text.count("unreadable note of a deletion") == 1
     assert len(provider.tried) == 2
     assert list(tier.catalogue().notes(append_file.DELETION_NOTE)) == [key]
     assert store.create(*KEY).path == PATH

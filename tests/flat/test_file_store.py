@@ -366,7 +366,7 @@ def test_a_name_comes_again_only_when_nobody_elsewhere_takes_it_for_doomed() -> 
     can_publish = False
     store.create("other", 3)
     for _ in range(2):
-        with pytest.raises(BackendUnavailableError, match="an older queue is published still"):
+        with pytest.raises(BackendUnavailableError, match="an older queue is still published"):
             store.create(*KEY)
     can_publish = True
     store.create(*KEY)

@@ -273,7 +273,7 @@ def test_units_that_name_bytes_the_log_never_had_stop_uploads() -> None:
     put_back(tier, LOG, size=0)
     put_back(tier, QUEUE, size=0)
     file = tier.file()
-    assert file.problem == "1 queue units name bytes that the log has not"
+    assert file.problem == "1 queue units name bytes that the log does not have"
     assert content(file) == expected(0, 1, 2, 3, 4)
 
 
@@ -298,7 +298,7 @@ def test_a_last_unit_that_names_a_hole_in_the_log_stops_uploads() -> None:
     file = tier.file()
     problem = file.problem
     assert problem is not None
-    assert "1 queue units name bytes that the log has not" in problem
+    assert "1 queue units name bytes that the log does not have" in problem
     assert content(file) == expected(*range(5))
 
 
@@ -387,7 +387,7 @@ def test_damaged_units_count_up_to_the_last_record_that_the_log_has() -> None:
         put_back(tier, kind, size=0)
     file = tier.file()
     assert file.commit_offset == 5
-    assert file.problem == "1 queue units name bytes that the log has not"
+    assert file.problem == "1 queue units name bytes that the log does not have"
 
 
 def test_of_units_whose_log_has_nothing_none_counts() -> None:
@@ -398,7 +398,7 @@ def test_of_units_whose_log_has_nothing_none_counts() -> None:
     put_back(tier, QUEUE, size=20)
     file = tier.file()
     assert file.commit_offset == 0
-    assert file.problem == "6 queue units name bytes that the log has not"
+    assert file.problem == "6 queue units name bytes that the log does not have"
 
 
 def test_a_damaged_unit_may_name_what_has_expired() -> None:

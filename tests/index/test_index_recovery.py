@@ -374,7 +374,7 @@ def test_one_failed_sync_stops_neither_puts_nor_uploads_and_loses_no_key(
     for number in range(10):
         assert shop.found(f"k{number}") == [(0, 1000 * number)]
     shop.index.step()
-    assert "made again after a restart" in problem(shop)
+    assert "rebuilt after a restart" in problem(shop)
     shop.index.seal()
     shop.index.step()
     assert len(shop.segments()) == 2  # the file that was given up is not uploaded

@@ -379,7 +379,7 @@ def test_what_goes_while_it_is_exported_is_no_damage(
     engine = LocalEngine(pool=InlinePool(), threads=1)
     report = run_job(job, engine, clock=ManualClock(), on_plan=goes)
     (failure,) = report.failures
-    assert failure.text.endswith("some of it expired or was deleted meanwhile")
+    assert failure.text.endswith("a part of it expired or was deleted meanwhile")
     assert (report.exit_code, report.findings) == (JobExit.REFUSED, ())
     again = run_inline(job)
     assert again.exit_code is JobExit.DONE
@@ -468,7 +468,7 @@ def test_messages_of_a_queue_that_the_catalogue_lost_are_told(tmp_path: Path) ->
 def test_segments_beside_a_catalogue_without_rows_are_told(tmp_path: Path) -> None:
     config = copy_of_golden(tmp_path / "java")
     Path(config.catalogue_path).write_text("{}")
-    with pytest.raises(MetadataError, match=r"names no segment of the broker .* a rebuild takes"):
+    with pytest.raises(MetadataError, match=r"names no segment of the broker .* a rebuild adds"):
         exported(config, tmp_path / "out")
     rmtree(config.path)
     assert exported(config, tmp_path / "out").exit_code is JobExit.DONE

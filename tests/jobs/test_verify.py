@@ -79,7 +79,7 @@ def test_a_tier_that_is_new_has_nothing_to_verify_and_another_broker_s_is_told(
     with pytest.raises(MetadataError, match="names no segment of the broker 'another'"):
         verified(replace(tier.config, broker_name="another"))
     Path(tier.config.catalogue_path).write_text("{}")
-    with pytest.raises(MetadataError, match="a rebuild takes it in"):
+    with pytest.raises(MetadataError, match="a rebuild adds it"):
         verified(tier.config)
 
 

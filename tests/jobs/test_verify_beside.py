@@ -291,7 +291,7 @@ def give_up_index_file(parts: Tier) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fdatasync", fails)
         parts.index._writer.sync()  # type: ignore[attr-defined]
-    assert "made again after a restart" in (parts.index.problem or "")
+    assert "rebuilt after a restart" in (parts.index.problem or "")
 
 
 @pytest.mark.parametrize("before", [0, 60])

@@ -336,7 +336,7 @@ def test_an_item_with_a_negative_time_is_damage(tmp_path: Path) -> None:
     file.path.write_bytes(data)
     again = IndexFile.open(file.path, SIZE)
     assert java(again, "T#a") == [3]
-    with pytest.raises(SegmentCorruptError, match="item 2 says what cannot be true"):
+    with pytest.raises(SegmentCorruptError, match="item 2 says something impossible"):
         candidates(again, "T#a")
 
 

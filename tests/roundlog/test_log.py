@@ -240,7 +240,7 @@ def test_states_that_always_go_while_they_are_read_are_an_outage(tier: Tier) -> 
             raise SegmentNotFoundError(key)
 
     tier.clients[-1].mood = mood
-    with pytest.raises(BackendUnavailableError, match="come and go all the time"):
+    with pytest.raises(BackendUnavailableError, match="states keep changing"):
         reader.follow()
 
 

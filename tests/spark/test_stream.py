@@ -123,7 +123,7 @@ def test_a_stream_begins_where_it_is_told_and_expired_messages_are_an_error_or_p
     assert timed.found() == [("orders", 0, number) for number in range(25, 30)]
     tier.add("orders", 1, 200)
     expire_oldest(tier, "orders", 1)
-    with pytest.raises(Exception, match="orders, queue 1: the stream goes on at message 9, but"):
+    with pytest.raises(Exception, match="orders, queue 1: the stream continues at message 9, but"):
         late.run()
     patient = Following(
         spark, tier, tmp_path / "late", starting="latest", fail_on_data_loss="false"
@@ -154,7 +154,7 @@ def test_a_queue_whose_messages_have_all_expired_keeps_its_place(tier: WrittenTi
     assert read[1:] == [{}, {}, {("orders", 0): (0, 30)}, {queue: (9, 12)}]
     tier.add(*queue, 2)
     expire_all(tier, queue)
-    with pytest.raises(DataLossError, match="goes on at message 12, but the tier has 14 to 14"):
+    with pytest.raises(DataLossError, match="continues at message 12, but the tier has 14 to 14"):
         step(end)
     assert step(end, fail_on_data_loss="false")["orders"]["1"] == 14
 
@@ -297,7 +297,7 @@ def test_a_stream_reads_each_queue_from_and_up_to_the_offsets_that_it_is_told(
     for wrong, error, line in (
         ({"startingOffsets": '{"orders": {"4": 1}}'}, InvalidConfigError, "starting: queue 4 of"),
         ({"endingOffsets": '{"order": {"0": 1}}'}, InvalidConfigError, "ending: queue 0 of 'ord"),
-        ({"startingOffsets": '{"orders": {"0": 31}}'}, DataLossError, "goes on at message 31"),
+        ({"startingOffsets": '{"orders": {"0": 31}}'}, DataLossError, "continues at message 31"),
     ):
         reader = stream_reader(tier, **wrong)
         try:

@@ -167,7 +167,7 @@ def agree(
             behind = []
     given_up = [one for one in verdicts if one.is_given_up]
     for one in given_up:
-        log.warning("%s: the tier's messages are given up for the local ones", one.file.path)
+        log.warning("%s: the tier's messages are discarded for the local ones", one.file.path)
         give_up(one.file.key)
     for one in verdicts:
         if one.file.key not in refused:
@@ -268,8 +268,8 @@ def _with_unnamed(one: _Verdict, unnamed: Mapping[QueueKey, int]) -> _Verdict:
 
 def _why_unnamed(end: int) -> str:
     return (
-        f"segments lie in the tier up to number {end} that its catalogue does not name, which is"
-        " older: `tieredstore rebuild` takes them in, or says what has to go first"
+        f"the tier has segments up to number {end} that its older catalogue does not name"
+        ": `tieredstore rebuild` adds them, or says what must be moved away first"
     )
 
 
@@ -356,7 +356,7 @@ def _begin(
     """Let these queues go on where the tier ends; else why they cannot."""
     begin: Callable[..., Any] | None = getattr(store, "begin_queues", None)
     if begin is None:
-        return "the local store's queues cannot begin anywhere: it has no begin_queues"
+        return "the local store cannot begin a queue at a given offset: it has no begin_queues"
     try:
         begin(
             {one.file.key: one.goes_on_at for one in behind},
@@ -366,7 +366,7 @@ def _begin(
     except StoreClosedError:
         raise
     except TieredStoreError as error:
-        return f"the local store cannot go on there: {error}"
+        return f"the local store cannot continue there: {error}"
     return None
 
 
@@ -390,7 +390,7 @@ def _log(continued: Sequence[ContinuedQueue], refused: Mapping[QueueKey, str]) -
     for queue in continued[:_LOGGED_MAX]:
         lost = queue.lost_count
         log.warning(
-            "%s/%d goes on at %d, behind what the tier has; the local store ended at %s; %s",
+            "%s/%d continues at %d, after what the tier has; the local store ended at %s; %s",
             *(queue.topic, queue.queue_id, queue.goes_on_at, queue.local_end),
             "nobody knows what was lost" if lost is None else f"{lost} messages are lost",
         )

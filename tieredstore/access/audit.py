@@ -277,7 +277,7 @@ def _of_row(row: SegmentRecord, following: SegmentRecord | None, there: int) -> 
             repairable=row.type is not INDEX,  # those settle themselves when they are opened
         )
     if there > max(room, row.size):
-        detail = f"{there - max(room, row.size)} bytes lie behind its end, and are nobody's"
+        detail = f"{there - max(room, row.size)} bytes after its end belong to no segment"
         yield _about_segment(row, AuditKind.TAIL, detail)
 
 
@@ -330,7 +330,7 @@ def _spare(key: SegmentKey, size: int, facts: TierFacts) -> tuple[str, bool]:
     path, kind, base = key
     rows = facts.files.get((path, kind))
     if not rows:
-        return "the catalogue knows nothing here; a rebuild would take it in", False
+        return "the catalogue has no row here; a rebuild would add it", False
     if base + size <= rows[0].base_offset:
         return "older than what the queue keeps", True
     covered = base
@@ -340,8 +340,8 @@ def _spare(key: SegmentKey, size: int, facts: TierFacts) -> tuple[str, bool]:
     if covered >= base + size and facts.size(rows[-1]) >= rows[-1].size:
         return "other segments have all of these bytes", True
     if base >= rows[-1].end_offset:
-        return "newer than what the catalogue knows; a rebuild would take it in", False
-    return "between what other segments have; a rebuild would take it in", False
+        return "newer than what the catalogue has; a rebuild would add it", False
+    return "between what other segments have; a rebuild would add it", False
 
 
 def log_findings(provider: SegmentProvider, broker: str) -> Iterator[Finding]:
@@ -351,7 +351,7 @@ def log_findings(provider: SegmentProvider, broker: str) -> Iterator[Finding]:
     """
     yield from provider.damage(broker)
     for found in provider.untaken(broker):
-        detail = f"{found.size} bytes that are in no log: a rebuild would take them in"
+        detail = f"{found.size} bytes that are in no log: a rebuild would add them"
         yield _about(AuditKind.NOT_IN_LOG, found.path, detail, type=found.type, base=found.base)
 
 
@@ -364,10 +364,10 @@ def catalogue_findings(facts: TierFacts, metadata: MetadataStore, broker: str) -
         if topic == INDEX_TOPIC:
             continue
         if not number.isdigit() or (topic, int(number)) not in queues:
-            detail = "its segments are in the catalogue, and the queue is not"
+            detail = "the catalogue has its segments, but not the queue"
             yield _about(AuditKind.UNKNOWN_QUEUE, path, detail)
     for topic in sorted({topic for topic, _ in queues} - topics):
-        detail = "its queues are in the catalogue, and the topic is not"
+        detail = "the catalogue has its queues, but not the topic"
         yield _about(AuditKind.UNKNOWN_TOPIC, f"{broker}/{topic}", detail)
 
 
@@ -389,11 +389,11 @@ def _left_over(found: Leftover) -> Finding:
     kind = AuditKind(found.kind)
     detail = f"{found.size} bytes that never count" if found.size else "an upload without an end"
     if kind is AuditKind.STAGED:
-        detail = f"{found.size} bytes that a job staged: it has not ended, or was cut short"
+        detail = f"{found.size} bytes that a job staged: the job still runs, or was interrupted"
     elif kind is AuditKind.UNNAMED:
         detail = f"{found.size} bytes that no entry names"
     elif kind in (AuditKind.RELEASED, AuditKind.OLD_STATE):
-        detail = f"{found.size} bytes that nobody needs any more"
+        detail = f"{found.size} bytes that are no longer needed"
     return _about(kind, found.name, detail, repairable=True)
 
 
@@ -431,7 +431,7 @@ class _Queue:
                 detail = "its first unit names bytes before those of the segment before it"
                 yield _about_segment(row, AuditKind.DISORDER, detail)
             if named < count:
-                detail = f"{count - named} of {count} units name bytes that the log has not"
+                detail = f"{count - named} of {count} units name bytes that the log does not have"
                 yield _about_segment(row, AuditKind.UNITS_BEYOND, detail)
             if named and not final.is_prefill:
                 before = final.log_offset + final.message_bytes
@@ -518,7 +518,7 @@ def _read_copy(
         if late is not None:
             late.close()
             return
-        detail = "it was published, and is gone: readers elsewhere have no catalogue"
+        detail = "it was published and is missing: readers elsewhere have no catalogue"
         yield _about(AuditKind.PUBLISHED_MISSING, broker, detail)
 
     return findings
@@ -680,7 +680,7 @@ class _Repair:
     def _delete(self, finding: Finding) -> str:
         place = _segment(finding)
         if self._metadata.segment(*place) is not None:
-            return "a row names it by now"
+            return "a row names it now"
         with self._provider.open(*place) as segment:
             segment.delete()
         return ""

@@ -465,7 +465,7 @@ class QueueChores:
             recovery.confirm(file, self._metadata)
             return
         first = file.unconfirmed_from
-        log.warning("%s: what lies there from %s on does not count: %s", file.path, first, reason)
+        log.warning("%s: its messages from %s on do not count: %s", file.path, first, reason)
         recovery.take_back(file, self._metadata)
 
     def resume(self, work: QueueWork) -> str | None:
@@ -476,9 +476,9 @@ class QueueChores:
         if reason := self._files.why_refused(work.key):
             return reason
         if work.stopped is None and file.problem is None:
-            return work.failure and f"it is tried again and again, and fails: {work.failure}"
+            return work.failure and f"every retry fails: {work.failure}"
         if file.waiting_bytes:
-            return "messages of it wait for their upload"
+            return "it has messages that wait for upload"
         work.is_index_known = False
         self._files.look_again(file)  # what was amiss may have been put right
         work.is_to_resume = False

@@ -262,7 +262,7 @@ def _refuse_newer(
         for _, topic, number in parts
     )
     if names_all and all(end <= known.get(file, -1) for file, end in ends.items()):
-        raise NewerCatalogueError("", "the catalogue knows all that the backend has")
+        raise NewerCatalogueError("", "the catalogue has everything that the backend has")
 
 
 def _ends(files: Iterable[tuple[str, SegmentType, int]]) -> _Ends:

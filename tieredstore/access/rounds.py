@@ -299,7 +299,7 @@ def _begin(work: QueueWork) -> _Sent:
         raise TieredStoreError(f"{work.key} is gone")
     attempt = file.begin_commit()
     if attempt is None:
-        raise TieredStoreError(f"{file.path}: somebody else commits it")
+        raise TieredStoreError(f"{file.path}: another thread commits it")
     return _Sent(work, file, attempt)
 
 
@@ -325,7 +325,7 @@ class BatchOutcome(Enum):
     APPENDED = "it waits for its commit"
     NO_ROOM = "the budget is used up"
     UNCONFIRMED = "the local store may still lose it"
-    LOST = "the local store has lost it, or damaged it for good, and has what follows"
+    LOST = "the local store has lost or damaged it for good, but has later messages"
 
 
 class Batches:

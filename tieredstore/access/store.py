@@ -916,11 +916,9 @@ class _Open:
         if drain and self.tables is not None:
             self.tables.stage()
         if drain and not self.flushing.make_durable(deadline.left()):
-            log.warning("the broker's store did not make durable what it took last")
+            log.warning("the broker's store did not make its last messages durable")
         if not self.dispatcher.shutdown(drain=drain, timeout=deadline.left()):
-            log.warning(
-                "not all that was to be uploaded is in the tier: it follows after a restart"
-            )
+            log.warning("not everything is uploaded: the rest follows after a restart")
 
     def end_tables(self, deadline: Deadline, *, drain: bool) -> None:
         """They are written whatever the tier does; with `drain` the tier has them too."""
@@ -978,7 +976,7 @@ def _end_chores(services: Iterable[Service], deadline: Deadline) -> None:
     """No further step; a chore that does not stop in time is abandoned."""
     stopped = [service.stop(deadline.left()) for service in services]
     if not all(stopped):
-        log.warning("what the tier does beside uploading did not end in time")
+        log.warning("the upkeep of the tier did not end in time")
 
 
 def _tiered_topics(tier: Tier) -> set[str]:

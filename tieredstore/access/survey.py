@@ -163,7 +163,7 @@ class TierPicture:
                     f"kept {hours:,} h"
                 )
         if queue.waiting_count > self.batch_count:
-            found[Trouble.BEHIND] = f"{queue.waiting_count:,} messages wait for their upload"
+            found[Trouble.BEHIND] = f"{queue.waiting_count:,} messages wait for upload"
         return found
 
     @property

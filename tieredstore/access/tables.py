@@ -254,12 +254,12 @@ class _Table(Generic[R]):
         except MetadataError as error:
             if found is None:
                 raise
-            log.error("%s: it is used, and copied anew: %s", self._path, error)
+            log.error("%s: it is used, and copied again: %s", self._path, error)
             copy, is_damaged = None, True
         if problem is not None and found is None and copy is None:
             raise InvalidConfigError(problem)
         if problem is not None:
-            log.error("%s: what is newest of the other copies is used", problem)
+            log.error("%s: the newest of the other copies is used", problem)
         is_from_tier = copy is not None and (found is None or copy.version > found.version)
         chosen = copy if is_from_tier else found
         if chosen is None:

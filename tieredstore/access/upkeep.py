@@ -86,7 +86,7 @@ class PublishChore:
             publisher.publish()
         except StaleCatalogueError as error:
             self._is_stale = True
-            log.error("the catalogue is published no more: %s", error)
+            log.error("the catalogue is no longer published: %s", error)
         except TieredStoreError as error:
             log.warning("the catalogue could not be published: %s", error)
             return publisher.is_unheard
@@ -131,9 +131,9 @@ class TendChore:
                     return
         except FencedError as error:
             self._is_stopped = True
-            log.error("%s: looked after no more: %s", self._broker, error)
+            log.error("%s: its upkeep has ended: %s", self._broker, error)
         except TieredStoreError as error:
-            log.warning("%s: not all could be looked after: %s", self._broker, error)
+            log.warning("%s: its upkeep failed in part: %s", self._broker, error)
 
     def stop(self) -> None:
         """Begin no further step."""
@@ -332,7 +332,7 @@ def ask_to_confirm(store: MessageStore) -> bool:
     try:
         flush()
     except Exception as error:  # noqa: BLE001 - its class, and so what it raises, is not ours
-        log.warning("the broker's store could not make durable what it took: %s", error)
+        log.warning("the broker's store could not make its messages durable: %s", error)
         return False
     return True
 
@@ -442,7 +442,7 @@ class Retention:
             try:
                 self._expire(file)
             except TieredStoreError as error:
-                log.warning("%s: could not drop what is too old: %s", file.path, error)
+                log.warning("%s: could not drop expired segments: %s", file.path, error)
                 errors[file.key] = str(error)
 
         pool = self._pool()

@@ -660,7 +660,7 @@ def _message_store(name: str) -> Any:
     if name.startswith(_JAVA_PACKAGE):
         ours = JAVA_CLASSES.get(name.rpartition(".")[2])
         if ours is None:
-            raise InvalidConfigError(f"plugins: there is nothing here for the Java class {name}")
+            raise InvalidConfigError(f"plugins: this project has nothing for the Java class {name}")
         name = ours
     try:
         return resolve(MESSAGE_STORES, name, MessageStore)

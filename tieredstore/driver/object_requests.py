@@ -224,7 +224,9 @@ class RetryingClient(ObjectClientWrapper):
         while (found := self._retry(advance)) is not None:
             again = again + 1 if found.key == last else 0
             if again == KEYS_PER_REQUEST or (found.key == mark and not again):
-                raise BackendRefusedError(prefix, "list", "the same keys are listed for ever")
+                raise BackendRefusedError(
+                    prefix, "list", "the same keys are listed again and again"
+                )
             if again:  # a store that repeats at the border of two pages
                 continue
             listed += 1

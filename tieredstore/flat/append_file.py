@@ -525,7 +525,7 @@ class PendingDeletions:
             except (KeyError, ValueError):
                 if key not in self._unreadable:
                     self._unreadable.add(key)
-                    log.warning("the catalogue has a note of something to delete: %r", key)
+                    log.warning("the catalogue has an unreadable note of a deletion: %r", key)
                 continue
             if path != self._left_out:
                 yield place

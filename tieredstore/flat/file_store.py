@@ -226,7 +226,7 @@ class FlatFileStore:
         if left:
             raise BackendUnavailableError(file.path, "create", "an older queue is still there")
         if self._is_doomed_elsewhere(file.path) and self._told() is None:
-            raise BackendUnavailableError(file.path, "create", "an older queue is published still")
+            raise BackendUnavailableError(file.path, "create", "an older queue is still published")
         self._recover(file)
         with self._guard:
             if self._metadata.queue(topic, queue_id) is None:

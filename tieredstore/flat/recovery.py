@@ -302,7 +302,7 @@ def _leave_out_unwritten(queue: _FileState, commit_log: _FileState, *, read_only
     if count >= there:
         return False
     path = queue.segments[-1].segment.path
-    log.warning("%s: a power cut took %d units that nobody was told of", path, there - count)
+    log.warning("%s: a power cut took %d units that were never acknowledged", path, there - count)
     queue.backend_bytes[-1] = count * UNIT_BYTES
     return True
 
@@ -352,7 +352,7 @@ def _end_of_units(queue: _FileState, index: int, units: int, commit_log: _FileSt
         return unit.log_offset + unit.message_bytes
 
     within = borne_out(units, end_of, commit_log.end)
-    beyond = "queue units name bytes that the log has not"
+    beyond = "queue units name bytes that the log does not have"
     sound = _last_sound(queue, index, min(within, units - 1), commit_log)
     if sound is None and not within and units > 1:
         return _End(count=0, problem=f"{units} {beyond}")

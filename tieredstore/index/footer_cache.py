@@ -84,7 +84,7 @@ class FooterCache:
         try:
             return self._opened(path, footer_bytes, origin.size)
         except (OSError, SegmentCorruptError) as error:
-            log.warning("a copy of a footer is of no use: %s", error)
+            log.warning("a copy of a footer is unusable: %s", error)
             self.forget(origin)
             return None
 

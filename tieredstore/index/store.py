@@ -156,7 +156,7 @@ class IndexStore:
             try:
                 self._writer.sync()
             except TieredStoreError as error:
-                log.warning("what the index took last is put again after a restart: %s", error)
+                log.warning("the newest index items are added again after a restart: %s", error)
             finally:
                 with self._uploading:
                     self._writer.close()
@@ -400,7 +400,7 @@ class IndexStore:
             if self._uploaded.has_leftovers:
                 self._uploaded.settle()
         except TieredStoreError as error:
-            log.warning("an index upload was cut short and is looked at later: %s", error)
+            log.warning("an interrupted index upload is checked later: %s", error)
 
     def _check_open(self) -> None:
         if not self._is_open:
@@ -436,10 +436,10 @@ class IndexStore:
             for begin in set(watermarks.begins()) - set(begins):
                 # RocketMQ fills our files further, uploads them at its end, and deletes them here.
                 if begin in begun and self._is_uploaded(begin):
-                    log.info("the index file %d was uploaded by somebody else", begin)
+                    log.info("the index file %d was uploaded by another process", begin)
                     self._metadata.apply(watermarks.forgotten(begin))
                 else:
-                    log.warning("the index file %d is gone, it is made again", begin)
+                    log.warning("the index file %d is gone and is rebuilt", begin)
                     self._give_up(begin)
         except BaseException:
             for file in opened:
@@ -510,7 +510,7 @@ class IndexStore:
                 for queue, places in _places(files, lags).items()
             }
         except (BackendError, SegmentError, OffsetOutOfRangeError) as error:
-            log.warning("what RocketMQ has put into the index is put again: %s", error)
+            log.warning("RocketMQ's index items are added again: %s", error)
             return
         now = self._runtime.clock.now_ms()
         self._metadata.apply(self._watermarks.moved(ends, dict.fromkeys(ends, now)))

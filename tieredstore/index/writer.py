@@ -263,8 +263,8 @@ class IndexWriter:
         except BackendRefusedError as error:
             if not file.has_failed:
                 raise
-            log.error("an index file is made again after a restart: %s", error)
-            self.problem = f"made again after a restart: {error}"
+            log.error("an index file is rebuilt after a restart: %s", error)
+            self.problem = f"rebuilt after a restart: {error}"
         begin = file.begin_timestamp
         with self._guard:
             self._given_up[begin] = file
@@ -413,7 +413,7 @@ class LocalFolder:
         """
         path = self.path / str(begin)
         if path.is_file() and self._is_of_old_version(path):
-            log.warning("%s: an index file of RocketMQ 5.1; it is made again", path)
+            log.warning("%s: an index file of RocketMQ 5.1; it is rebuilt", path)
             return None
         durable = self.counted(begin, durable)
         try:
@@ -426,7 +426,7 @@ class LocalFolder:
             self._check_items(file, durable)
             return file
         except (SegmentCorruptError, InvalidConfigError) as error:
-            log.warning("an index file is damaged, it is made again: %s", error)
+            log.warning("an index file is damaged and is rebuilt: %s", error)
             return None
 
     def open_to_read(self, begin: int) -> IndexStoreFile:

@@ -482,7 +482,7 @@ def _read(job: ExportJob, item: ExportItem) -> Iterator[pa.RecordBatch]:
 def _check_there(job: ExportJob, item: ExportItem) -> None:
     part = item.slice
     if is_gone(job.config, part.rows, from_copy=part.from_copy, in_part=True):
-        reason = "some of it expired or was deleted meanwhile"
+        reason = "a part of it expired or was deleted meanwhile"
         raise BackendUnavailableError(part.path, "export", reason)
 
 

@@ -116,12 +116,12 @@ def noted_parts(config: StoreConfig, run_id: str) -> list[StagedPart]:
     scratch = scratch_of(config, worker_provider(config))
     found = [each for each in scratch.listed(run_folder(run_id)) if each.name.endswith(_PARTS)]
     if len(found) != 1:
-        raise MetadataError(run_folder(run_id), "what its tasks have staged is not noted")
+        raise MetadataError(run_folder(run_id), "the staged segments of its tasks are not noted")
     data = scratch.read(found[0].name, 0, found[0].size)
     try:
         return msgspec.json.decode(data, type=list[StagedPart], dec_hook=_array)
     except (ValueError, TypeError, OverflowError) as error:
-        raise MetadataError(found[0].name, f"it says what cannot be: {error}") from error
+        raise MetadataError(found[0].name, f"it says something impossible: {error}") from error
 
 
 def _array(_: object, numbers: list[int]) -> NDArray[np.int64]:

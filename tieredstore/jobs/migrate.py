@@ -237,7 +237,7 @@ class _Finish:
                 lines += ["cut over; the settings of the target:", *text.split("\n")]
             elif job.cut_over:
                 facts["cut_over"] = "refused"
-                lines.append("not cut over: not all is in the target, or the source is damaged")
+                lines.append("not cut over: the target is incomplete, or the source is damaged")
         findings, left_out = bounded(self._findings)
         return JobReport(
             job=job.name,
@@ -300,7 +300,7 @@ class _Finish:
             if row is None or before is None or row.create_timestamp != before.create_timestamp:
                 self._counts["expired"] += 1  # or its topic was deleted, and made anew
             else:
-                self._found("missing", row, "the source's catalogue names it, and it is not there")
+                self._found("missing", row, "the source's catalogue names it, but it is missing")
 
     def _cut_over(self, journal: MigrationJournal) -> bool:
         job, provider = self._job, self._job.target_provider()
@@ -308,7 +308,9 @@ class _Finish:
         _check_same(self._plan.tier, now)
         for row in _not_there(now, job.target, provider, adopt=job.adopt):
             journal.add(row.key, Copied(0, 0))  # once more
-            self._found("lost-copy", row, "it was copied, and the target has it not: run it again")
+            self._found(
+                "lost-copy", row, "it was copied, and the target does not have it: run it again"
+            )
         self._findings += _left_behind(job)
         if self._findings:
             return False

@@ -264,7 +264,7 @@ def _picked(
 
 
 class OnCorrupt(Enum):
-    """What becomes of messages that cannot be read."""
+    """What to do with messages that cannot be read."""
 
     FAIL = "fail"
     SKIP = "skip"

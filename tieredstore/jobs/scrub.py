@@ -170,7 +170,7 @@ class Scrub:
             except (TieredStoreError, OSError) as error:
                 if not has_worked:
                     raise
-                log.warning("the pass was cut short, and is gone on with: %s", error)
+                log.warning("the pass was interrupted and is resumed: %s", error)
             else:
                 has_worked = True
                 yield report

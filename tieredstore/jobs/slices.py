@@ -588,7 +588,7 @@ def is_gone(
     try:
         catalogue = newest_catalogue(config)
     except MetadataError as error:
-        log.warning("what is damaged may be gone: %s", error)
+        log.warning("the damaged data may be gone: %s", error)
         return False
     if catalogue is None:
         return False

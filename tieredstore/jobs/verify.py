@@ -227,7 +227,7 @@ class VerifyJob:
         except BackendError:
             raise
         except (TieredStoreError, OSError) as error:
-            log.warning("what seems damaged is not looked at again: %s", error)
+            log.warning("possible damage is not checked again: %s", error)
         return row
 
     def _compare_keys(

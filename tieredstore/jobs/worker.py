@@ -176,7 +176,7 @@ def _check_segments(config: StoreConfig, catalogue: MetadataStore) -> None:
     left = next((found for found in orphan_findings(facts) if not found.repairable), None)
     if left is not None:
         reason = f"it names no segment of the broker {config.broker_name!r}, and {left.where} is"
-        raise MetadataError(catalogue.facts.place, f"{reason} there: a rebuild takes it in")
+        raise MetadataError(catalogue.facts.place, f"{reason} there: a rebuild adds it")
 
 
 def queue_file(
@@ -264,7 +264,7 @@ class OwnedTier:
             for path in paths:
                 self._tell(path)
         except TieredStoreError as error:
-            log.warning("what is no longer used stays until the tier is opened next: %s", error)
+            log.warning("unused segments stay until the tier is opened next: %s", error)
         else:
             self._withdraw(paths)
 
@@ -312,7 +312,7 @@ class OwnedTier:
         self._tell(path)
         if append_file.delete_pending(self.provider, self.metadata, path):
             place = path or self.config.broker_name
-            raise BackendUnavailableError(place, "create", "what was deleted there is still there")
+            raise BackendUnavailableError(place, "create", "a deleted segment is still there")
 
     def drop_unfinished_index(self) -> None:
         """Uploads of a broker that were cut short, whose names are needed: what they were made
@@ -350,7 +350,7 @@ class OwnedTier:
                 self.publisher.publish()
             self.remove_staged(folder)
         except TieredStoreError as error:
-            log.warning("what was installed is there, but not all was tidied: %s", error)
+            log.warning("everything is installed, but the cleanup is not complete: %s", error)
 
     def remove_staged(self, folder: str) -> None:
         segments = self.provider.staged_segments(self.config.broker_name)

@@ -328,7 +328,7 @@ class CommitLog:
         first: `truncate_dirty` counts all files before the last one as synced.
         """
         failure = BackendRefusedError(
-            self.queue.directory, "append", f"the log may hold more than was put, from {end} on"
+            self.queue.directory, "append", f"the log may hold unwanted bytes from {end} on"
         )
         self._failure = self._failure or failure
         try:

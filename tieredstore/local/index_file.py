@@ -273,7 +273,7 @@ class IndexFile:
             if stored < 0 or local_slot(stored, self.size.slot_count) != slot:
                 raise self._damage(item, "is not of the slot that leads to it")
             if seconds < 0 or not first <= log_offset <= last or not 0 <= previous <= item:
-                raise self._damage(item, "says what cannot be true")
+                raise self._damage(item, "says something impossible")
             earliest = latest = file_begin
             if item > 1:
                 earliest = file_begin + 1000 * seconds

@@ -202,7 +202,7 @@ class IndexService:
                 try:
                     kept.append(self._directory.cut_back(file.name, cut))
                 except SegmentCorruptError as error:
-                    log.warning("an index file is made again from the log: %s", error)
+                    log.warning("an index file is rebuilt from the log: %s", error)
                     self._keep(kept, None)
             self._files = tuple(kept)
             return self._indexed_to
@@ -561,7 +561,7 @@ class IndexDirectory(NamedTuple):
                 _check_end(file, state)
                 kept.append(file)
             except SegmentCorruptError as error:
-                log.warning("an index file is made again from the log: %s", error)
+                log.warning("an index file is rebuilt from the log: %s", error)
                 break
         self.remove_files(names[len(kept) :])
         return kept
@@ -575,7 +575,7 @@ class IndexDirectory(NamedTuple):
             try:
                 file = self._durable(name, cut, kept, durable_timestamp)
             except SegmentCorruptError as error:
-                log.warning("an index file is made again from the log: %s", error)
+                log.warning("an index file is rebuilt from the log: %s", error)
                 break
             if file is None:
                 break
@@ -603,7 +603,7 @@ class IndexDirectory(NamedTuple):
         first = next((name for name in missing if name < max(names, default="")), None)
         if first is None:
             return names
-        log.warning("index file %s is missing: it and what follows are made again", first)
+        log.warning("index file %s is missing: it and the later ones are rebuilt", first)
         self.remove_files([name for name in names if name > first])
         return [name for name in names if name < first]
 

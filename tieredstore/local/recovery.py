@@ -280,13 +280,13 @@ class QueueEnds:
             queue = queues.queue(*key)
             if queue is None:
                 replay_from = log_min
-                log.warning("queue %s: its files have gone, it is made again", key)
+                log.warning("queue %s: its files are missing, it is rebuilt", key)
             elif log_min == self.log_min and queue.first_kept > known.first:
                 broken.append(key)
             elif queue.last_log_end < known.last_log_end:
                 replay_from = min(replay_from, max(needed, queue.last_log_end))
         if broken:
-            log.warning("queues %s: files have gone, they are made again", sorted(set(broken)))
+            log.warning("queues %s: files are missing, the queues are rebuilt", sorted(set(broken)))
             replay_from = log_min
         return Lacking(replay_from, sorted(set(broken)))
 
@@ -438,7 +438,7 @@ class Recovery:
                 continue
             if damage.log_offset >= vouched and damage.resumed_at is not None:
                 found.append((damage.log_offset, damage.resumed_at))
-                reason = f"{damage.reason}: what stood here was not on the disk yet, and is lost"
+                reason = f"{damage.reason}: the records here were not on the disk yet, and are lost"
                 told.append(damage._replace(reason=reason))
             else:
                 told.append(damage)
@@ -524,7 +524,7 @@ class Recovery:
                 continue
             unit = queue.unit(offset)
             if self.truth.agrees(key, offset, unit):
-                reason = f"the unit of message {offset} does not fit the log: it is made again"
+                reason = f"the unit of message {offset} does not fit the log: it is rebuilt"
                 yield Damage(*queue.place_of(offset), unit.log_offset, reason, mended=True)
 
     def _was_on_disk(self, key: QueueKey, offset: int) -> bool:

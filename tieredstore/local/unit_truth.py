@@ -170,7 +170,7 @@ class UnitTruth:
         damage = Damage(
             *queue.place_of(offset),
             unit.log_offset,
-            f"the unit of message {offset} does not fit the log ({reason}): it is made again",
+            f"the unit of message {offset} does not fit the log ({reason}): it is rebuilt",
             mended=True,
         )
         if damage not in self.noted:

@@ -397,7 +397,7 @@ def _our_name(name: str) -> str:
     java = name.rpartition(".")[2] if name.startswith(_JAVA_PACKAGE) else name
     ours = JAVA_CLASSES.get(java)
     if ours is None and name.startswith(_JAVA_PACKAGE):
-        raise InvalidConfigError(f"there is nothing here for the Java class {name}")
+        raise InvalidConfigError(f"this project has nothing for the Java class {name}")
     return ours or name
 
 

@@ -71,7 +71,7 @@ class Certification:
         if _problems(certificate, client.capabilities):
             if self._mode == "require":
                 raise BackendRefusedError(client.describe(), "write", f"{summary}; {_REFUSED}")
-            log.warning("%s; it is written to nevertheless", summary)
+            log.warning("%s; it is used nevertheless", summary)
         elif not certificate.passed:
             log.warning("%s; its client says so itself: run one writer only", summary)
         else:

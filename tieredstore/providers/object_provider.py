@@ -349,7 +349,10 @@ class ObjectProvider(SegmentProvider):
         try:
             adopted.settle(broker_log)
         except TieredStoreError as error:
-            log.warning("what was loaded is there, but not told beside the log yet: %s", error)
+            log.warning(
+                "the load is done, but its copy next to the log is not written yet: %s",
+                error,
+            )
         return True
 
     def close(self) -> None:

@@ -48,7 +48,7 @@ def create_bucket(settings: ObjectStoreSettings, *, abort_days: int = ABORT_DAYS
     try:
         abort_abandoned_uploads(settings, days=abort_days)
     except NoRulesError as error:
-        log.warning("%s; now and then audit --repair throws abandoned uploads away", error)
+        log.warning("%s; run audit --repair now and then to remove abandoned uploads", error)
         return False
     return True
 

@@ -85,7 +85,7 @@ class ObjectStoreSettings:
     @classmethod
     def from_config(cls, config: StoreConfig) -> ObjectStoreSettings:
         if not config.etag_quoting:
-            log.warning("etag_quoting is read by nobody any more: take it out of the settings")
+            log.warning("etag_quoting has no effect any more: remove it from the settings")
         return cls(
             bucket=config.bucket,
             prefix=config.prefix,

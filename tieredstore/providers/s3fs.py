@@ -557,7 +557,7 @@ class S3fsClient(ObjectClient):
                 return
             following = told(page, "NextContinuationToken", prefix, operation)
             if following == asked.get("ContinuationToken"):
-                raise BackendUnavailableError(prefix, operation, "it lists the same page for ever")
+                raise BackendUnavailableError(prefix, operation, "it keeps listing the same page")
             asked["ContinuationToken"] = following
 
     def delete_many(self, keys: Sequence[str]) -> Mapping[str, TieredStoreError]:
@@ -599,7 +599,7 @@ class S3fsClient(ObjectClient):
                 for name in ("KeyMarker", "UploadIdMarker")
             }
             if asked.items() >= following.items():
-                reason = "it lists the same page for ever"
+                reason = "it keeps listing the same page"
                 raise BackendUnavailableError(prefix, "list_multipart_uploads", reason)
             asked |= following
 

@@ -114,7 +114,7 @@ def told_of(calls: ObjectCalls, prefix: str) -> Told:
             try:
                 entry = Entry.decoded(data, listed.key, object_bytes=listed.size)
             except MetadataError as error:
-                found.losses.append(f"what a load has added is not known: {error}")
+                found.losses.append(f"the segments of a load are not known: {error}")
                 continue
             keys = {begun.number: begun.key for begun in entry.begun}
             for sealed in entry.sealed:

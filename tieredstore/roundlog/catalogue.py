@@ -118,7 +118,7 @@ class LogCatalogue(MemoryReads):
             pass
         except TieredStoreError as error:
             log.warning(
-                "%s: the last changes, on which nothing rests, are lost: %s", self._name, error
+                "%s: the last changes, on which nothing depends, are lost: %s", self._name, error
             )
         finally:
             self._closed = True

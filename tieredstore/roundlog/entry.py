@@ -283,4 +283,4 @@ def no_change(name: str) -> Iterator[None]:
     except MetadataError:
         raise
     except (ValueError, TypeError, OverflowError) as error:
-        raise MetadataError(name, f"it says what cannot be: {error}") from error
+        raise MetadataError(name, f"it says something impossible: {error}") from error

@@ -286,7 +286,7 @@ class BrokerLog:
         for number in range(newest + 1, newest + 1 + CLAIMS_MAX):
             if self._put_claim(number):
                 return number
-        raise BackendRefusedError(self.key("epoch/"), "claim", "others claim all the time")
+        raise BackendRefusedError(self.key("epoch/"), "claim", "other writers keep claiming it")
 
     def _newest_claim(self, known: int) -> int:
         after = self.key(epoch_name(known)) if known else ""
@@ -389,7 +389,7 @@ class BrokerLog:
             sent = self._composed(drafts, placed, objects)
             if sent is None or self._send(sent, looks=looks):
                 return
-        raise BackendUnavailableError(self.key("log/"), "append", "others append all the time")
+        raise BackendUnavailableError(self.key("log/"), "append", "other writers keep appending")
 
     def _composed(
         self, drafts: Sequence[Draft], placed: Placed, objects: Sequence[str]
@@ -528,7 +528,7 @@ class BrokerLog:
                 return self._state_of(newest)
             except SegmentNotFoundError:
                 continue  # a newer one is there by now
-        raise BackendUnavailableError(self.key("state/"), "read", "states come and go all the time")
+        raise BackendUnavailableError(self.key("state/"), "read", "its states keep changing")
 
     def _state_of(self, listed: ListedKey) -> LogState:
         data = self.calls.ranges([Range(listed.key, 0, listed.size)])[0]
@@ -661,7 +661,7 @@ class BrokerLog:
         except MetadataError:
             self._look()  # deleted by a newer writer, and put again between the two requests
             raise
-        raise BackendUnavailableError(key, "append", "an entry was there, and is not")
+        raise BackendUnavailableError(key, "append", "an entry has disappeared")
 
 
 class _GapError(Exception):

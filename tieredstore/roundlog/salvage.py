@@ -124,7 +124,7 @@ def finish(log: BrokerLog, told: Told) -> Salvaged:
     log.calls.delete(told.keys)  # one says all of it now
     what = f"{salvaged.size} bytes of {salvaged.segment_count} open segments were found"
     salvaged.losses.append(
-        f"the log was lost: {what}; what lay in its entries, and was not merged yet, is gone"
+        f"the log was lost: {what}; bytes in its entries that were not merged yet are gone"
     )
     return salvaged
 
@@ -162,7 +162,7 @@ def _tables(
         except SegmentNotFoundError:
             continue  # it was about to be deleted
         except MetadataError as error:
-            salvaged.losses.append(f"a data object tells nothing: {error}")
+            salvaged.losses.append(f"a data object cannot be read: {error}")
     return found
 
 
@@ -188,7 +188,7 @@ def _rows(listed: ListedKey, table: Frame) -> Iterator[tuple[SegmentKey, _Found]
     for number, position, length, offset, crc in rows:
         inside = offset >= 0 and length > 0 and offset + length <= table.payload_bytes
         if not inside or not 0 <= number < len(keys) or not 0 <= position <= INT64_MAX - length:
-            raise MetadataError(listed.key, "its table says what cannot be")
+            raise MetadataError(listed.key, "its table says something impossible")
         yield keys[number], _Found(position, position + length, listed.key, offset, crc)
 
 

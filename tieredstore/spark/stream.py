@@ -260,7 +260,7 @@ class TierStreamReader(ScanReader, DataSourceStreamReader, SupportsTriggerAvaila
         if start is None:
             return first
         lost = (
-            f"{key.topic}, queue {key.queue_id}: the stream goes on at message {start}, but the"
+            f"{key.topic}, queue {key.queue_id}: the stream continues at message {start}, but the"
             f" tier has {first} to {end}; what lies between has expired or was deleted"
         )
         self._lose(lost, "to go on without it")
