@@ -103,10 +103,10 @@ def audit(
     *,
     shown: TableShown,
 ) -> None:
-    """Hold the catalogue of a tier against its bytes. Nothing is changed without --repair.
+    """Compare the catalogue of a tier with its bytes. Without --repair nothing is changed.
 
-    A repair finishes deletes, deletes segments that nobody can miss and what broken uploads left,
-    and lets the catalogue know of bytes that are sound. Exit code 4: there is damage.
+    A repair finishes deletes, deletes unneeded segments and leftovers of broken uploads, and adds
+    sound bytes to the catalogue. Exit code 4: there is damage.
     """
     report = _audited(tier, repair=repair)
     with Table(_FINDING_COLUMNS, shown) as table:
@@ -137,15 +137,15 @@ def resume(
 ) -> None:
     """Have the broker, at its next start, compare a stopped queue with its own messages again.
 
-    It goes on where both hold the same, or the broker has none left to compare; else it stays
-    stopped, and the log says why. No broker may be running on this tier.
+    The queue continues if both hold the same message, or if the broker has none left to compare;
+    otherwise it stays stopped, and the log says why. No broker may run on this tier.
 
-    Where both hold different messages under one number, the broker takes no message of that queue
-    until somebody decides. With --trust tier it gives up what its own store has of the queue, and
-    goes on behind all numbers that either has given out: its messages that the tier has not are
-    lost. With --trust local the tier's queue is deleted, and uploaded again from what the broker's
-    own store has: what only the tier has is lost, so that wants --lose-tier too, and numbers that
-    only the tier has given out are given again.
+    If the two hold different messages under one number, the broker takes no messages of that queue
+    until you decide. With --trust tier it discards its own copy of the queue and continues after
+    all numbers that either has given out: messages that only the broker has are lost. With --trust
+    local the tier's queue is deleted and uploaded again from the broker's own store: messages that
+    only the tier has are lost, so this needs --lose-tier too, and numbers that only the tier has
+    given out are given again.
     """
     from tieredstore.access.queue_upload import ask_to_resume, trust
     from tieredstore.cli.tier import changing, opened_backend
@@ -178,10 +178,10 @@ def resume(
 
 @verb(app, "rebuild --config broker.conf")
 def rebuild(tier: TierOptions, shown: Shown) -> None:
-    """Find out topics, queues, segments, offsets and times from the bucket or folder alone.
+    """Recover topics, queues, segments, offsets and times from the bucket or folder alone.
 
     An empty or missing catalogue is filled, an older one brought up to date; any other is refused.
-    How long topics are kept is in no segment: set it again. Exit code 4: not all was sound.
+    No segment records how long topics are kept: set it again. Exit code 4: something was damaged.
     """
     report = rebuilt(tier)
     for row in _rebuilt_rows(report):
@@ -200,10 +200,10 @@ def certify(
     *,
     shown: TableShown,
 ) -> None:
-    """Ask a bucket or a directory to prove what a tier relies on, in objects of its own.
+    """Test that a bucket or a directory guarantees what a tier relies on, with objects of its own.
 
-    Writes, reads, lists and deletes. Exit code 5: do not write there. That a bucket failed is kept
-    in it, and refuses every writer: without --again it is not asked a second time.
+    Writes, reads, lists and deletes. Exit code 5: do not write there. A failure is recorded in the
+    bucket and refuses every writer: without --again it is not tested a second time.
     """
     rows = [
         {"check": finding.kind, "passed": not finding.is_damage, "detail": finding.detail}
@@ -222,9 +222,9 @@ def certify(
 
 @verb(app, "create-bucket --provider s3 --bucket tiers --endpoint http://minio:9000")
 def create_bucket(tier: TierOptions, json: Json = False) -> None:
-    """Make the private bucket of a tier, with a rule that throws abandoned uploads away.
+    """Create a private bucket for a tier, with a rule that removes abandoned uploads.
 
-    One that is there and yours stays as it is but for the rule. Ask it next: certify.
+    An existing bucket of yours only gets the rule. Next, run certify.
     """
     from tieredstore.cli.tier import library_at_work
     from tieredstore.providers.s3_admin import ABORT_DAYS, create_bucket
@@ -255,8 +255,8 @@ def expire(
 ) -> None:
     """Delete segments all of whose messages are older than the reserve hours of their topic.
 
-    A broker does this by itself: this is for a tier without one, and refuses one that has. Files
-    of the key index stay. Exit code 4: a queue could not be looked after.
+    A broker does this by itself: use this for a tier without a broker; it refuses one with a
+    broker. Files of the key index stay. Exit code 4: a queue could not be handled.
     """
     segments = size = 0
     failures: list[str] = []
@@ -285,11 +285,11 @@ def expire(
     "Show its source and its contents.",
 )
 def show(tier: TierOptions, shown: Shown) -> None:
-    """The catalogue that the other verbs would read: its file, what the broker published, or in a
-    bucket the log that the broker writes.
+    """Show the catalogue that the other verbs would read: its file, the copy that the broker
+    published, or in a bucket the broker's log.
 
-    A published one has a generation: the highest is the newest. Segments younger than it are not
-    in it; the messages that were added to the last segments since are found.
+    A published copy has a generation: the highest is the newest. It lacks segments that are
+    younger, but messages added to the last segments since are found.
     """
     row = _shown(tier)
     write_row(row, *_shown_lines(row, shown), json=shown.json)
@@ -305,12 +305,11 @@ def snapshot(
     out: Out = None,
     json: Json = False,
 ) -> None:
-    """Publish the catalogue beside the tier, for readers elsewhere. A broker does so by itself:
-    no broker may be running on this tier. In a bucket the log is the catalogue, and nothing is
-    published.
+    """Publish the catalogue next to the tier, for readers elsewhere. A broker does so by itself: no
+    broker may run on this tier. In a bucket the log is the catalogue, and nothing is published.
 
-    With --out nothing is published: what the other verbs would read is written to a file that is
-    not there yet, and that a broker of RocketMQ can open.
+    With --out nothing is published: the catalogue that the other verbs would read is written to a
+    new file, which a RocketMQ broker can open.
     """
     if out is None:
         row = _published(tier)
@@ -351,8 +350,8 @@ def reserve(
     """Give a topic reserve hours of its own, or none. RocketMQ takes them from the topic's
     attribute reserve.time.
 
-    The row of the catalogue is written, and what is published beside the tier is brought up to
-    date: no broker may be running on this tier. What has expired already stays gone.
+    This writes the row of the catalogue and updates the published copy: no broker may run on this
+    tier. Messages that have already expired stay gone.
     """
     row = _reserved(tier, topic, hours or None)
     default = ", as the store's settings say" if row["reserve_hours_is_default"] else ""

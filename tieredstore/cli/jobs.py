@@ -1,6 +1,6 @@
 """The verbs that run a job: `migrate`, `verify`, `export` and `reindex`.
 
-They share their options, the report, what to do next, and the exit code.
+They share their options, the report, the hint for the next step, and the exit code.
 """
 
 from __future__ import annotations
@@ -201,9 +201,9 @@ def migrate(
 ) -> None:
     """Copy what the target lacks, verify each segment, and delete nothing of the source.
 
-    Run it beside the broker as often as you like: each run copies what has come since. Then stop
-    the broker and run it with --cut-over: it copies the rest, writes the target's catalogue in one
-    step and prints its settings. Exit code 5: not all was copied, run it again.
+    Run it as often as you like while the broker runs: each run copies what is new. Then stop the
+    broker and run it with --cut-over: it copies the rest, writes the target's catalogue in one step
+    and prints its settings. Exit code 5: not all was copied, run it again.
     """
     from tieredstore.cli.tier import check_tier
     from tieredstore.jobs.migrate import MigrateJob
@@ -230,12 +230,12 @@ def verify(
     scrub: ScrubOptions,
     topic: Topics = None,
 ) -> None:
-    """Hold each unit against its message, each checksum against its bytes, keys against the index.
+    """Compare each unit with its message, each checksum with its bytes, and keys with the index.
 
-    Looks at all that audit looks at, too, and changes nothing. Findings are damage, leftovers or
-    notes. Exit code 4: there is damage; 5: not all could be read; 0: neither, whatever the notes.
-    With --topic keys are not compared. Index files that the broker has not uploaded yet are read
-    where --store-path has them. --continuous ends with Ctrl-C.
+    Also checks everything that audit checks. Changes nothing. Findings are damage, leftovers or
+    notes. Exit code 4: there is damage; 5: something could not be read; 0: neither, even with
+    notes. With --topic keys are not compared. Index files that the broker has not uploaded yet are
+    read if --store-path has them. --continuous ends with Ctrl-C.
     """
     from tieredstore.cli.tier import check_tier
     from tieredstore.jobs.verify import VerifyJob
@@ -269,10 +269,11 @@ def export(
         OnCorruptName, option("--on-corrupt", "What to do with messages that cannot be read.")
     ] = OnCorruptName.FAIL,
 ) -> None:
-    """Write Parquet, or into a Delta or Iceberg table, each message once; next time what is new.
+    """Write each message once, to Parquet or into a Delta or Iceberg table; a later run adds new
+    ones.
 
-    A run that was killed is gone on with by the next. Exit code 4: messages cannot be read, 5: not
-    all was written; run it again.
+    The next run resumes a killed one. Exit code 4: messages cannot be read; 5: not everything was
+    written, run it again.
     """
     from tieredstore.cli.tier import check_tier
     from tieredstore.jobs.export import DEFAULT_COLUMNS, ExportJob, TableFormat
@@ -308,9 +309,9 @@ def export(
 def reindex(tier: TierOptions, options: JobOptions) -> None:
     """Read all messages and build all index files, for a tier that has none or lost them.
 
-    Stop the broker before. Files that are there are replaced in one step, when all new ones are
-    made. A run that was cut short is gone on with by the next one. Exit code 4: messages cannot be
-    read and are not indexed; 5: not all was done, run it again, or somebody writes the tier.
+    Stop the broker first. Existing files are replaced in one step, once all new ones are built. The
+    next run resumes an interrupted one. Exit code 4: messages cannot be read and are not indexed;
+    5: something was not done, run it again, or another process writes the tier.
     """
     from tieredstore.cli.tier import check_tier
     from tieredstore.jobs.reindex import ReindexKeys

@@ -136,9 +136,9 @@ def topics(tier: TierOptions, shown: TableShown) -> None:
 
 @verb(app, "queues Orders --config broker.conf --json")
 def queues(topic: AnyTopic = None, *, tier: TierOptions, shown: TableShown) -> None:
-    """The queues of a tier: first offset, the offset behind the last, sizes and times.
+    """The queues of a tier: first offset, the offset after the last, sizes and times.
 
-    Times are the catalogue's; one that cannot be true has a question mark.
+    Times are the catalogue's; an impossible one has a question mark.
     """
     from tieredstore.cli.tier import TierDamage, opened_tier
 
@@ -153,8 +153,9 @@ def queues(topic: AnyTopic = None, *, tier: TierOptions, shown: TableShown) -> N
 def groups(topic: AnyTopic = None, *, tier: TierOptions, shown: TableShown) -> None:
     """The consumer groups of a broker, and how far behind the end of the tier each is.
 
-    As the broker last copied it to the tier, half a minute ago or a few. A group may be further
-    than the tier, whose messages come later; of a queue that is not in the tier no end is known.
+    This is the broker's last copy to the tier, at most a few minutes old. A group may be ahead of
+    the tier, since messages are uploaded later; the end of a queue that is not in the tier is
+    unknown.
     """
     from tieredstore.cli.tier import opened_tier
 
@@ -173,7 +174,7 @@ def segments(
     tier: TierOptions,
     shown: TableShown,
 ) -> None:
-    """The segments of all queues as the catalogue names them, each as long as it truly is.
+    """The segments of all queues in the catalogue, each with its actual length.
 
     Those of the key index are shown for the topic rmq_sys_INDEX.
     """
@@ -194,9 +195,9 @@ def ls(
     tier: TierOptions,
     shown: TableShown,
 ) -> None:
-    """Every segment that lies in the backend, of all brokers, known to the catalogue or not.
+    """Every segment in the backend, of all brokers, whether the catalogue has it or not.
 
-    A missing or damaged catalogue is told of at the end.
+    A missing or damaged catalogue is reported at the end.
     """
     from tieredstore.cli.tier import opened_backend
 
@@ -221,7 +222,7 @@ def cat(
 ) -> None:
     """Print the messages of a topic in the order in which they were stored, over all its queues.
 
-    Within a queue that is the order of its offsets. Damaged messages are left out and told of at
+    Within a queue that is the order of its offsets. Damaged messages are left out and reported at
     the end.
     """
     from tieredstore.cli.read import TIMES_FROM, MessagePrinter, TierPlace, print_messages
@@ -273,8 +274,9 @@ def query(
 ) -> None:
     """Find messages by key, newest first. The messages decide, not the hashes of the index.
 
-    On the broker's host all of the key index is asked; elsewhere what was uploaded of it, which a
-    broker does once a day, or when a file is full. A note says where the index ends before a queue.
+    On the broker's host this searches the whole key index; elsewhere only the uploaded part. A
+    broker uploads its index once a day, or when a file is full. A note says if the index ends
+    before a queue does.
     """
     from tieredstore.cli.read import MessagePrinter, TierPlace, print_found
     from tieredstore.cli.tier import opened_tier
@@ -295,9 +297,10 @@ def why(
     tier: TierOptions,
     shown: Shown,
 ) -> None:
-    """Say in which segments a message lies, how long it stays and which keys find it; or why not.
+    """Show the segments of a message, how long it stays and which keys find it; or why it is
+    missing.
 
-    Exit code 4: it is there and damaged.
+    Exit code 4: the message is damaged.
     """
     from tieredstore.access.survey import Place, whereabouts
     from tieredstore.cli.tier import opened_tier

@@ -1,4 +1,4 @@
-"""Prepares a machine to go on with a tier: what it has, what it lacks, what it will serve."""
+"""Prepares a machine to continue with a tier: what it has, what it lacks, what it will serve."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def recover(
     tier: TierOptions,
     shown: TableShown,
 ) -> None:
-    """Make an empty machine ready to go on with its tier, from the bucket or folder alone.
+    """Prepare an empty machine to continue with its tier, from the bucket or folder alone.
 
-    Says what is here, what is missing, which queues the broker will serve, and whether the tier
-    keeps its topics and consumer offsets: nothing changes without --apply. In a bucket the log is
-    the catalogue, and nothing is missing. Of a folder the catalogue is made again from what is
-    published beside the tier, and from the bytes. A catalogue or a local store that is here is
-    never touched. When the broker starts, its queues go on where the tier ends.
+    Shows what is present, what is missing, which queues the broker will serve, and whether the tier
+    keeps its topics and consumer offsets; without --apply nothing changes. In a bucket the log is
+    the catalogue, so nothing is missing. For a folder the catalogue is rebuilt from its published
+    copy and from the bytes. An existing catalogue or local store is never touched. When the broker
+    starts, its queues continue where the tier ends.
     """
     from tieredstore.cli.look import queue_rows, write_queues
     from tieredstore.cli.tier import TierDamage, opened_tier

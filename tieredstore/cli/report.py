@@ -74,10 +74,10 @@ def report(
     tier: TierOptions,
     json: Json = False,
 ) -> None:
-    """Write one page that needs nothing else: what is wrong, topics, queues, index and cost.
+    """Write one self-contained page: problems, topics, queues, index and cost.
 
-    It is drawn from the catalogue, and from a few entries of a bucket's log. With --local it knows
-    which queues are behind. A page that is there is replaced.
+    It is made from the catalogue, and from a few entries of a bucket's log. With --local it shows
+    which queues are behind. An existing page is replaced.
     """
     from tieredstore.access.survey import picture_of
     from tieredstore.cli.report_page import page
@@ -131,8 +131,8 @@ def cost(
 ) -> None:
     """Estimate what a tier costs in an object store: this one, or one of given rates and settings.
 
-    Prices of requests are S3's list prices, or the setting request_prices. What leaves the cloud is
-    not counted.
+    Prices of requests are S3's list prices, or the setting request_prices. Traffic out of the cloud
+    is not counted.
     """
     from tieredstore.access.cost import STORAGE_DOLLARS, Load, monthly_cost
     from tieredstore.model.config import StoreConfig

@@ -67,10 +67,10 @@ def put(
     repeat: Annotated[int, option("--repeat", "Number of times to put each message.", min=1)] = 1,
     json: Json = False,
 ) -> None:
-    """Put messages into a local store in a folder, and sync them. For trying things out.
+    """Put messages into a local store in a folder, and sync them, to try things out.
 
-    A store is made where there is none; one that is there must not be open in a broker.
-    `tieredstore local cat` shows what is in it, `offload` copies it to a tier.
+    The store is created if there is none; an existing one must not be open in a broker.
+    `tieredstore local cat` shows its messages, `offload` copies them to a tier.
     """
     last, stored = None, 0
     for last in _put_all(
@@ -97,7 +97,7 @@ def offload(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Upload what a local store has and its tier has not, as a broker with the plugin does.
+    """Upload messages of a local store that its tier lacks, as a broker with the plugin does.
 
     --store-path names the local store; no broker may have it open. Without --provider or --config
     the tier is the folder `tier` in it.
