@@ -1,8 +1,8 @@
 """Compares each queue of the broker's own store with the tier before the first put, and decides
-where it goes on.
+where it continues.
 
-A broker that lost its disk, or came back with an older copy of it, would give numbers to new
-messages that messages in the tier already have:
+A broker that lost its disk, or came back with an older copy of it, would give new messages the
+numbers of messages in the tier:
 
     | the local queue | the tier | what is done |
     | --- | --- | --- |

@@ -1,6 +1,6 @@
 """The health of an open tier as values for operators, and the gauges that exporters read.
 
-All of it comes from memory and from the local store: no backend is asked.
+Everything comes from memory and from the local store, without a request to the backend.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """An upper bound of the log offsets of the tier's messages, kept as a note in the catalogue.
 
-A record in the tier carries its place in the tier, not the one it had in the broker's log. Message
-ids name the latter, so a store that lost its log must continue after every offset it ever gave. The
-note says where that is, with room to spare: it moves in steps, in the round that would pass it, and
-costs no request.
+A record in the tier has its log offset in the tier, not the one in the broker's log. Message ids
+contain the latter, so a store that lost its log must continue after every offset it ever gave. The
+note gives such an offset, with room to spare: it moves in steps, in the round that would pass it,
+and costs no request.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One page of a queue: its status, its messages, and the offset to go on from."""
+"""One page of a queue: its status, its messages, and the next offset."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""A lost catalogue, rebuilt from the bytes of the tier.
+"""Rebuilds a lost catalogue from the bytes of the tier.
 
-1. The backend is listed. If it keeps a log, the log takes in what it does not name. A catalogue
-   that exists and is not older than the bytes is left alone.
+1. The backend is listed. If it keeps a log, the segments that the log does not name are added to
+   it. A catalogue that exists and is not older than the bytes stays unchanged.
 2. Each queue is recovered as at a start of the broker, from rows without sizes; the times of its
    segments come from the messages at their ends.
-3. Each index file is read once. Its items say which ids were given, and whose they were: an item
-   is a topic's if the record at its place has the topic and the key.
+3. Each index file is read once. Its items show which topic ids were given, and to which topic: an
+   item belongs to a topic if the record at its place has the topic and the key.
 4. All rows are one change of the catalogue.
 """
 

@@ -4,7 +4,8 @@
     config/topics.json           each with the one before it as `.bak`
     notes of the catalogue       the rows that have changed, every half minute
 
-The notes ride with rounds. A machine that has lost its disk gets both tables back from them.
+The notes are written with the rounds. A machine that has lost its disk restores both tables from
+them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The verbs of `tieredstore local`: the directory of a RocketMQ store looked at, never changed."""
+"""The verbs of `tieredstore local`, which show the directory of a RocketMQ store and never change
+it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a verb is given: which tier or local store, and which of its topics and queues.
+"""The options of verbs: which tier or local store, and which of its topics and queues.
 
 A bundle is a dataclass of options that several verbs take: a new option is one more field. For a
 tier each field but `config` has the name of its setting.

@@ -1,4 +1,4 @@
-"""What a command prints: rows on stdout, one line on stderr if it fails, and an exit code.
+"""The output of a command: rows on stdout, one line on stderr if it fails, and an exit code.
 
 Rows are written one by one, so that memory does not grow with the store.
 

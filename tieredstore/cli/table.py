@@ -1,7 +1,7 @@
 """Tables: columns that fit the terminal for people, JSON or CSV for programs.
 
-Rows come one after the other, so that a table of any length needs no memory. The first of them say
-how wide the columns are; where one that comes later is wider, it moves what is behind it.
+Rows are written one after the other, so a table of any length needs no memory. The first rows set
+the width of the columns; a wider cell in a later row pushes the rest of its row to the right.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The tier that was named: opened to be looked at or to be changed, with what was wrong with it.
+"""Opens the tier that the options name, to read or to change it, and reports what is wrong with it.
 
-`opened_provider` opens the bytes alone, `opened_backend` the catalogue too where there is one, and
-`opened_tier` both and a reader. `changing` locks the catalogue, and publishes what was changed.
+`opened_provider` opens only the bytes, `opened_backend` also the catalogue if there is one, and
+`opened_tier` both and a reader. `changing` locks the catalogue, and publishes the changes.
 """
 
 from __future__ import annotations

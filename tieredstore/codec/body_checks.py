@@ -1,17 +1,16 @@
-"""Whether many bodies have the checksums that their records say, found without a call for each.
+"""Checks many bodies against the checksums in their records, without a call for each.
 
-The register of a CRC forgets what it held if that is added, bit by bit, to the next four bytes. So
-what the record of each body says is added to the body that follows: where it is right the register
-begins anew, and one call goes through a block of bodies. Where it is wrong the register is wrong at
-the end.
+XOR a CRC's register into the next four bytes, and the register is cleared. So the checksum in each
+record is XORed into the body that follows: if it is right, the register starts again from zero, and
+one call covers a block of bodies. If one is wrong, the register is wrong at the end.
 
-* This is as strong as single checks. Damage of one body always shows, for a register that differs
-  goes on to differ; so does the same damage in two bodies. Any other damage of several bodies
-  passes once in 2^32 times. Which body is damaged it does not say: only then is each looked at
+* This is as strong as single checks. Damage of one body always shows, because a register that
+  differs keeps differing; so does the same damage in two bodies. Any other damage of several bodies
+  passes once in 2^32 times. The sum does not tell which body is damaged: only then is each checked
   alone.
-* A record says 31 of the 32 bits. The top one is the parity of some bits of the body, and is found
-  for all bodies at once. It is taken from the body as it is: what is compared is what the record
-  says, no more and no less.
+* A record has 31 of the 32 bits. The top bit is the parity of some bits of the body, and is
+  computed for all bodies at once. It is taken from the body itself, so exactly the 31 bits of the
+  record are compared.
 * Sizes may differ. Zeros in front fill bodies up to a common width: they leave a register that
   begins with 0 as it is.
 """

@@ -1,12 +1,12 @@
-"""What a broker keeps beside messages, in RocketMQ's own files: consumer offsets and topics.
+"""A broker's consumer offsets and topics, in RocketMQ's own files.
 
     | file                | member           | a row                                          |
     | ------------------- | ---------------- | ---------------------------------------------- |
     | consumerOffset.json | offsetTable      | `topic@group`: the offset of each queue id     |
     | topics.json         | topicConfigTable | a topic's name: its queues, rights, attributes |
 
-Beside its table each file has a `dataVersion`, and perhaps members that are not known here: they
-are carried along.
+Besides its table each file has a `dataVersion`, and perhaps members that are unknown here: these
+are kept.
 """
 
 from __future__ import annotations

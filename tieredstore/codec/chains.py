@@ -1,8 +1,8 @@
 """Items of a hash index, chained by slot: a batch is linked to a file as single puts would link it.
 
 Items are numbered from 1 on in the order of their puts. A slot begins with the number of its newest
-item, and an item has the number of the next older one of its slot; 0 is none. What a file says in
-a slot is believed only where it can be right: another number counts as none.
+item, and an item has the number of the next older one of its slot; 0 is none. A slot's number
+counts only if it is possible: any other number counts as none.
 """
 
 from __future__ import annotations

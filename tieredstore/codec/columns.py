@@ -1,11 +1,11 @@
 """Many records parsed at once into columns: their fields, their properties and their keys.
 
-Row i of a column belongs to record i. `Records` alone decides which records are sound: those whose
-lengths add up, for which `decode_message` raises nothing but for the CRC of a body. An index, a
-scan of the local log, a job and a check all ask it, so none takes what another one refuses.
+Row i of a column belongs to record i. Only `Records` decides which records are sound: those whose
+lengths add up, so that `decode_message` can raise only for the CRC of a body. An index, a scan of
+the local log, a job and a check all use it, so none accepts a record that another refuses.
 
-`Properties` counts an entry as `decode_properties` does. Nothing here makes an object for each
-message, but for texts that a caller asks for.
+`Properties` counts an entry as `decode_properties` does. No object is created for each message,
+except texts that a caller asks for.
 """
 
 from __future__ import annotations

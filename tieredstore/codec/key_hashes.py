@@ -1,10 +1,10 @@
 """One 64-bit hash for each `topic#key`, with the index's own hash in the lower half.
 
-The hash is h = M * h + unit over UTF-16 units, modulo 2^64, where M is 31 modulo 2^32. So its
-lower 32 bits are String.hashCode, and one pass over all units gives both. M is odd, so it has an
-inverse: multiply unit i of many texts in a row by M^-(i+1), sum up each text and multiply by
-M^(end). The upper half tells texts apart whose Java
-hashes are equal; nobody needs it to be hard to guess, since a filter that is wrong costs a read.
+The hash is h = M * h + unit over UTF-16 units, modulo 2^64, where M is 31 modulo 2^32. So its lower
+32 bits are String.hashCode, and one pass over all units gives both. M is odd, so it has an inverse:
+multiply unit i of many texts in a row by M^-(i+1), sum up each text and multiply by M^(end). The
+upper half distinguishes texts with equal Java hashes. It need not be hard to guess, since a wrong
+filter only costs a read.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a read returns: a record that is decoded when somebody looks into it."""
+"""The message that a read returns: a record that is decoded on first use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a process has opened is its own: a fork copies the memory, and not the right to use it."""
+"""An open store belongs to the process that opened it: a fork copies the memory, but must not use
+it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The contract of a provider, which opens, lists and writes segments; base classes for wrappers.
 
-Beside the segments lie small named objects: published catalogues, and files that jobs stage on
-their way into a tier.
+Next to the segments are small named objects: published catalogues, and files that jobs stage before
+they become part of a tier.
 
     .catalog/<h8>_<cluster>/<broker>/<generation, 20 digits>.json
     .staged/<h8>_<cluster>/<broker>/<name>

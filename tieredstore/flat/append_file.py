@@ -1,7 +1,7 @@
 """A file of any length, made of segments laid end to end.
 
-A segment leaves the catalogue before its bytes go. One change of the catalogue forgets it and
-marks it for deletion, so that a crash or an unreachable backend leaves no bytes without a note.
+A segment leaves the catalogue before its bytes are deleted. One change of the catalogue forgets it
+and marks it for deletion, so that a crash or an unreachable backend leaves no bytes without a note.
 """
 
 from __future__ import annotations

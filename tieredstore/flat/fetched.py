@@ -1,4 +1,4 @@
-"""Single messages of many queues, fetched together where their bytes lie side by side."""
+"""Single messages of many queues, fetched together if their bytes are next to each other."""
 
 from __future__ import annotations
 

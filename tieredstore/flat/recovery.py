@@ -1,4 +1,4 @@
-"""Recovery of one queue: how much of it is committed is found when it is opened."""
+"""Recovery of one queue: finds how much of it is committed when it is opened."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""An index file as it is uploaded: items in slot order, newest first, and the footer behind.
+"""An index file as it is uploaded: items in slot order, newest first, and then the footer.
 
-It is made of a full file of the broker, or of keys that never were in one. It is streamed and never
-lies in memory as a whole; until it is closed, all that it is made of lies in files without a name.
+It is made from a full file of the broker, or from keys that were never in one. It is streamed, so
+it is never in memory as a whole; until it is closed, its contents are in unnamed files.
 """
 
 from __future__ import annotations

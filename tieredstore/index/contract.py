@@ -1,4 +1,4 @@
-"""The contract of a key index: the runs it takes, the hits it answers, and an index of nothing."""
+"""The contract of a key index: the runs it takes, the hits it returns, and an empty index."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Items of an index file on their way into slot order, in a file without a name.
+"""Sorts the items of an index file into slot order, through an unnamed file.
 
-Each block that comes is dealt to ranges of 65 536 slots. Then one range after another is sorted by
-16-bit numbers, which numpy does without comparing. So a file of any size takes little memory.
+Each block of items is distributed to ranges of 65 536 slots. Then one range after another is sorted
+by 16-bit numbers, which numpy does without comparing. So a file of any size takes little memory.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Our footer behind the last item of an uploaded index file, where RocketMQ never looks: which keys
-the file cannot hold, and where the items of a slot lie.
+"""Our footer after the last item of an uploaded index file, where RocketMQ never looks: it says
+which keys the file cannot have, and where the items of a slot are.
 
     | part           | bytes           |                                                        |
     | -------------- | --------------- | ------------------------------------------------------ |
@@ -29,9 +29,9 @@ the file cannot hold, and where the items of a slot lie.
     |     72 | i32   | version: 2; 1 has no checksums of items                               |
     |     76 |     8 | magic `TSINDEX1`                                                      |
 
-The length of the whole file stays what it was modulo 28, by which files of RocketMQ 5.1 are known;
-they end in another magic. A footer with filter blocks says that all keys were put by us, so that
-their hashes follow the classic rule.
+The length of the whole file modulo 28 stays the same, since files of RocketMQ 5.1 are recognised by
+it; they end in another magic. A footer with filter blocks says that all keys were put by us, so
+that their hashes follow the classic rule.
 
 **The filter** is a Bloom filter in blocks; a key is probed in one of them. A block is 4 KiB: 32 736
 bits and the CRC32C of their bytes, u32 big-endian. With m the mixed hash of a key
@@ -40,9 +40,10 @@ bits and the CRC32C of their bytes, u32 big-endian. With m the mixed hash of a k
 for i from 0 to 5; bit b is 1 << b % 8 of byte b / 8. Twelve bits a key let 0.4 % of other keys
 through.
 
-**The fences** say where the items of a slot lie, without the slot table, and what they add up to: a
-group is what a look-up reads at once. It is a run of slots whose items take at most 16 380 bytes
-together, or a page of so many bytes of one slot that takes more. A block is 4 KiB, big-endian:
+**The fences** say where the items of a slot are, without the slot table, and what their checksum
+is: a group is the unit that a look-up reads. It is a run of slots whose items take at most 16 380
+bytes together, or a page of so many bytes of one slot that takes more. A block is 4 KiB,
+big-endian:
 
     | offset | width | field                                                              |
     | ------ | ----- | ------------------------------------------------------------------ |
@@ -52,12 +53,12 @@ together, or a page of so many bytes of one slot that takes more. A block is 4 K
     |   4088 | i32   | position where the items of the block's last group end              |
     |   4092 | u32   | CRC32C of the bytes before                                         |
 
-Where a block begins within a slot, its *first slot* in the tail is the one behind: so the last
+If a block begins within a slot, its *first slot* in the tail is the following one: so the last
 block whose first slot is not above a slot is the one where the slot's items begin.
 
 In version 1 a group has 8 bytes without a checksum, a block has 511 of them, and a slot that takes
-more is one group. A copy of the slot table of a file that is not ours is still made so: its items
-were not read.
+more is one group. A copy of the slot table of a file that is not ours still has this form, since
+its items were not read.
 """
 
 from __future__ import annotations

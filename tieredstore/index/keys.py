@@ -1,7 +1,7 @@
-"""Keys of messages as columns of index items, the times they cover, and hashes of them noted beside
-an index file.
+"""Keys of messages as columns of index items, the times they cover, and their hashes in a file next
+to an index file.
 
-The notes are written while the file fills; the filter of its footer is made of them.
+The hashes are written while the index file fills; the filter of its footer is made from them.
 
     | offset | width | field                                                  |
     | ------ | ----- | ------------------------------------------------------ |
@@ -12,8 +12,8 @@ The notes are written while the file fills; the filter of its footer is made of 
     |     32 | u64   | hash of item 1, and so on; little-endian               |
 
 An entry proves itself: its lower half is the hash of its item. So an entry that a crash left out,
-or an item that another program put, is noticed when the entries are used; then there is no filter.
-Without this file nothing is lost but the filter.
+or an item that another program put, is detected when the entries are used; then there is no filter.
+Without this file only the filter is lost.
 """
 
 from __future__ import annotations

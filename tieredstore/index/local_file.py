@@ -1,7 +1,7 @@
-"""One index file on the broker's disk: mapped, filled, searched, examined and mended.
+"""One index file on the broker's disk: mapped, filled, searched, examined and repaired.
 
-Items are written once, in order, and slots and header again and again. So what a crash left of
-slots and header is not believed: they are made again from the items.
+Items are written once, in order; slots and header are rewritten all the time. So slots and header
+are not trusted after a crash: they are rebuilt from the items.
 """
 
 from __future__ import annotations

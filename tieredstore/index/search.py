@@ -1,5 +1,5 @@
-"""A search for one key in many index files side by side, newest first: the query as a value, the
-files of a broker's disk as a reader finds them, and the hits put together.
+"""Searches many index files for one key in parallel, newest first: the query as a value, the files
+on a broker's disk as a reader finds them, and the merged hits.
 """
 
 from __future__ import annotations

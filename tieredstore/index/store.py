@@ -1,6 +1,6 @@
-"""The key index of a tier: it takes keys of committed messages and finds messages by them.
+"""The key index of a tier: it takes the keys of committed messages and finds messages by key.
 
-An open goes on with the local files that are of use, whoever filled them last:
+Opening continues with the usable local files, whichever program filled them last:
 
 | a local file that                        | becomes                                   |
 | ---------------------------------------- | ----------------------------------------- |
@@ -9,9 +9,9 @@ An open goes on with the local files that are of use, whoever filled them last:
 | has items and an upload that was begun   | full: it is uploaded again                |
 | is empty, and not the last one           | removed                                   |
 
-What RocketMQ has put meanwhile is believed as far as its uploaded files show message by message.
-An upload is one stream: the file compacted, its footer behind it, and a copy of the footer for the
-cache.
+Items that RocketMQ has put meanwhile count as far as its uploaded files show them message by
+message. An upload is one stream: the compacted file, then its footer, and a copy of the footer for
+the cache.
 """
 
 from __future__ import annotations

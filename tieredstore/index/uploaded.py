@@ -1,10 +1,10 @@
 """Uploaded index files: one file read by ranges, the table of all of them, and an index that only
 reads.
 
-A lookup believes as much of a file as is sound. First the copy of its footer on the broker's disk;
-where that is damaged or gone, the footer in the file; without a footer, the slot table as RocketMQ
-writes it. The rows of the catalogue say which files there are: a row comes before the bytes of its
-file, and is finished after them, so that an upload that was cut short is found and settled.
+A look-up uses the sound parts of a file. First the copy of its footer on the broker's disk; if that
+is damaged or missing, the footer in the file; without a footer, the slot table as RocketMQ writes
+it. The rows of the catalogue say which files exist: a row is written before the bytes of its file,
+and is finished after them, so that an interrupted upload is found and settled.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Keys on their way to the disk: pending in memory, then put into index files one after the other.
+"""Writes keys to the disk: pending in memory, then put into index files one after the other.
 
-The files that are not uploaded yet, and what lies beside them:
+The files that are not uploaded yet, and those next to them:
 
     <store_path>/tiered_index_file/<begin ms>        an index file; RocketMQ opens such names
                                    <begin ms>.keys   the hashes beside it
