@@ -20,7 +20,7 @@
     | body_crc_ok  | bool                | computed for each message, and only when asked for     |
     | size         | int32               | bytes of the whole record                              |
 
-A batch has the columns that are asked for, and no other one is made.
+A batch has only the requested columns; no others are computed.
 """
 
 from __future__ import annotations

@@ -1,16 +1,17 @@
 """The job `export`: a tier as Parquet files, or in a Delta or Iceberg table, each message once.
 
 * Workers stage ranges of queues: files that no reader looks at, and a mark for each range. The
-  driver makes all of them visible in one commit, which says up to where the queues are exported.
-  Readers see all of a run or nothing; how is up to the format, see `export_parquet`,
-  `export_delta` and `export_iceberg`.
-* What a killed run has staged is committed by the next run, and is not written again.
-* Any number of runs may be under way: a commit drops what another run has brought meanwhile.
-* The next run exports only what is new.
+  driver makes all of them visible in one commit, which records how far the queues are exported.
+  Readers see all of a run or nothing; each format has its own way: `export_parquet`, `export_delta`
+  and `export_iceberg`.
+* The next run commits the staged ranges of a killed run, and does not write them again.
+* Any number of runs may work at the same time: a commit drops ranges that another run has exported
+  meanwhile.
+* The next run exports only new messages.
 
 Messages that cannot be read fail their range, which the next run tries again. With `on_corrupt`
-SKIP they are left out with a note; with REPORT they are damage, and each has a row where `damage`
-is among the columns.
+SKIP they are left out with a note; with REPORT they are damage, and each has a row if `damage` is
+among the columns.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A Delta table that an export appends to, partitioned by topic and day.
 
-* A commit is version N + 1 of the table that was read as version N, or it is refused: nothing is
-  tried again without a look at what came in between. After an error the version tells whether
-  somebody, or we, made one: only then is the table read again.
+* A commit is version N + 1 of the table that was read as version N, or it is refused: no commit is
+  retried before the table is read again. After an error the version tells whether we or another
+  writer committed: only then is the table read again.
 * Its `txn` entry is for the application `tieredstore`; its number names
   `_tieredstore/offsets/<number>.json`, written before, which has the offsets. The entry outlives
   compaction, checkpoints and clean-ups of the log, and vacuum leaves folders with `_` alone. The

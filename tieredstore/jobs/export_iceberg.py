@@ -1,11 +1,11 @@
 """An Iceberg table that an export appends to, partitioned by topic and by day of the store time.
 
 * The offsets are packed in the snapshot's property `tieredstore.offsets` and, set in the same step,
-  in the table's: the first goes back with a table that is rolled back, the second is there when the
-  snapshot has expired. Those of thousands of queues are in a file that both name instead, since
-  every commit writes the properties of all snapshots anew.
-* A commit that others were faster than is not tried again without a look. After an error the
-  table's metadata tell whether somebody, or we, made one: only then is the table read again.
+  in the table's: the first is rolled back with the table, the second remains when the snapshot has
+  expired. Offsets of thousands of queues are in a file that both name instead, since every commit
+  rewrites the properties of all snapshots.
+* A commit that lost a race is not retried before the table is read again. After an error the
+  table's metadata tell whether we or another writer committed: only then is the table read again.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What of a tier a table holds, what is staged to be added, and the one commit that adds it.
+"""Which messages of a tier a table has, which are staged, and the one commit that adds them.
 
 A run stages ranges of queues: files that no reader looks at, and a mark for each range, written
-last, which names its files. The commit names files and says up to where the queues are exported, in
-one step. A commit is made upon the table as it was read: where another run was first, it is read
-again and what that run has brought is dropped.
+last, which names its files. The commit names files and records how far the queues are exported, in
+one step. It is based on the table as it was read: if another run was first, the table is read
+again, and ranges that the other run exported are dropped.
 
     | file                              | holds                                                  |
     | --------------------------------- | ------------------------------------------------------ |

@@ -1,12 +1,13 @@
 """Plain Parquet: each commit is one folder, `commit=…/topic=…/day=…/….parquet`.
 
-* On a disk the folder gets its name when all is in it, in one step: who lists folders sees all of a
-  commit or nothing. Two runs that make the same commit are told apart by that name: one is refused
-  and makes the next one.
-* A bucket renames nothing. There files are copied into the folder within it, and
-  `commit=…/_commit.json` is written last: who asks `exported_files` sees all or nothing, who lists
-  sees files come. One run at a time may write there.
-* `_commit.json` has the files of its commit, and what all commits up to it have exported.
+* On a disk the folder gets its name in one step, when it is complete: a reader that lists folders
+  sees all of a commit or nothing. If two runs make the same commit, the rename of one is refused,
+  and it makes the next commit.
+* A bucket has no rename. There files are copied into the folder, and `commit=…/_commit.json` is
+  written last: a reader that uses `exported_files` sees all or nothing, one that lists sees files
+  before the commit. Only one run at a time may write there.
+* `_commit.json` has the files of its commit, and the offsets that all commits up to it have
+  exported.
 """
 
 from __future__ import annotations

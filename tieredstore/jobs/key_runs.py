@@ -9,8 +9,8 @@ A run is staged as one object:
     | trailer | 56      | magic, six numbers of 64 bits: see `_TRAILER`                  |
 
 All entries are ordered by store time; those of equal times by topic number, queue id and queue
-offset; the keys of one message stay as they stand in it. The samples tell where one index file ends
-and the next begins before any run is merged, and a merge needs bounded memory.
+offset; the keys of one message keep their order. The samples show where one index file ends and the
+next begins before any run is merged. So a merge needs bounded memory.
 """
 
 from __future__ import annotations

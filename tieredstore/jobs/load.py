@@ -1,9 +1,9 @@
 """A bulk load from its begin to its commit: what the driver does around the tasks that stage.
 
-Tasks write whole segments that begin where each queue ended when they looked. The commit adopts
-those as they are; where a queue has grown since, or its messages lie in several partitions, they
-are written once more by an engine, and then adopted. One change of the catalogue names all of them;
-in a bucket one entry does both.
+Tasks write whole segments that begin at the end of each queue, as the tasks saw it. The commit
+adopts these segments as they are. If a queue has grown since, or its messages are in several
+partitions, an engine writes them once more before they are adopted. One change of the catalogue
+names all segments; in a bucket one entry does both.
 
 What a crash leaves behind, and who removes it:
 

@@ -1,6 +1,6 @@
 """Rows of Arrow batches encoded as records, many at once, and staged for a bulk load.
 
-A load takes these columns, or what stands in for them:
+A load takes these columns, or the replacement of each:
 
     | column     | type                      | without it                                     |
     | ---------- | ------------------------- | ---------------------------------------------- |
@@ -18,11 +18,11 @@ A load takes these columns, or what stands in for them:
     | flag       | integer                   | 0                                              |
     | sys_flag   | integer                   | 0; bits for addresses follow from the hosts    |
 
-A null counts as no column. Other columns that a read of a tier gives are ignored: offsets, sizes
-and checksums are made anew. Where `body_crc_ok` is false the load is refused, because a new
-checksum would make a damaged body look sound.
+A null counts as no column. Other columns of a read of a tier are ignored: offsets, sizes and
+checksums are computed anew. If `body_crc_ok` is false, the load is refused, because a new checksum
+would make a damaged body look sound.
 
-What a task then makes of them: see `load_segments`.
+`load_segments` shows what a task does with them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Segments that tasks of a load write: whole and durable, and part of no tier before the commit.
 
-A task writes the messages of each queue as segments that begin where the queue ended when it
-looked. Where that still holds at the commit they are adopted as they are. Else they are what the
-run is written from once more, at its true offsets; its keys stay as they were staged, and are read
-moved.
+A task writes the messages of each queue as segments that begin at the end of the queue, as the task
+saw it. If the queue still ends there at the commit, the segments are adopted as they are. Otherwise
+they are the source from which the run is written once more, at its true offsets; its keys stay as
+they were staged, and are shifted when they are read.
 
 Names are `load/<run>/<ms>.<attempt>-<number>`, so that an audit sees how old they are.
 """

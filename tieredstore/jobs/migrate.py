@@ -1,6 +1,7 @@
 """Moving a tier from one backend to another: copy, verify, catch up, cut over.
 
-For the cut-over the source is held still, and the target's catalogue is published in one step.
+For the cut-over no broker may write the source, and the target's catalogue is published in one
+step.
 """
 
 from __future__ import annotations

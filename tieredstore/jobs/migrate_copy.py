@@ -1,14 +1,15 @@
 """The copy of one segment, or of the rest of it, and the journal of what was copied.
 
-The bodies of messages are checked while their bytes pass by, in blocks of any length.
-The journal lies beside the target's catalogue until the cut-over:
+The bodies of messages are checked during the copy, in blocks of any length. The journal is next to
+the target's catalogue until the cut-over:
 
     line      <CRC-32C of the rest, 8 hexadecimal digits> <JSON>\n
     first     {"format": 1, "source": {...}, "target": {...}}
     others    [path, type, base, size, crc]     the target has so many bytes, with this CRC-32C
 
-Of lines about one segment the last counts. A torn line and all lines behind it are ignored. A line
-is in the hands of the system when `add` returns, and on the disk after at most SYNC_LINES more.
+Of several lines about one segment the last one counts. A torn line and all lines after it are
+ignored. When `add` returns, the operating system has the line; it is on the disk after at most
+SYNC_LINES more.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The plan of a migration: segments, bytes, requests and dollars, from what the source holds."""
+"""The plan of a migration: segments, bytes, requests and dollars, from the contents of the source."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Small pieces of work in one partition, and their bytes read together where they lie together.
+"""Small pieces of work in one partition; bytes that are stored together are read together.
 
-A partition for each small queue costs more than it reads. And where many queues share an object, a
-reader that goes queue by queue makes a request for each queue in each object: so the bytes of a
-whole window of slices are fetched first, and each slice is then read from memory. What could not be
-fetched that way is read piece by piece as ever: damage is found and told by the reader of a slice.
+A partition for each small queue costs more than its read. And if many queues share an object,
+reading queue by queue makes a request for each queue in each object. So the bytes of a whole window
+of slices are fetched first, and each slice is then read from memory. Bytes that could not be
+fetched this way are read piece by piece: the reader of a slice finds and reports damage.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""All index files of a tier made anew from its commit logs: keys first, then files."""
+"""Rebuilds all index files of a tier from its commit logs: first the keys, then the files."""
 
 from __future__ import annotations
 

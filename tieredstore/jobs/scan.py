@@ -8,8 +8,8 @@ A scan gives the columns of a message, and these:
     | body_plain | binary | the body as its producer made it, of at most PLAIN_BYTES_MAX bytes     |
     | damage     | string | null; or why a message cannot be read, and all but where it is is null |
 
-A body that cannot be made plain is damage, and its message is read all the same: FAIL raises;
-otherwise `body_plain` is null and `damage` says why.
+A body that cannot be decompressed is damage, but its message is still read: FAIL raises; otherwise
+`body_plain` is null and `damage` says why.
 """
 
 from __future__ import annotations

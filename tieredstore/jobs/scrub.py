@@ -1,7 +1,7 @@
-"""A tier that is verified again and again, so slowly that nobody notices.
+"""Verifies a tier over and over, slowly enough not to disturb anything.
 
-One pass comes after the other, with a pause between them. Within a pass one part is read after the
-other, and each takes at least as long as its bytes may take at the rate that is given.
+One pass follows the other, with a pause in between. Within a pass one part is read after the other,
+and each takes at least the time that the given rate allows for its bytes.
 """
 
 from __future__ import annotations

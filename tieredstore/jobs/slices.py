@@ -1,4 +1,4 @@
-"""Which messages are wanted, the slices of queues that hold them, and one slice read ahead."""
+"""The requested messages, the slices of queues that hold them, and one slice read ahead."""
 
 from __future__ import annotations
 

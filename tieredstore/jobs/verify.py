@@ -1,19 +1,19 @@
-"""The job `verify`: every byte of a tier is read, and what does not fit together is named.
+"""The job `verify`: reads every byte of a tier, and names everything that does not fit together.
 
 * each unit of a queue names a whole message of that topic, queue and queue offset, whose tags have
   the code of the unit, whose body has the CRC it should have, and that knows its own place;
-* bytes that no unit names are end markers, copies, or messages that the queue has not yet;
+* bytes that no unit names are end markers, copies, or messages that the queue does not have yet;
 * each entry of an index file is in the slot where a lookup looks, each slot where its fence says;
 * the keys of all messages and the entries of all index files are the same;
-* catalogue and backend agree, which is what `audit` looks at.
+* catalogue and backend agree, as `audit` checks.
 
-Nothing can verify what no checksum covers. In the unit of a delayed message that is the delivery
-time, which stands in the place of a tags code. In a record it is flag, born time and host, store
-host, reconsume times, the prepared offset and the properties other than TAGS, KEYS and UNIQ_KEY. A
-store time is compared with the times of its segment and the seconds of its index entries.
+Fields that no checksum covers cannot be verified. In the unit of a delayed message that is the
+delivery time, which replaces the tags code. In a record it is flag, born time and host, store host,
+reconsume times, the prepared offset and the properties other than TAGS, KEYS and UNIQ_KEY. A store
+time is compared with the times of its segment and the seconds of its index entries.
 
-A broker may be at work meanwhile: what is damaged is looked at once more as the catalogue has it
-then, so what expires or moves is no finding.
+A broker may run meanwhile: data that seems damaged is checked again with the current catalogue, so
+data that expires or moves is no finding.
 
 Damage ends with exit code 4; notes and leftovers do not. Nothing is changed: there is no repair.
 """

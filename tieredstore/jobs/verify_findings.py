@@ -1,13 +1,13 @@
-"""What a verification finds, and the sums that compare keys of messages with entries of the index.
+"""The findings of a verification, and the sums that compare keys of messages with entries of the
+index.
 
 Sums tell in one pass whether the keys of all messages and the entries of the index are the same.
 The log offset of an entry alone says which stretch of a queue's log it belongs to, and each stretch
 has one row of sums. Stretches are so long that all rows fit into memory; only those whose sums are
 not zero are then compared entry by entry.
 
-RocketMQ also puts an empty key where KEYS has two blanks in a row or begins with one; we do not.
-What such messages would add is therefore summed up apart, and a stretch is right with all of it or
-without.
+RocketMQ also puts an empty key if KEYS has two blanks in a row or begins with one; we do not. Such
+keys are therefore summed up separately, and a stretch is right with all of them or with none.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """The keys of all messages compared with the entries of the index: first their sums, then, where
 those differ, the suspects entry by entry.
 
-A key that no index file has may be explained. A broker fills index files on its own disk, uploads
-them later, and puts the messages of a queue in their order. So where only the newest messages of a
-queue are missing, their keys may be in a file that is not seen here, or not be put yet; where a
-newer message is found, a missing key is damage. Our own notes in the catalogue say more exactly up
-to where all keys must be found. What lies behind is put again at the next start, and need not be
-found even where newer messages are: a file that the disk could not sync is given up, and those
-after it are uploaded. RocketMQ moves no notes: what it puts is sure once we have opened the tier
-again. Index files also expire by a time of their own: where the oldest have been dropped, the
-oldest messages of a queue need not be found.
+There are good reasons why a key may be in no index file. A broker fills index files on its own
+disk, uploads them later, and puts the messages of a queue in their order. So if only the newest
+messages of a queue are missing, their keys may be in a file that is not visible here, or not be put
+yet; if a newer message is found, a missing key is damage. Our own notes in the catalogue say more
+exactly up to where all keys must be found. Later keys are put again at the next start, and may be
+missing even if newer messages are found: a file that the disk could not sync is dropped, and those
+after it are uploaded. RocketMQ updates no notes: its items are certain only once we have opened the
+tier again. Index files also expire at a time of their own: if the oldest have been dropped, the
+oldest messages of a queue may be missing.
 """
 
 from __future__ import annotations

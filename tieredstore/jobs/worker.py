@@ -1,4 +1,4 @@
-"""What a worker opens to read or write a tier, once per process and settings."""
+"""The parts that a worker opens to read or write a tier, once per process and settings."""
 
 from __future__ import annotations
 

@@ -1,21 +1,21 @@
-"""One consume queue: where each of its messages lies in the commit log, what a crash left of it,
-and which message was stored at a given time.
+"""One consume queue: the place of each of its messages in the commit log, recovery after a crash,
+and the search for the message that was stored at a given time.
 
-Queue offset k is the unit at byte 20 * k. Where Java is known to go wrong, this does not:
+Queue offset k is the unit at byte 20 * k. This avoids known faults of Java:
 
 * A message that would leave a hole is refused with PositionMismatchError. Java appends it at the
   current end, and from then on the queue disagrees with the messages' own queue offsets.
-* What a cut leaves behind is zeros. Java leaves the old units, and they can come back to life.
-* The minimum follows the log through all files. Java looks in the first one only, and until that
-  has been deleted its minimum names messages that are not there.
+* A cut leaves zeros. Java leaves the old units, and they can become valid again.
+* The minimum follows the log through all files. Java looks only in the first file, and until that
+  is deleted its minimum names messages that do not exist.
 * Units that only fill a place are never messages, also after a restart.
 
-Recovery takes a unit as valid while its log offset is not negative and its size is positive, as in
-Java; and its record must begin where the one before ends, or behind. Without the second rule units
-that a cut had left behind come back: they are valid, but of an older history.
+Recovery accepts a unit if its log offset is not negative and its size is positive, as in Java; and
+its record must not begin before the end of the previous one. Without the second rule units that
+survived a cut would come back: they are valid, but belong to an older history.
 
-A search by halves meets single units that may be damaged. It looks beside the place that it found
-and goes on where these say otherwise, so that one wrong unit does not hide its neighbours.
+A binary search may meet single damaged units. It also checks the neighbours of the place that it
+found, and continues if they disagree, so that one wrong unit does not hide them.
 
 Search by time, for a queue of messages [minimum, maximum) whose times do not decrease:
 
@@ -24,11 +24,11 @@ Search by time, for a queue of messages [minimum, maximum) whose times do not de
     | LOWER    | first message stored at or after then | maximum | minimum    |
     | UPPER    | last message stored at or before then | minimum | minimum    |
 
-Java chooses one file of the queue first and searches only in it. For the sound queues that Java was
-asked about the answers are these; where the two part, ours is the one that the table says:
+Java first chooses one file of the queue and searches only in it. For the sound queues in the
+recorded answers of Java, both agree with the table; where they differ, ours follows the table:
 
-* A message that cannot be read (its log file has gone, its record is damaged) makes Java's answer
-  the start of the queue. Here the search looks to the readable messages beside it.
+* If a message cannot be read (its log file was deleted, its record is damaged), Java's answer is
+  the start of the queue. Here the search uses the nearest readable messages.
 * Java remembers the time of each file's first and last unit, also when they could not be read.
 """
 

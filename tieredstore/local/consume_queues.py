@@ -1,17 +1,17 @@
-"""All consume queues of a store, as directories; the topics that were deleted, and the queues that
-were begun anew, while records of them remain.
+"""All consume queues of a store, as directories; also the deleted topics and the restarted queues,
+as long as the log has records of them.
 
     consumequeue/<topic>/<queue number>/<position in 20 digits>
 
-Directories of other kinds, Java's extended queues and batch queues, lie beside `consumequeue` and
-are never touched.
+Java's extended queues and batch queues have directories next to `consumequeue`, which are never
+touched.
 
-The file of deleted topics holds, for each topic, where the log ended when it was deleted:
+The file of deleted topics has, for each topic, the end of the log when it was deleted:
 
     {"version": 1, "topics": {"TopicTest": 73400}, "crc32": "…"}
 
-The file of begun queues holds, for each of them, the queue offset of its first message, and where
-the log ended then:
+The file of begun queues has, for each queue, the queue offset of its first message, and the end of
+the log at that moment:
 
     {"version": 1, "queues": {"TopicTest": {"0": [15, 73400]}}, "crc32": "…"}
 """

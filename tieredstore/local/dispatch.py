@@ -1,4 +1,4 @@
-"""Dispatch of what was put: into queues and index in log order, then to registered dispatchers."""
+"""Dispatch of new messages: into queues and index in log order, then to registered dispatchers."""
 
 from __future__ import annotations
 

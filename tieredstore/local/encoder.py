@@ -1,4 +1,4 @@
-"""Messages encoded as records, one or many at a time, and refused where they cannot be."""
+"""Encodes messages as records, one or many at a time, and refuses those that it cannot encode."""
 
 from __future__ import annotations
 

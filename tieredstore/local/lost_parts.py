@@ -1,4 +1,4 @@
-"""Parts of the log that a power cut took before they were vouched for: lost, and no damage."""
+"""Parts of the log that a power cut destroyed before they were vouched for: lost, not damaged."""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
-"""The records of a few units, checked together: what is sound costs little more than its bytes.
+"""Checks the records of a few units together: sound records cost little more than reading their
+bytes.
 
-Every check of `check_record` and `UnitTruth.misfit` is made of every record. Columns of so few
-rows are quickest as Python's own, in loops that run in C; numpy's calls cost more than the rows.
+Every record gets all checks of `check_record` and `UnitTruth.misfit`. For so few rows Python's own
+sequences, in loops that run in C, are fastest; numpy's calls would cost more than the rows.
 
-Nothing is said of a page but that all of it is sound. Where it is not, or where it is not plain
-(a light queue, records of several magics, a topic that is no plain text), None sends the reader to
-look at each record alone.
+The only positive answer is that the whole page is sound. If it is not, or if it is not plain (a
+light queue, records of several magics, a topic that is no plain text), None tells the reader to
+check each record alone.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Reads by queue offset: which messages a consumer gets, and where it goes on.
+"""Reads by queue offset: which messages a consumer gets, and where it continues.
 
-No unit is believed. A record that is not the one its unit stands for is never served in its
-place: the unit is made again from the log, or the read is a SegmentCorruptError.
+No unit is trusted. A record that does not match its unit is never served: the unit is rebuilt from
+the log, or the read raises SegmentCorruptError.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """The records of one log file, many at a time, and the damage between them.
 
-Three things are stricter than RocketMQ, which ends a log at the first bytes that are no record. A
-record must say that it lies where it lies (its log offset). No CRC covers topic and properties, so
-a record whose last text ends in zeros counts as torn. And behind damage the scan goes on with
-the next record that proves itself by place, lengths, CRC and a store time that does not go back:
-the last keeps it from taking up what an earlier crash left behind. Only where a process was killed
-within the last put, whose head is written last, the log ends at that head, as RocketMQ's does.
+RocketMQ ends a log at the first bytes that are no record. This is stricter in three ways. A record
+must contain its own place (its log offset). No CRC covers topic and properties, so a record whose
+last text ends in zeros counts as torn. And after damage the scan continues with the next record
+that proves itself by place, lengths, CRC and a store time that does not go back; the store time
+keeps it from accepting leftovers of an earlier crash. Only if a process was killed within the last
+put, whose head is written last, the log ends at that head, as RocketMQ's does.
 """
 
 from __future__ import annotations

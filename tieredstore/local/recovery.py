@@ -1,16 +1,16 @@
 """Recovery: brings log, queues and index together when a store opens, by two files that say
 what was on disk.
 
-After a clean end the log is checked from its last file on; after a crash from the file that the
-checkpoint vouches for. It ends behind its last sound record, but never before what was on disk: a
-record there that cannot be read is damaged and not torn, and its place stays taken.
+After a clean shutdown the log is checked from its last file on; after a crash from the file that
+the checkpoint vouches for. It ends after its last sound record, but never before data that was on
+disk: an unreadable record there is damaged, not torn, and keeps its place.
 
-A queue that ends where the table of queue ends says is believed. Any other is held against the
-log, unit by unit from its end, and cut where the log says otherwise. What queues lack, because
-units were damaged or files have gone, is written again, however long ago it was put. Units and keys
-are written again from where the queues or the index end, whichever is earlier; both know what they
-have, so nothing is there twice. No queue ends before the furthest end that is known of it, unless
-the log proves that wrong.
+A queue that ends where the table of queue ends says is accepted. Any other queue is compared with
+the log, unit by unit from its end, and cut where the log disagrees. Units that a queue lacks,
+because they were damaged or files are missing, are written again, however old they are. Units and
+keys are written again from the end of the queues or of the index, whichever is earlier; both know
+what they have, so nothing is added twice. No queue ends before its furthest known end, unless the
+log disproves that end.
 
 The checkpoint file, up to which store times the parts of a store are durable:
 
@@ -23,10 +23,11 @@ The checkpoint file, up to which store times the parts of a store are durable:
     |     32 | i64   | log offset of the last message that recovery found good          |
     |     40 | i64   | from RocketMQ 5.5 on: log offset up to which queues are durable  |
 
-The file has 4096 bytes, of which the rest is left as it was. The last field is written as 0, which
-is nothing known: later versions then go by the times, as 5.3.3 does.
+The file has 4096 bytes; the rest stays unchanged. The last field is written as 0, which means
+unknown: later versions then use the times, as 5.3.3 does.
 
-The table of queue ends, what each queue held at a moment when all of them were on disk:
+The table of queue ends records the contents of each queue at a moment when all of them were on
+disk:
 
     {"version": 1, "logEnd": .., "logMin": .., "queues": {topic: {number: [first, end, last]}},
      "crc32": ".."}

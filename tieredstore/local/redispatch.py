@@ -1,17 +1,17 @@
-"""The log dispatched again when a store opens, into all queues that a record belongs to.
+"""Dispatches the log again when a store opens, into all queues that a record belongs to.
 
-A message whose record is damaged cannot be dispatched. Its place in the queue is kept by a unit
-that points at the damage: a read of that offset says what is wrong and where, every other message
-keeps its number, and no new message gets a number that consumers have passed. The same is done
-for a record that is sound, but says of queue or number what cannot be true.
+A message whose record is damaged cannot be dispatched. A unit that points at the damage keeps its
+place in the queue: a read of that offset says what is wrong and where, every other message keeps
+its number, and no new message gets a number that consumers have passed. The same is done for a
+sound record with an impossible queue or number.
 
 Light message queues are further queues of a record. Two properties name them:
 
     INNER_MULTI_DISPATCH      %LMQ%a,%LMQ%b     the further queues; each has the number 0
     INNER_MULTI_QUEUE_OFFSET  7,0               the record's place in each, in the same order
 
-Java writes the second of them when it puts the message. A client of it can send any text under
-both names, so nothing here raises: a value that cannot be meant is passed over.
+Java writes the second property when it puts the message. Its clients can send any text under both
+names, so nothing here raises: an invalid value is ignored.
 """
 
 from __future__ import annotations

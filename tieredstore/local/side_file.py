@@ -1,4 +1,4 @@
-"""Small JSON files that a store keeps beside RocketMQ's own: written whole, with a checksum."""
+"""Small JSON files that a store keeps next to RocketMQ's own: written whole, with a checksum."""
 
 from __future__ import annotations
 

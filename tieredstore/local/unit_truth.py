@@ -1,4 +1,4 @@
-"""Holds the units of queues against the log, and makes single ones again from it."""
+"""Compares the units of queues with the log, and rebuilds single ones from it."""
 
 from __future__ import annotations
 
