@@ -22,10 +22,10 @@ class _Count:
 
 
 class PendingCounts:
-    """Counts messages for each queue, and keeps the queues that are to be looked at soon.
+    """Counts messages for each queue, and keeps the queues that must be checked soon.
 
-    `note` runs where the broker dispatches its messages: it does no I/O and waits for nothing but
-    other counting. Any thread may call anything.
+    `note` runs in the broker's dispatch of messages: it does no I/O and waits only for other
+    counting. Any thread may call anything.
     """
 
     def __init__(self, *, full_count: int, full_bytes: int, rejects: Callable[[str], bool]) -> None:
@@ -132,8 +132,8 @@ ROUND: Final = QueueKey("", -1)
 class QueueClaims:
     """The queues that are being worked on, and a way to wait until a claim is given back.
 
-    A claim may be given back by another thread than the one that took it. Where queues share their
-    rounds, `ROUND` is claimed as a queue is: from the look for what to send until all is settled.
+    Another thread than the one that took a claim may give it back. If queues share rounds, `ROUND`
+    is claimed like a queue: from the choice of the messages to send until all of them are settled.
     """
 
     def __init__(self) -> None:
@@ -220,8 +220,8 @@ class QueueClaims:
 class UploadBudget:
     """Bytes in memory and uploads under way: never more than allowed.
 
-    No call waits here: a refused caller comes again when something was given back. One batch larger
-    than everything allowed is let through alone. Any thread may call anything.
+    No call waits: a refused caller tries again when something was given back. A batch larger than
+    the whole budget is allowed alone. Any thread may call anything.
     """
 
     def __init__(self, *, bytes_max: int, uploads_max: int) -> None:

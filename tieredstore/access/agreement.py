@@ -66,7 +66,7 @@ _LOGGED_MAX: Final = 100  # queues that are named, each in a line
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContinuedQueue:
-    """A queue that goes on where the tier ends, since the local store had lost its end."""
+    """A queue that continues where the tier ends, because the local store had lost its end."""
 
     topic: str
     queue_id: int
@@ -97,9 +97,10 @@ class ContinuedQueue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """What came of holding a store against its tier.
+    """The result of comparing a store with its tier.
 
-    `refused` says of each queue that takes no puts why; it stays so until an operator decides.
+    `refused` has, for each queue that takes no puts, the reason; it stays refused until an operator
+    decides.
     """
 
     continued: Sequence[ContinuedQueue] = ()
@@ -114,7 +115,7 @@ class Agreement:
 
 @dataclass(frozen=True, slots=True)
 class _Verdict:
-    """On one queue: where it goes on, or why it takes no puts; neither where nothing is amiss."""
+    """For one queue: where it continues, or why it takes no puts; neither if nothing is wrong."""
 
     file: FlatMessageFile
     local_end: int | None

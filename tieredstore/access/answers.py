@@ -49,12 +49,12 @@ class ReadDecision:
     | NOT_IN_MEM | where it has the offset and the store has it on disk at best |
     | FORCE | always first |
 
-    What the tier has not got is the next store's, whatever the level. A topic that stays out of
-    the tier is never read there. The level may change at any time.
+    Messages that the tier does not have come from the next store, whatever the level. A topic that
+    stays out of the tier is never read there. The level may change at any time.
 
-    Where both hold different messages (`forks`: from which number on) the next store's are the ones
-    that are read until an operator decides, at every level; the tier has a say below the fork only,
-    and only where the next store has nothing. So nobody reads two histories as one.
+    If both hold different messages (`forks`: from which number on), reads return the next store's
+    until an operator decides, at every level; the tier is read only below the fork, and only if the
+    next store has nothing there. So no reader sees two histories as one.
     """
 
     def __init__(
@@ -119,19 +119,18 @@ _EXPECTED: Final = _ENDS | {GetStatus.FOUND, GetStatus.NO_MATCHED_MESSAGE}
 class Answers:
     """Answers reads from the next store and the tier below it.
 
-    * A store that does not know an answer never overrules one that does.
-    * An answer that lacks what the tier has is never passed off as complete. If the tier cannot be
-      reached and the next store does not know the answer, the error is raised; a query by key says
-      that it is not complete.
-    * A page's messages and its next offset never pass a message that one of the two stores has
-      and that the filter did not leave out. Where the store that was asked first has not got the
-      messages, the other one answers; where neither has them, the reader goes on at the first
-      message that either of them has.
-    * What waits for its upload is the next store's to give, at every level.
+    * A store that does not know an answer never overrides one that does.
+    * An answer without the tier's messages is never called complete. If the tier cannot be reached
+      and the next store does not know the answer, the error is raised; a query by key says that it
+      is not complete.
+    * A page's messages and its next offset never pass a message that one of the two stores has and
+      that the filter accepts. If the store that was asked first does not have the messages, the
+      other one answers; if neither has them, the reader continues at the first message that either
+      of them has.
+    * Messages that wait for upload come from the next store, at every level.
     * A tier that cannot be reached is no error while the next store still has the offset. Damage
       in the tier always is one.
-    * The maximum of a page from the tier is the tier's: what it has not got yet is the next
-      store's.
+    * The maximum of a page from the tier is the tier's: later messages come from the next store.
     """
 
     def __init__(

@@ -83,8 +83,7 @@ class AuditKind(FindingKind):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditReport:
-    """All that was found, by place, and how much was looked at: `size` bytes of the catalogue's
-    segments."""
+    """All findings by place, and how much was checked: `size` bytes of the catalogue's segments."""
 
     broker: str
     findings: tuple[Finding, ...]
@@ -161,9 +160,9 @@ def audit(
 class TierFacts:
     """The segments of one broker.
 
-    The catalogue is read before the backend is listed and after it. The second reading counts: all
-    rows are of that one moment. The sizes of segments that have grown since the listing are asked
-    for again. What either reading names is no orphan.
+    The catalogue is read before and after the backend is listed. The second reading counts: all
+    rows are of that one moment. The sizes of segments that have grown since the listing are
+    requested again. A segment that either reading names is no orphan.
     """
 
     files: _Files

@@ -40,7 +40,7 @@ _EXPIRY_GETS: Final = 5  # the record behind the segment, and two units, once or
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What goes through a tier, on average, over all of its queues."""
+    """The average load of a tier, over all of its queues."""
 
     queue_count: int
     messages_per_second: float

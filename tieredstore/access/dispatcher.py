@@ -51,7 +51,7 @@ ROUND_BYTES: Final = 32 * MIB  # a round with more than that is sent before othe
 class DispatchHealth:
     """What is wrong with the upload, by queue.
 
-    * `stopped`: nothing is uploaded until an operator looks after it. Adopted history is not one.
+    * `stopped`: nothing is uploaded until an operator acts. Adopted history does not count.
     * `refused`: those of them whose names the tier cannot hold, now or later. No flush waits for
       them.
     * `failing`: the last attempt failed; it is tried again.
@@ -80,7 +80,7 @@ def _nobody() -> Collection[QueueKey]:
 
 @dataclass(slots=True)
 class Pass:
-    """One pass over some queues: how to make it, and what came of it."""
+    """One pass over some queues: how to make it, and its outcome."""
 
     force: bool = False
     targets: dict[QueueKey, int] | None = None  # where to end; None: as far as there is something
@@ -100,10 +100,10 @@ class Pass:
 
 
 class QueueWalk:
-    """Walks over queues in its caller's thread; any number of threads may.
+    """Walks over queues in its caller's thread; any number of threads may do so.
 
-    A queue is claimed while something is done with it, here or in a pool. Each claim ends with
-    `ended`, whatever became of the work. A queue that fails never stops the others.
+    A queue is claimed while it is being worked on, here or in a pool. Each claim ends with `ended`,
+    whatever the outcome. A queue that fails never stops the others.
     """
 
     def __init__(
@@ -354,10 +354,11 @@ class QueueWalk:
 class LocalNeeds:
     """Finds the smallest local log offset that is still needed.
 
-    Queues that take no uploads need nothing: those of filtered topics, and stopped ones, which
-    would keep everything for ever. One that may still be recovered is none of these: it needs what
-    the catalogue does not know of. What is damaged is not needed, but the first sound message
-    behind it is: the upload goes on there, once the damaged ones have expired or waited for long.
+    Queues without uploads need nothing: those of filtered topics, and stopped ones, which would
+    keep everything for ever. A queue that may still be recovered is different: it needs everything
+    that the catalogue does not have. Damaged messages are not needed, but the first sound message
+    after them is: the upload continues there, once the damaged ones have expired or waited for
+    long.
     """
 
     def __init__(
@@ -413,16 +414,17 @@ class Dispatcher:
     """Uploads what is due, queue by queue, within the bounds of the settings.
 
     * One thread at a time works on a queue, and at most one upload of it is under way.
-    * Where the provider shares rounds, a round has all queues that have something, and the next one
-      begins when it is settled. Then bytes alone bound what is under way.
-    * Once another writer has the tier nothing is sent: each queue that has something fails.
-    * Bytes in memory never exceed `dispatch_buffer_bytes`, but for one larger batch alone; uploads
-      under way never exceed a quarter of `pending_count_max`. No queue has a thread of its own.
-    * Where the next message of a queue is not confirmed, more messages are no reason to look again:
-      only another confirmed offset is.
-    * A queue that fails is logged, remembered with its reason and tried again at the next look at
+    * If the provider shares rounds, a round takes all queues that have messages, and the next one
+      begins when it is settled. Then only bytes bound the uploads under way.
+    * Once another writer has the tier nothing is sent: each queue that has messages fails.
+    * Bytes in memory never exceed `dispatch_buffer_bytes`, except for one larger batch alone;
+      uploads under way never exceed a quarter of `pending_count_max`. No queue has a thread of its
+      own.
+    * If the next message of a queue is not confirmed, the queue is checked again when the confirmed
+      offset changes, not when more messages come.
+    * A queue that fails is logged, recorded with its reason and tried again at the next check of
       all queues. It never stops the others.
-    * Nothing happens before `start`, but what `dispatch_once` does in its caller's thread.
+    * Nothing happens before `start`, except in the thread of a caller of `dispatch_once`.
     * The creator registers `on_messages` and `needed_from` with the store. A registration cannot
       be undone.
     """

@@ -40,11 +40,11 @@ SWEEP_MS_MIN: Final = 1_000
 class Fetcher:
     """Answers reads from the queues of a tier.
 
-    * Absence is a status, None or an empty answer. Whatever keeps an answer from being given is
-      raised, and never looks like absence.
+    * Absence is a status, None or an empty answer. Anything that prevents an answer is raised, and
+      never looks like absence.
     * All reads go through one cache, bounded in bytes and in idle time: bytes that many readers
       want are fetched once. Exact reads use it, and put nothing into it.
-    * A queue that expires or is destroyed during a read is answered for as it is then.
+    * If a queue expires or is destroyed during a read, the answer shows its new state.
     * Any thread may call anything. After `close` everything raises StoreClosedError.
     """
 

@@ -90,7 +90,7 @@ class CacheHealth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalDamage:
-    """A place of the local store that was not what it must be; `mended` if nothing is missing."""
+    """A damaged place of the local store; `mended` if nothing is missing."""
 
     path: str
     position: int
@@ -100,8 +100,8 @@ class LocalDamage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierHealth:
-    """The whole tier; `ok` where no queue needs a person, fails or has lost something, the local
-    store misses nothing for damage, and no other writer has taken over."""
+    """The whole tier; `ok` if no queue needs an operator, fails or has lost something, the local
+    store has lost nothing to damage, and no other writer has taken over."""
 
     level: StorageLevel
     queues: tuple[QueueHealth, ...] = ()
@@ -240,7 +240,7 @@ Shown: TypeAlias = Iterator[tuple[float, Labels]]
 
 
 class TierGauges:
-    """Registered once in a life of the store, and read at each export."""
+    """Registered once in the life of a store, and read at each export."""
 
     def __init__(
         self, tier: Tier, dispatcher: Dispatcher, retention: Retention, next_store: MessageStore

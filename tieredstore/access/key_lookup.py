@@ -43,11 +43,11 @@ class KeyLookup:
 
     * Every message given has the topic, the key (UNIQ_KEY, or one of KEYS) and a store time
       within [begin, end]; each is there once, the newest first.
-    * No more hits are read than it takes: the index has them newest first, to the second.
-    * A message that cannot be read hides no other one: the answer is not complete then. One
-      whose queue or record has gone is no message any more.
-    * Messages that are committed and not in the index yet are read, within bounds; where there are
-      more, the answer is not complete. So no answer is called complete that may lack a hit.
+    * Only as many hits are read as needed: the index has them newest first, to the second.
+    * A message that cannot be read hides no other one: the answer is then not complete. If its
+      queue or record was deleted, it no longer counts as a message.
+    * Committed messages that are not in the index yet are read, within bounds; if there are more,
+      the answer is not complete. So an answer that may lack a hit is never called complete.
     """
 
     def __init__(
@@ -167,8 +167,8 @@ def _tails(reach: Mapping[FlatMessageFile, int]) -> Iterator[_Tail]:
 
 
 class _Scan:
-    """Reads, for one query, the messages of its topic that the index lacks: all of them, or none
-    where they are too many."""
+    """Reads, for one query, the messages of its topic that the index lacks: all of them, or none if
+    they are too many."""
 
     def __init__(
         self,
@@ -282,7 +282,7 @@ def _queue_segments(tail: _Tail) -> list[FlatSegment]:
 
 
 class _Search:
-    """Reads the hits of one query side by side, each once, and keeps the messages found."""
+    """Reads the hits of one query in parallel, each once, and keeps the messages found."""
 
     def __init__(
         self,

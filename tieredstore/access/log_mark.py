@@ -25,9 +25,9 @@ _STEP_MAX: Final = GIB
 class LogMark:
     """No record of a broker in the tier had a log offset at or above `below`. Any thread may call.
 
-    Where no note says it (RocketMQ's tier, and those of earlier versions) it is what the records of
-    the tier take, and room to spare: messages of other topics lay between them. Then ids of old
-    messages may be given to new ones.
+    Without a note (RocketMQ's tiers, and those of earlier versions) it is the size of the tier's
+    records, with room to spare, since messages of other topics were between them. Then new messages
+    may get the ids of old ones.
     """
 
     def __init__(self, metadata: MetadataStore, broker: str) -> None:

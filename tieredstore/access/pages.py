@@ -38,11 +38,11 @@ from tieredstore.model.values import GetStatus, SegmentType
 
 
 class ColdError(Exception):
-    """Bytes that are wanted at once are not in the cache. Never leaves the access layer."""
+    """Bytes that are needed at once are not in the cache. Never leaves the access layer."""
 
 
 class CachedSource:
-    """Reads through the cache, and ahead of what is asked for."""
+    """Reads through the cache, and ahead of the request."""
 
     def __init__(self, cache: ReadCache, config: StoreConfig) -> None:
         self._cache = cache
@@ -57,9 +57,9 @@ class CachedSource:
 
 
 class ExactSource:
-    """Cached bytes from the cache; others are read as they are asked for, and not kept.
+    """Cached bytes come from the cache; others are read as requested, and not kept.
 
-    For single reads, with no reader that goes on behind them.
+    For single reads, which no further read follows.
     """
 
     def __init__(self, cache: ReadCache) -> None:
@@ -99,8 +99,8 @@ class Limits(NamedTuple):
 
 
 class Page(NamedTuple):
-    """Messages, and where to go on behind what was looked at; nothing was looked at where that is
-    the beginning."""
+    """Messages, and the next offset after everything that was examined; nothing was examined if
+    that is the beginning."""
 
     messages: Sequence[SelectedMessage]
     next_offset: int
@@ -146,7 +146,7 @@ def matching_rows(units: QueueUnits, message_filter: MessageFilter) -> list[int]
 
 
 class _Scan:
-    """One look through a queue for what a filter takes.
+    """One scan of a queue for messages that a filter accepts.
 
     Units come first, and records are read only where a tags code matches.
     """

@@ -69,7 +69,7 @@ Spans = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 class Words:
     """Big-endian numbers gathered from any place of a buffer.
 
-    Where the place is not within the bytes, the number is any.
+    If the place is not within the bytes, the number is undefined.
     """
 
     def __init__(self, data: Buffer) -> None:
@@ -104,7 +104,7 @@ class Words:
 
 
 class Bodies(Words):
-    """Many records in one buffer, as far as their bodies: what lies behind these is not looked at.
+    """Many records in one buffer, up to their bodies: the rest is not examined.
 
     `has_body` says of each row whether a record of this size may lie there, with its body in it.
     """
@@ -182,10 +182,10 @@ class Bodies(Words):
 class Records(Bodies):
     """Many records in one buffer, and where their parts of any length are.
 
-    * `sound` says of each row whether exactly this record lies there, whole: magic and size are a
-      message's, and its lengths add up to the size. Nothing counts in a row that is not sound.
-      Nothing is read beyond a record, whatever it says.
-    * Checksums are not looked at, but by `sound_bodies` and `body_crc_ok`.
+    * `sound` says for each row whether exactly this record is there, whole: magic and size are a
+      message's, and its lengths add up to the size. Other fields of an unsound row are meaningless.
+      Nothing is read beyond a record, whatever its lengths say.
+    * Only `sound_bodies` and `body_crc_ok` check checksums.
     """
 
     def __init__(
@@ -431,7 +431,7 @@ def keys_behind(prefix: str, properties: Properties) -> HashedKeys:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedRun(MessageRun):
-    """A run whose reader has found each record sound, and has its properties parsed already."""
+    """A run whose reader has already found each record sound and parsed its properties."""
 
     properties: Properties
     store_timestamps: NDArray[np.int64]

@@ -18,7 +18,7 @@ _SET_RECORD: Final = _SETTERS["record"].__set__
 
 
 class SelectedRecord(SelectedMessage):
-    """A message as every store here returns it. To make one costs no more than its four fields."""
+    """A message as every store here returns it. Creating one costs no more than its four fields."""
 
     __slots__ = ("_message",)  # empty until it is needed; no part of equality, copies and pickles
     _message: StoredMessage

@@ -34,12 +34,12 @@ RetentionGuard: TypeAlias = Callable[[], int | None]
 
 
 class MessageFilter(Protocol):
-    """Chooses messages: first cheaply by tags code, then by the record.
+    """Selects messages: first cheaply by tags code, then by the record.
 
-    One that goes by tags alone for its first choice may also have an attribute `tags_codes`, the
-    hashes of those tags. It says that `matches_tags_code` is True exactly for codes whose low 32
-    bits are those of one of them, and for codes that are no hash: below -2**31 lie addresses of
-    Java's extended queues. A store may then choose without asking, many messages at once. None is
+    A filter whose first choice depends only on tags may also have an attribute `tags_codes`, the
+    hashes of those tags. It promises that `matches_tags_code` is True exactly for codes whose low
+    32 bits equal one of them, and for codes that are no hash: codes below -2**31 are addresses of
+    Java's extended queues. A store may then select many messages at once without a call. None is
     the same as no such attribute.
     """
 
@@ -52,7 +52,7 @@ class MessageFilter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ReadRequest:
-    """What one call of `get_message` asks for. The method makes it, and it is passed on whole.
+    """The request of one call of `get_message`. The method creates it and passes it on whole.
 
     Raises InvalidArgumentError for a topic or a group that is no text, for numbers that are none,
     and for a filter without the two methods of one.
@@ -101,19 +101,18 @@ class MessageStore(Protocol):
     * Absence is None, a status or an empty answer; failure is an exception. Unknown topics and
       queues are absence.
     * Any thread may call anything at any time. What is returned does not change later.
-    * A store that confirms late may also have `flush()`: make durable, and confirm, what was put
-      before. Callers that need it look for it; a store without one confirms in its own time.
+    * A store that confirms late may also have `flush()`, which makes all earlier puts durable and
+      confirms them. Callers that need it look for it; a store without one confirms in its own time.
     * A store whose queues can begin anywhere may have `begin_queues(ends, *, log_offset,
-      store_timestamp)`. It is called after `load` and before `start`, by a tier that goes on where
-      this store has lost its end. Durably on return, each of these queues gives out its next offset
-      from here, and its messages below are nowhere in this store; new log offsets begin at or after
-      `log_offset`, and new store times at or after `store_timestamp`, but no more than a day ahead
-      of the clock: else this machine's clock, behind that of the one before, would put new messages
-      before old ones. A queue that has come further raises OffsetOutOfRangeError. Calling it again
-      changes nothing.
-      It may have `begun_time(topic)` too: up to which store time messages of the topic may be in
-      the tier alone, since queues of it begin behind them; 0 where none does. And `lost_ends`:
-      where queues ended once that it found shorter when it was opened.
+      store_timestamp)`. The tier calls it after `load` and before `start`, to continue queues whose
+      end this store has lost. Durably on return, each of these queues gives out its next offset
+      from here, and this store has no messages below it; new log offsets begin at or after
+      `log_offset`, and new store times at or after `store_timestamp`, but at most a day ahead of
+      the clock: otherwise a clock behind that of the previous machine would put new messages before
+      old ones. A queue that is already further raises OffsetOutOfRangeError. Calling it again
+      changes nothing. It may have `begun_time(topic)` too: up to which store time messages of the
+      topic may be in the tier alone, since queues of it begin behind them; 0 where none does. And
+      `lost_ends`: where queues ended once that it found shorter when it was opened.
     * One whose puts need not wait may have `put_at_once(message)`: the result of `put_message`, or
       None, with nothing done, where that would wait for a disk, a backend or a busy lock. A caller
       that must not block, such as an event loop, tries it first. `put_messages_at_once(messages)`
@@ -325,14 +324,14 @@ def batches_at_once(
 
 
 class AbstractPluginMessageStore:
-    """A message store around another, which gets every call as it came.
+    """A message store that wraps another and passes every call on unchanged.
 
-    For plugins: override what is to be different, and call `super()` or `self.next_store` for the
-    rest. No message passes by a plugin that overrides `put_message` only: batches and futures go
-    through it then, one message after the other, and wait as it does. `load_plugins` builds one
-    from the store that it wraps and the settings. The name is RocketMQ's.
+    For plugins: override the methods that should differ, and call `super()` or `self.next_store`
+    for the rest. A plugin that overrides only `put_message` still sees every message: batches and
+    futures then go through it, one message after the other, and wait as it does. `load_plugins`
+    builds one from the store that it wraps and the settings. The name is RocketMQ's.
 
-    What the next store raises passes through every method.
+    Every method passes on the errors of the next store.
     """
 
     def __init__(self, next_store: MessageStore, config: StoreConfig) -> None:

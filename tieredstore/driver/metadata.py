@@ -37,7 +37,7 @@ def was_published(lineage: Json) -> bool:
 
 
 class StaleCatalogueError(MetadataError):
-    """The published catalogue is not this one's to replace: another writer's, or a newer one."""
+    """This catalogue must not replace the published one: it is another writer's, or newer."""
 
     @property
     def is_damage(self) -> bool:
@@ -48,8 +48,8 @@ class StaleCatalogueError(MetadataError):
 class CatalogueFacts:
     """Where a catalogue comes from.
 
-    A `copy` is as of some time: it may name segments that have expired since, and not name the
-    newest. All below it is known of published ones only.
+    A `copy` shows the catalogue at some time: it may name segments that have expired since, and
+    lack the newest. The fields after it are known only for published ones.
     """
 
     source: str
@@ -67,9 +67,9 @@ class CatalogueFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogueUpkeep:
-    """What is only in the journal of a catalogue, and when its snapshot was written.
+    """The part of a catalogue that is only in its journal, and when its snapshot was written.
 
-    None where there is no snapshot yet, or nobody knows.
+    None if there is no snapshot yet, or if it is unknown.
     """
 
     journal_bytes: int = 0
@@ -79,7 +79,7 @@ class CatalogueUpkeep:
 class Publisher(ABC):
     """Publishes one writer's catalogue, generation by generation.
 
-    * A catalogue that is published already costs no request.
+    * An unchanged catalogue costs no request.
     * Once another writer has published, or the published one is found to be newer than the
       catalogue, this one is stale: every further call raises StaleCatalogueError without a request.
     * Any thread may call; one publishes at a time. The catalogue can be changed meanwhile.
@@ -181,13 +181,13 @@ Change: TypeAlias = Put | DeleteTopic | DeleteQueue | DeleteSegment | PutNote | 
 
 
 class MetadataStore(ABC):
-    """The catalogue of a tier: what there is, and where.
+    """The catalogue of a tier: which topics, queues and segments exist, and where.
 
-    * `apply` is the one way in: its changes become durable together, in order, or not at all;
-      when it returns they are durable, and only then does a read see them. A crash in the middle
-      leaves all of them or none.
-    * Deleting what is not there is no error. A topic's rows and its segments are independent:
-      deleting one deletes nothing else.
+    * `apply` is the only way to change it: its changes become durable together, in order, or not at
+      all. When it returns they are durable, and only then does a read see them. A crash in the
+      middle leaves all of them or none.
+    * Deleting an absent row is no error. A topic's rows and its segments are independent: deleting
+      one deletes nothing else.
     * Reads come from memory, are consistent snapshots and never block on I/O. What they return is
       immutable and does not change under the caller's feet.
     * Any thread may call anything at any time. `close` is idempotent; afterwards everything but

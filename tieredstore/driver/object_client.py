@@ -32,7 +32,7 @@ class ObjectExistsError(SegmentError):
 
 
 class KeysExpiredError(BackendRefusedError):
-    """Keys that were good, or a clock that is wrong: it says nothing of the store."""
+    """The keys have expired, or the clock is wrong: this says nothing about the store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,10 +68,10 @@ class AbandonedUpload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectCapabilities:
-    """What a store does exactly; what it does not, its client does as well as it can.
+    """Exact guarantees of a store; its client replaces missing ones as well as it can.
 
     * `create_only`: of racing writers one wins, whichever process they are in.
-    * `metadata`: what was put beside an object comes back.
+    * `metadata`: metadata that was put with an object is returned.
     * `atomic_put`: nobody sees half an object.
     * `paged_uploads`: a large stream travels in parts.
     """
@@ -114,7 +114,7 @@ class ObjectClient(ABC):
       process that makes it: a client works on the other side of a fork.
     * One call is one request where the store has one for it, and a bounded number otherwise. The
       only layer that retries is the one above.
-    * Every read is as long as was asked, or an error. A listing is complete, however long.
+    * Every read has the requested length, or is an error. A listing is complete, however long.
     * `close` is idempotent; afterwards everything else raises StoreClosedError.
 
     Raises: SegmentNotFoundError for an absent object, OffsetOutOfRangeError for a range beyond its

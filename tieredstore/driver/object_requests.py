@@ -107,12 +107,14 @@ def settling(
 
 
 class RetryingClient(ObjectClientWrapper):
-    """A client whose transient failures are tried again, each request for itself.
+    """A client that retries transient failures, each request separately.
 
-    * Of many ranges or deletes only those that failed are repeated; a listing goes on behind the
-      last key it gave, so nothing is skipped or given twice. One that goes in circles is refused.
-    * A put whose reply was lost, and that then meets an object, looks whether it is its own: same
-      size and same metadata, which must hold something unique. Without metadata it is a conflict.
+    * Of many ranges or deletes only failed ones are repeated; a listing continues after the last
+      key that it returned, so nothing is skipped or returned twice. A listing that goes in circles
+      is refused.
+    * If the reply to a put was lost and there is an object at the retry, the client checks whether
+      it is its own: same size and same metadata, which must contain something unique. Without
+      metadata it is a conflict.
     """
 
     def __init__(self, inner: ObjectClient, policy: RetryPolicy, runtime: Runtime) -> None:
@@ -368,7 +370,7 @@ class RequestCounts:
 
 
 class CountedClient(ObjectClientWrapper):
-    """A client whose requests are counted; it belongs inside of what tries again.
+    """A client that counts its requests; the retrying client wraps it.
 
     A call that the store answers in pages or batches counts as many requests as it takes.
     """

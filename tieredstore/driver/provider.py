@@ -104,7 +104,7 @@ class SegmentRead:
 class WritePair:
     """One queue's share of a round: its log bytes, then the queue units that name them.
 
-    `rows` are what the catalogue says of both segments once the bytes are durable: a provider that
+    `rows` are the catalogue's rows of both segments once the bytes are durable: a provider that
     keeps the catalogue with the bytes commits them together, others leave them to the caller.
     """
 
@@ -127,7 +127,7 @@ class Fence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakenIn:
-    """What a provider has taken in, and what it knows to be gone."""
+    """The segments that a provider has added, and those that it knows to be lost."""
 
     segment_count: int = 0
     size: int = 0
@@ -147,7 +147,7 @@ class Appended:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundSizes:
-    """How a provider packs the rounds that queues share: what its requests are reckoned from.
+    """How a provider packs the rounds that queues share; its requests are estimated from this.
 
     A round of `inline_bytes` is one request, a larger one has one more for each `data_bytes`.
     `rounds_merged`, or as many as have `merged_bytes`, become one object; `chunks_merged` of these
@@ -169,7 +169,7 @@ class RoundSizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leftover:
-    """What lies in a backend, is part of no segment and only costs; `kind` is one word."""
+    """Data in a backend that is part of no segment and only costs money; `kind` is one word."""
 
     kind: str
     name: str
@@ -407,7 +407,7 @@ class SegmentProvider(ABC):
 
 
 class GenerationTakenError(MetadataError):
-    """Somebody has published this generation: it stays as it is."""
+    """Another writer has published this generation: it stays unchanged."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path, "another writer has published this generation")
@@ -461,10 +461,10 @@ class StagedObject:
 
 
 class Scratch(ABC):
-    """Objects of one broker, each written once and whole, beside its tier.
+    """Objects of one broker next to its tier, each written once and whole.
 
-    * Neither RocketMQ nor a listing of segments takes them for segments, and no writer's epoch is
-      asked for: any number of processes may put at a time.
+    * Neither RocketMQ nor a listing of segments takes them for segments, and they need no writer's
+      epoch: any number of processes may put at a time.
     * A name is text of ASCII letters, digits, `.`, `_`, `-`, parted by `/`.
     * Any thread may call anything. Nothing touches the backend before a call that needs it.
 
@@ -641,7 +641,7 @@ class SegmentWrapper(FileSegment):
 
 
 class ProviderWrapper(SegmentProvider):
-    """Wraps what `inner` opens and forwards the rest.
+    """Wraps the segments that `inner` opens and forwards the rest.
 
     `write_many` keeps its default here, which goes through the wrapped segments.
     """

@@ -105,7 +105,7 @@ class Retry:
 
 
 class RetryingSegment(SegmentWrapper):
-    """A segment whose transient failures are tried again."""
+    """A segment that retries transient failures."""
 
     def __init__(self, inner: FileSegment, retry: Retry) -> None:
         super().__init__(inner)
@@ -128,9 +128,10 @@ class RetryingSegment(SegmentWrapper):
 
 
 class RetryingProvider(ProviderWrapper):
-    """A provider whose segments and listings are tried again.
+    """A provider that retries transient failures of its segments and listings.
 
-    A creation is not: its stream cannot be read twice. The owner of the source starts over.
+    It does not retry a creation: its stream cannot be read twice. The owner of the source starts
+    over.
     """
 
     def __init__(self, inner: SegmentProvider, policy: RetryPolicy, runtime: Runtime) -> None:

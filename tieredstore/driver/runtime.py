@@ -184,9 +184,9 @@ class ProcessPool:
     """Processes of this machine, one call each at a time. They end with `close`, or when this
     process dies.
 
-    Threads share an interpreter, and work on a tier that lies near waits for it. A process takes a
-    third of a second to start, calls travel by pickle, and the main module of the program is
-    imported by each: it needs the usual `if __name__ == "__main__"`.
+    Threads share an interpreter, which is the bottleneck for a local tier. A process takes a third
+    of a second to start, calls travel by pickle, and the main module of the program is imported by
+    each: it needs the usual `if __name__ == "__main__"`.
     """
 
     def __init__(self, *, processes: int) -> None:
@@ -223,7 +223,7 @@ def _begin_process() -> None:
 
 
 class Service(Protocol):
-    """A step that is repeated until it is stopped. A step that raises is logged and repeated."""
+    """Repeats a step until it is stopped. A step that raises is logged and repeated."""
 
     def wake(self) -> None:
         """Take the next step now. Any thread, any time."""

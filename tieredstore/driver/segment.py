@@ -33,10 +33,11 @@ class FileSegment(ABC):
       writes; `write`, `seal` and `delete` come from one thread at a time.
     * A write is positioned, which makes a retry after an unknown outcome safe: the second attempt
       lands, or its error names the true end, and the writer sends only what is missing.
-    * A crash in the middle of a write leaves a prefix of its bytes, possibly none; what `size`
-      said before the crash is still there. A power cut may leave zeros in the place of some.
-    * `close` releases what the handle holds, never data. After it everything else but `close`
-      raises StoreClosedError.
+    * A crash in the middle of a write leaves a prefix of its bytes, possibly none; bytes that
+      `size` counted before the crash are still there. A power cut may leave zeros in place of some
+      of the new ones.
+    * `close` releases the handle's resources, never data. After it everything except `close` raises
+      StoreClosedError.
     * Nothing is opened, looked up or created before the first call that needs it.
 
     Raises: SegmentNotFoundError, SegmentSealedError, PositionMismatchError, OffsetOutOfRangeError,

@@ -46,9 +46,9 @@ WAIT_SECONDS: Final = 5.0  # for another thread that deletes bytes of the same q
 
 @dataclass(slots=True, eq=False)
 class FlatSegment:
-    """One segment of a file and what the catalogue says of it, kept up to date in memory.
+    """One segment of a file and its row of the catalogue, kept up to date in memory.
 
-    `record.size` is what is committed: readers see no byte beyond it.
+    `record.size` is the committed size: readers see no byte beyond it.
     """
 
     segment: FileSegment
@@ -89,7 +89,8 @@ class FlatSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileUpload:
-    """What makes all that waits in a file durable, and the row of its last segment from then on."""
+    """The write that makes all waiting bytes of a file durable, and the row of its last segment
+    afterwards."""
 
     upload: Upload
     row: SegmentRecord
@@ -100,7 +101,7 @@ class FileUpload:
 
 
 class Backing(TypedDict):
-    """What every file of a tier stands on."""
+    """The parts that every file of a tier uses."""
 
     provider: SegmentProvider
     metadata: MetadataStore
@@ -388,11 +389,11 @@ SegmentKey: TypeAlias = tuple[str, SegmentType, int]
 
 
 class Announcement:
-    """Tells readers elsewhere what the catalogue says, by `publish`, before bytes go that it has
-    forgotten: a reader that still has the old catalogue would take them for lost.
+    """Publishes the catalogue for readers elsewhere before bytes that it has forgotten are deleted:
+    a reader that still has the old catalogue would take them for lost.
 
-    Not for ever: where the disk is full, these bytes may be the room that is lacking. Without
-    `publish` everybody reads the catalogue itself.
+    It does not wait for ever: on a full disk these bytes may be the space that is missing. Without
+    `publish` all readers read the catalogue itself.
     """
 
     def __init__(self, publish: Callable[[], bool] | None, clock: Clock) -> None:
@@ -427,8 +428,8 @@ class PendingDeletions:
     """Deletes the segments that the catalogue has marked, queue by queue. All writers of a tier
     share one; only the path `left_out` is left to the part that owns it.
 
-    A queue path is in one thread's hands at a time, from the look at its notes to their end: after
-    it no delete of that path is under way, and its offsets may be used again.
+    Only one thread at a time works on a queue path, from reading its notes to removing them:
+    afterwards no delete of that path is under way, and its offsets may be used again.
     """
 
     def __init__(

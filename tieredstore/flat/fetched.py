@@ -17,8 +17,8 @@ _RECORD_BYTES_MAX: Final = 64 * 1024  # a larger one is read by itself
 class FetchedMessages:
     """A `ByteSource` that has one message of each of many queues in memory.
 
-    What could not be fetched is read from the backend when it is asked for, and its error raised
-    then.
+    A message that could not be fetched is read from the backend on request, which then raises the
+    error.
     """
 
     def __init__(self) -> None:

@@ -70,8 +70,8 @@ def log_start(path: str, metadata: MetadataStore) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Appended:
-    """How many messages of a run were taken, where each lies in the tier's commit log, and their
-    records as they lie there, one behind the other."""
+    """How many messages of a run were appended, the place of each in the tier's commit log, and
+    their records as stored there, one after the other."""
 
     count: int
     log_offsets: NDArray[np.int64]

@@ -144,7 +144,7 @@ def borne_out(count: int, end_of: Callable[[int], int], log_end: int) -> int:
 
 @dataclass(slots=True)
 class _FileState:
-    """What the catalogue and the backend say of one file, and the rows that follow from it."""
+    """One file as the catalogue and the backend show it, and the resulting rows."""
 
     segments: tuple[FlatSegment, ...]  # as the catalogue has them
     backend_bytes: list[int]  # of each; no byte that is the next segment's

@@ -19,7 +19,7 @@ from tieredstore.model.values import AppendStatus
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upload:
-    """What has to be sent so that the segment is durable up to `end`; no write where all landed."""
+    """The bytes to send so that the segment is durable up to `end`; no write if all are there."""
 
     end: int
     write: SegmentWrite | None
@@ -35,10 +35,10 @@ class SegmentWriter:
     """Buffers what is appended to one segment and makes it durable, in order.
 
     * Appended bytes have their place from then on: no commit, retry or repair moves them.
-    * `committed_bytes` never claims what the backend did not acknowledge or show.
-    * After an unknown outcome the backend is asked for its true end, and only what is missing is
-      sent. Bytes that lie there already count only if they are the very bytes that were to be
-      sent: others are left alone and raise PositionMismatchError, and the file rolls.
+    * `committed_bytes` never counts bytes that the backend did not acknowledge or show.
+    * After an unknown outcome the backend is asked for its true end, and only missing bytes are
+      sent. Bytes that are already there count only if they equal the bytes to send: other bytes are
+      left alone and raise PositionMismatchError, and the file rolls.
     * `append` may be called by one thread at a time; `prepare`, `settle` and `doubt` by one.
     """
 

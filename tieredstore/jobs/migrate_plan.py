@@ -1,4 +1,4 @@
-"""The plan of a migration: segments, bytes, requests and dollars, from the contents of the source."""
+"""The plan of a migration: segments, bytes, requests and dollars, from the source."""
 
 from __future__ import annotations
 
