@@ -51,7 +51,7 @@ _TABLE_SLOTS: Final = 1 << 17
 
 
 class Compaction:
-    """What is uploaded of some keys; `blocks` and then `footer` may be asked for again.
+    """The upload of some keys; `blocks` and then `footer` may be called again.
 
     The bytes are Java's: each slot has the position where its items are or would be, an empty one
     too. Without items there is nothing at all. It takes 36 bytes an item in `folder`, by default

@@ -56,10 +56,10 @@ class IndexFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexAnswer:
-    """Hits, newest first; not `complete` where something that may hold more could not be read.
+    """Hits, newest first; not `complete` if something that may have more hits could not be read.
 
-    Of messages that the index has not taken it says nothing: see `indexed_offset`. The newest
-    store time of what it has taken is `newest_timestamp`, 0 where that is not known.
+    It does not cover messages that the index does not have yet: see `indexed_offset`.
+    `newest_timestamp` is the newest store time in the index, 0 if it is unknown.
     """
 
     hits: Sequence[IndexHit] = ()
@@ -74,11 +74,11 @@ class Index(Protocol):
     """Finds messages of the tier by their keys.
 
     * Lifecycle: `load`, `start`, `shutdown`, each idempotent; `destroy` deletes the data.
-    * `put` comes after the commit of the messages, in queue order for each queue and never twice
-      at a time for one queue. One that raises is tried again later, so a message may come twice.
-      The run is the caller's: what is to be kept is copied.
-    * Any thread may query at any time. `seal` uploads what it has only on the broker's own disk;
-      it raises what the backend raises.
+    * `put` comes after the commit of the messages, in queue order for each queue and never twice at
+      a time for one queue. A failed `put` is tried again later, so a message may come twice. The
+      run belongs to the caller: the index copies what it keeps.
+    * Any thread may query at any time. `seal` uploads the part that is only on the broker's own
+      disk; it raises the backend's errors.
     """
 
     @property

@@ -118,7 +118,7 @@ Read = Callable[[int, int], bytes]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footer:
-    """What the tail of a file says: enough to find each block, and small enough to be kept."""
+    """The tail of a file: enough to find each block, and small enough to keep."""
 
     slot_count: int
     item_count: int
@@ -209,7 +209,7 @@ class Groups(NamedTuple):
 
 
 class DamagedItemsError(SegmentCorruptError):
-    """Items of an uploaded file are not those that its footer speaks of."""
+    """Items of an uploaded file do not match its footer."""
 
 
 class GroupSums:

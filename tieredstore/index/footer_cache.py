@@ -40,7 +40,7 @@ class Origin(NamedTuple):
 
 
 class FooterCache:
-    """At most `bytes_max` bytes of footers; those that were made or asked for last stay.
+    """At most `bytes_max` bytes of footers; the most recently made or used ones stay.
 
     It is only a cache: its failures are logged and cost reads of the backend.
     """
@@ -181,7 +181,7 @@ class FooterCache:
 
 
 class FooterCopy:
-    """A footer on its way into the cache; a disk that is full ends the copy, not the original."""
+    """A footer that is being written to the cache; a full disk ends the copy, not the original."""
 
     def __init__(self, cache: FooterCache) -> None:
         self._cache = cache

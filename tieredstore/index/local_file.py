@@ -76,9 +76,9 @@ class IndexStoreFile:
 
     * One thread puts at a time; any thread may query meanwhile and finds every key that was there
       when it began.
-    * What was put survives the process at once, and the machine after `flush`.
-    * No block is written through the map before it has its place on the disk: a full disk is an
-      error of `put`, which then has changed nothing that counts.
+    * Items survive the process at once, and the machine after `flush`.
+    * No block is written through the map before it is allocated on the disk: on a full disk `put`
+      raises an error and has changed nothing that counts.
     * `close` and `delete` never pull the map away from a query or a compaction under way.
     """
 
@@ -339,7 +339,7 @@ def remove_durably(path: Path) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemsChecksum:
-    """CRC32C of the first items, and of the hashes beside them: they never change once put."""
+    """CRC32C of the first items, and of the hashes next to them: they never change once put."""
 
     item_count: int = 0
     items: int = 0
@@ -363,7 +363,7 @@ class ItemsChecksum:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileSizes:
-    """What never changes about a file; `path` and `begin_timestamp` are those of its name."""
+    """The fixed facts of a file; `path` and `begin_timestamp` are those of its name."""
 
     path: str
     begin_timestamp: int
@@ -402,7 +402,7 @@ class FileSizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileState:
-    """What changes with every put. `times` is None without items, and where it is not known."""
+    """The state that changes with every put. `times` is None without items, or if it is unknown."""
 
     end_timestamp: int = 0
     used_slot_count: int = 0

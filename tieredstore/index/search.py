@@ -181,8 +181,8 @@ def _work(query: KeyQuery, left: deque[Source], answers: deque[list[IndexHit] | 
 class LocalFiles:
     """Files that another process may be filling: read, and never changed.
 
-    What the catalogue calls durable is compared with its checksum once. What came later is searched
-    too. Any thread may call anything.
+    Items that the catalogue calls durable are compared with their checksum once. Later ones are
+    searched too. Any thread may call anything.
     """
 
     def __init__(self, folder: LocalFolder, watermarks: Watermarks) -> None:

@@ -67,10 +67,10 @@ LOOK_SECONDS: Final = 600  # between two looks for queues that are gone
 class IndexStore:
     """Finds messages of the tier by their keys, in files on the broker's disk and in the backend.
 
-    * A message whose `put` returned is found at once, and after a crash as soon as it was put
-      again: `indexed_offset` says from where on. It may be found twice and is shown once.
-    * Files are full, or old enough, before they are uploaded; small ones stay over restarts.
-    * What fails in the background is tried again at the next step; `failure` is the last one.
+    * A message whose `put` returned is found at once, and after a crash once it was put again:
+      `indexed_offset` says from which offset on. It may be found twice, but is shown once.
+    * Files are uploaded when they are full or old enough; small ones survive restarts.
+    * Failed background work is tried again at the next step; `failure` is the last failure.
     * Any thread may call anything.
     """
 

@@ -501,8 +501,8 @@ def first_row_below(rows: Sequence[SegmentRecord]) -> SegmentRecord | None:
 class UploadedSegment:
     """One row of the table and its file, which never changes; any thread may ask.
 
-    A copy of the footer that turns out to be damaged is forgotten, and a damaged footer is passed
-    over: what lies before it is a file as RocketMQ writes it.
+    A damaged copy of the footer is forgotten, and a damaged footer is ignored: the bytes before it
+    are a file as RocketMQ writes it.
     """
 
     def __init__(self, segment: FlatSegment, cache: FooterCache | None, *, slot_count: int) -> None:
@@ -694,9 +694,9 @@ class UploadedSegment:
 class UploadedFile:
     """One file, which never changes; any thread may ask.
 
-    A lookup reads one range of at most 16 KiB where the footer is near, two ranges where only its
-    tail is known, and two where there is none. A slot with more items is read in pages, newest
-    first, until the caller has enough.
+    A look-up reads one range of at most 16 KiB if the footer is cached, two ranges if only its tail
+    is known, and two if there is none. A slot with more items is read in pages, newest first, until
+    the caller has enough.
     """
 
     path: str

@@ -32,7 +32,7 @@ START: Final = "index-start"
 
 
 class QueueId(NamedTuple):
-    """A queue as index items name it: a topic that is made anew has another number."""
+    """A queue as index items name it: a topic that is created again has another number."""
 
     topic_id: int
     queue_id: int
@@ -43,7 +43,7 @@ class QueueId(NamedTuple):
 
 
 class QueueLag(NamedTuple):
-    """The index has what lies below `mark`, and had it at `put_at`; the queue ends at `end`."""
+    """The index has everything below `mark`, and had it at `put_at`; the queue ends at `end`."""
 
     queue: QueueId
     path: str

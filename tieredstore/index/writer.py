@@ -61,9 +61,9 @@ EARLIER_MS_MAX: Final = 3_600_000  # that a file begins before the first of its 
 class IndexWriter:
     """Puts keys into the local files; keys that are in no file yet are pending.
 
-    * No failure loses a key: what could not be put stays in memory, and the watermarks move only
-      when the files that hold it are synced.
-    * A file that the disk could not sync is given up: queries read it as long as it is open, the
+    * No failure loses a key: keys that could not be put stay in memory, and the watermarks move
+      only when the files that have them are synced.
+    * A file that the disk could not sync is dropped: queries read it as long as it is open, the
       watermarks go back, and its messages are put again after a restart.
     * A file never begins later than any of its messages was stored: RocketMQ searches only files
       that begin before the end of the window. A message that is older begins another file.

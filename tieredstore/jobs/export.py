@@ -129,7 +129,7 @@ class ExportItem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportRow:
-    """What became of a range; `damaged` has at most DAMAGED_SHOWN messages."""
+    """The outcome of a range; `damaged` has at most DAMAGED_SHOWN messages."""
 
     name: str
     damaged_count: int = 0
@@ -138,12 +138,12 @@ class ExportRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportJob:
-    """Exports topics that match one of the patterns, and what was stored within the times.
+    """Exports messages of topics that match one of the patterns, stored within the times.
 
     * `target` is a directory or URL; with ICEBERG it is a table, `namespace.table`, and `catalog`
       is the name of its catalogue in the settings of pyiceberg.
-    * `format`, `columns` and `times` are those of the target for ever: a later run must have the
-      same. `topic` and `day` are columns in any case.
+    * `format`, `columns` and `times` of a target never change: a later run must have the same.
+      `topic` and `day` are always columns.
     """
 
     name: ClassVar[str] = "export"

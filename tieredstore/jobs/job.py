@@ -32,7 +32,7 @@ Work: TypeAlias = Callable[[ItemT], Iterable[RowT]]
 
 
 class JobExit(IntEnum):
-    """What a shell sees; the numbers are those of the command line."""
+    """The exit code; the numbers are those of the command line."""
 
     DONE = 0
     DAMAGE = 4
@@ -134,7 +134,7 @@ def bounded(findings: Iterable[Finding]) -> tuple[tuple[Finding, ...], int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan(Generic[ItemT]):
-    """What is to be done, known before a byte is moved.
+    """The work of a job, known before a byte is moved.
 
     Items are small and pickle: an item holds names, ranges and catalogue rows, never a client.
     `item_bytes` says how much each of them moves, for the progress; it may be left empty.
@@ -161,7 +161,7 @@ class Plan(Generic[ItemT]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemResult(Generic[RowT]):
-    """What became of one item: its rows, or why there are none."""
+    """The outcome of one item: its rows, or why there are none."""
 
     number: int
     rows: tuple[RowT, ...] = ()
@@ -184,10 +184,10 @@ ends the job."""
 
 
 class RowStream(Generic[RowT]):
-    """The rows of all items, as they come; afterwards what has failed or was never begun.
+    """The rows of all items, as they come; afterwards the items that failed or never started.
 
-    Iterate once. The first FAILURES_MAX failures are kept, all are counted. It ends early where
-    HOPELESS_FAILURES items have failed and none went well: rights are missing.
+    Iterate once. The first FAILURES_MAX failures are kept, all are counted. It ends early if
+    HOPELESS_FAILURES items have failed and none succeeded: then permissions are probably missing.
     """
 
     def __init__(self, results: Iterator[ItemResult[RowT]], *, item_count: int) -> None:
@@ -225,10 +225,10 @@ class Job(Protocol[ItemT, RowT]):
     """Something done to a whole tier; a frozen dataclass of settings that pickles.
 
     * `plan` and `finish` run on the driver, once each. `work` runs anywhere, on many items at a
-      time, and twice where a task is tried again or speculated on: it is idempotent.
+      time, and twice if a task is retried or speculated on: it is idempotent.
     * Rows are small: a count, a checksum, a finding; never the bytes of a message.
-    * What others see changes in `finish`, in one atomic step. A job that was killed before that
-      has left nothing that looks whole, and another run goes on from what is there.
+    * Readers see the result only after `finish`, in one atomic step. A job that was killed before
+      that leaves nothing that looks complete, and another run resumes from what is there.
     """
 
     @property
@@ -316,11 +316,11 @@ class WorkerKilledError(TieredStoreError):
 
 
 class LocalEngine(Engine):
-    """Runs items on a bounded number of threads, or in the pool that it is given and then closes.
+    """Runs items on a bounded number of threads, or in a given pool, which it closes.
 
-    * As many items are under way as there are threads, and none waits: memory is bounded by what
-      one item needs.
-    * `stop` asks for an end from any thread: what is under way is finished, nothing more begins.
+    * As many items are under way as there are threads, and none waits: the needs of one item bound
+      the memory.
+    * `stop` may be called by any thread: items under way are finished, and no more begin.
     * A bug in an item (an error that is neither ours nor the system's) ends the job and is raised.
     """
 

@@ -95,7 +95,7 @@ class LoadReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamBatch:
-    """One of the batches of a stream, which come in order: of each stream the last is noted."""
+    """One batch of a stream; batches come in order, and the last one of each stream is noted."""
 
     stream_id: str
     number: int
@@ -589,7 +589,7 @@ class QueueTarget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadPlan:
-    """Runs that lie where they are to lie, and those that do not; `ends` are the queues' next
+    """Runs that are already in their place, and those that are not; `ends` are the queues' next
     offsets afterwards."""
 
     adopted: Sequence[StagedRun]

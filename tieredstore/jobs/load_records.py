@@ -85,7 +85,7 @@ _COPIED_BYTES_MAX: Final = 512  # a body that is quicker copied than looked at t
 
 
 class LoadRefusedError(TieredStoreError, ValueError):
-    """What is to be loaded cannot be messages; nothing was loaded."""
+    """The rows cannot be messages; nothing was loaded."""
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -131,7 +131,7 @@ _RULES: Final[Mapping[str, _Rule]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadDefaults:
-    """What stands in for columns that are missing."""
+    """The replacements of missing columns."""
 
     topic: str | None = None
     queue_id: int | None = None
@@ -302,8 +302,8 @@ def _check(schema: pa.Schema, defaults: LoadDefaults) -> None:
 class PropertyTexts:
     """The texts of one batch, and the codes of the tags in them.
 
-    A column of its own counts more than the entry of the map, and takes its place; an entry that
-    the map has not comes behind the others. The checksum of a whole record is dropped: its offsets
+    A separate column overrides the entry of the map and takes its place; an entry that the map
+    lacks comes after the others. The checksum of a whole record is dropped, because its offsets
     change.
     """
 

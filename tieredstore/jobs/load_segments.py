@@ -168,7 +168,7 @@ class Source(Protocol):
 
 
 class QueueEnds:
-    """Where queues end now, as the backend shows it: a guess, which the commit checks."""
+    """The current ends of queues, as the backend shows them: a guess, which the commit checks."""
 
     def __init__(self, provider: SegmentProvider, broker: str) -> None:
         self._provider, self._broker = provider, broker
@@ -485,11 +485,11 @@ class _Spilled:
 @dataclass(slots=True, eq=False)
 class Stager:
     """Stages the batches of one attempt. The rows of one queue, the leading one, go straight into
-    its segments; those of others wait in memory, at most a block of them, and then in a file of
-    this machine that has no name: below SPARK_LOCAL_DIRS, where that is set.
+    its segments; rows of other queues wait in memory, at most a block of them, and then in an
+    unnamed local file: below SPARK_LOCAL_DIRS, if that is set.
 
-    The leading queue ends where nothing of it came for a block, and the queue of the newest rows
-    leads from there. So rows that are sorted by queue are written once.
+    If no row of the leading queue came for a block, the queue of the newest rows becomes the
+    leading one. So rows that are sorted by queue are written once.
     """
 
     config: StoreConfig

@@ -100,14 +100,14 @@ _FENCE_TOPIC: Final = "rmq_sys_PROBE"  # nothing is ever written there
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigrateJob:
-    """Copies what the target lacks of the source, and makes it a tier when that is asked for.
+    """Copies everything that the target lacks, and turns the target into a tier on request.
 
-    * The source is only read. What the target holds already is compared, never written over.
+    * The source is only read. Bytes that the target already has are compared, never overwritten.
     * Before the cut-over the target has no catalogue, so no broker takes it for a whole tier.
-    * It may run beside a broker that writes to the source, but for the cut-over; each run copies
-      what has come since.
-    * The target is made under the names that its settings have. With `adopt` the queues join a
-      tier that is there, under its broker's name.
+    * Except for the cut-over it may run while a broker writes to the source; each run copies what
+      is new.
+    * The target has the names of its settings. With `adopt` the queues join an existing tier, under
+      its broker's name.
     """
 
     name: ClassVar[str] = "migrate"

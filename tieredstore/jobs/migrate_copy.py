@@ -89,7 +89,7 @@ Rows: TypeAlias = NDArray[np.int64]
 
 
 class CopyState(Enum):
-    """What became of a segment."""
+    """The outcome for a segment."""
 
     COPIED = "copied"
     COMPARED = "compared"
@@ -119,7 +119,7 @@ class Copied:
 class CopyItem:
     """One segment of the source, as long as `row` says, and where it goes.
 
-    What of it is `known`, the target has for certain.
+    The target certainly has the part that is `known`.
     """
 
     row: SegmentRecord
@@ -489,9 +489,9 @@ class _OpenRecord:
 class PassingBodies:
     """Checks every record of a segment whose bytes from `position` on it is given, up to `size`.
 
-    Holds no more than one head between two blocks, whatever a record says of its length: a body
-    that goes on in the next block is summed up as it comes. What is no record is passed over: who
-    reads by the queue finds that out. A copy goes on from the same place.
+    Holds no more than one head between two blocks, whatever length a record claims: a body that
+    continues in the next block is added to the checksum as it comes. Bytes that are no record are
+    skipped: readers by queue detect them. A copy continues from the same place.
     """
 
     def __init__(self, path: str, base: int, position: int, size: int) -> None:

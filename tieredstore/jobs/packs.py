@@ -189,7 +189,7 @@ def _fetch(provider: SegmentProvider, wanted: Sequence[_Wanted]) -> int:
 
 
 class _HeldProvider(ProviderWrapper):
-    """Its segments are read from memory where all that is asked for is held."""
+    """Reads its segments from memory if all requested bytes are there."""
 
     def __init__(self, inner: SegmentProvider, runtime: Runtime) -> None:
         super().__init__(inner, runtime)

@@ -93,7 +93,7 @@ def reindex(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReindexKeys:
-    """The first step. Runs that an earlier one staged for the same slice are not made again."""
+    """The first step. Runs that an earlier one staged for the same slice are reused."""
 
     name: ClassVar[str] = FOLDER
     config: StoreConfig
@@ -157,7 +157,7 @@ class ReindexKeys:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeysItem:
-    """One slice whose keys are wanted; `stem` names the runs that will have them."""
+    """One slice whose keys are read; `stem` names the runs that will have them."""
 
     slice: Slice
     topic_id: int
@@ -232,7 +232,7 @@ def stage_keys(config: StoreConfig, item: KeysItem) -> list[KeyRun]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReindexFiles:
-    """Makes files, stages them and installs them. A file that is staged is not made again."""
+    """Makes files, stages them and installs them. A staged file is reused."""
 
     name: ClassVar[str] = FOLDER
     config: StoreConfig
@@ -353,7 +353,7 @@ class ReindexFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReindexScope:
-    """What the first step has read: the names of its runs, and up to where each queue goes."""
+    """The result of the first step: the names of its runs, and the end of each queue."""
 
     stems: tuple[str, ...]
     ends: tuple[tuple[str, int, int, int], ...]  # topic, topic id, queue id, end offset

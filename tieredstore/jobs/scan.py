@@ -90,11 +90,11 @@ _DAMAGED_AT_ONCE: Final = 65_536
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PickedMessages:
-    """Places of one queue's log where single messages may lie that are wanted: where the record
-    begins and how long it is, in order, as an index has them.
+    """Places in one queue's log that may have single requested messages: where the record begins
+    and how long it is, in order, as an index has them.
 
-    Only messages with queue offsets in `offsets`, and in none of `others`, are meant. `rows` is
-    what a reader needs.
+    Only messages with queue offsets in `offsets`, and in none of `others`, count. `rows` is what a
+    reader needs.
     """
 
     key: QueueKey
@@ -273,14 +273,14 @@ class OnCorrupt(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scan:
-    """What is read of each piece of work, and how. It pickles: workers are handed it whole.
+    """What to read of each piece of work, and how. It pickles: workers get all of it.
 
     * FAIL raises SegmentCorruptError, which names the file and the position. SKIP leaves damaged
-      messages out. REPORT logs them, and gives a row for each where `damage` is a column.
-    * A body that has another checksum than its record names is damage, whatever columns are asked
-      for; with `crc_check_enabled` False it is not, and only the column `body_crc_ok` tells.
-    * `fails_on_loss` False: a segment that is not there at all counts as expired, and is passed
-      over with a line in the log, whatever `on_corrupt` says.
+      messages out. REPORT logs them, and returns a row for each if `damage` is a column.
+    * A body with another checksum than in its record is damage, whatever the columns; with
+      `crc_check_enabled` False it is not, and only the column `body_crc_ok` shows it.
+    * `fails_on_loss` False: a missing segment counts as expired, and is skipped with a line in the
+      log, whatever `on_corrupt` says.
     """
 
     columns: tuple[str, ...] = tuple(MESSAGE_COLUMNS)
@@ -335,7 +335,7 @@ class Scan:
 
 
 class _Batches:
-    """Runs of one queue, and what is damaged in it, made into batches."""
+    """Turns runs of one queue, and its damage, into batches."""
 
     def __init__(self, scan: Scan, key: QueueKey) -> None:
         self._scan = scan
@@ -461,8 +461,9 @@ def _readers(
 class _PickedReader:
     """The messages at places that an index has named, each in a run of its own.
 
-    An index may name what is there no more. What is no message at its place is looked up by the
-    queue: if a unit names the place it is damage, and told as a slice's is; else it is nothing.
+    An index may name records that no longer exist. If there is no message at a place, the queue
+    decides: if a unit names the place, it is damage, and reported as for a slice; otherwise it is
+    ignored.
     """
 
     def __init__(

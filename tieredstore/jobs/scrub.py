@@ -66,9 +66,9 @@ def place_of(item: VerifyItem) -> Place:
 
 @dataclass(slots=True)
 class ScrubState:
-    """How far a pass has come and what it has found, by severity; the same of the pass before.
+    """The progress of a pass and its findings by severity; the same for the pass before.
 
-    `left_out`: a part of it could not be read, and the pass goes on without it.
+    `left_out`: a part of it could not be read, and the pass continues without it.
     """
 
     after: Place | None = None
@@ -121,11 +121,11 @@ class ScrubState:
 class Scrub:
     """Verifies a tier in passes without an end; changes nothing but its own `state` file.
 
-    * A pass that was cut short is gone on with, by another process too where `state` names a file.
-      Such a one compares no keys: what it had read before is forgotten.
-    * A part that cannot be read because the backend does not answer is left for the next pass, and
-      a pass that cannot be planned or ended is tried again after a pause; but the first one raises.
-    * It holds what `verify` holds: the plan, and sums of keys, which are bounded.
+    * An interrupted pass is resumed, also by another process if `state` names a file. A resumed
+      pass compares no keys: the keys read before are forgotten.
+    * A part that the backend does not return is left for the next pass, and a pass that cannot be
+      planned or ended is tried again after a pause; only the first pass raises.
+    * It keeps the same data as `verify` in memory: the plan, and sums of keys, which are bounded.
     * Used by one thread, and ended by an exception in it, such as KeyboardInterrupt: every wait is
       `clock.sleep`.
     """

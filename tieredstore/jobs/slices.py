@@ -58,7 +58,7 @@ _SHOWN: Final = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueRows:
-    """One queue of a tier: its rows, by base offset, without those that hold nothing."""
+    """One queue of a tier: its rows, by base offset, without empty ones."""
 
     key: QueueKey
     path: str
@@ -92,8 +92,8 @@ class Slice:
     """The messages of one queue with queue offsets in [first_offset, end_offset).
 
     `rows` is all that a reader needs of the catalogue; `approximate_bytes` is what it will read.
-    `from_copy`: they are those of a copy, so that a newer copy which lacks them says that they are
-    gone; of others it may not know yet.
+    `from_copy`: the rows are those of a copy, so if a newer copy lacks them, they are gone; of
+    other rows it may not know yet.
     """
 
     key: QueueKey
@@ -264,9 +264,9 @@ def _place(config: StoreConfig, slice: Slice) -> int | None:
 class Selection:
     """All conditions hold at once; None means any.
 
-    * Offsets and times are half open: from the first on, up to but without the second. Times are
-      store times in milliseconds.
-    * `ranges`: offsets likewise, of single queues; they count beside `offsets`.
+    * Offsets and times are half-open: the first is included, the second is not. Times are store
+      times in milliseconds.
+    * `ranges`: the same for offsets of single queues; they apply in addition to `offsets`.
     * `keys`: UNIQ_KEY or one of KEYS is one of these. `unique_keys`: UNIQ_KEY is.
     """
 
@@ -365,8 +365,8 @@ class TopicPatterns:
 class Damage:
     """Messages with queue offsets in [first_offset, end_offset) that cannot be read.
 
-    `position` is a byte of the segment at `path`. `is_missing`: the whole segment is not there,
-    or is another one of that name: it was deleted, or expired after the slice was planned.
+    `position` is a byte of the segment at `path`. `is_missing`: the whole segment is missing, or
+    replaced by another one of that name: it was deleted, or expired after the slice was planned.
     """
 
     key: QueueKey
@@ -385,7 +385,7 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class _NextRun:
-    """The next run, None behind the last one, and what was damaged before it."""
+    """The next run, None after the last one, and the damage before it."""
 
     run: MessageRun | None
     damages: list[Damage]
@@ -397,10 +397,10 @@ OnDamage: TypeAlias = Callable[[Damage], None]
 class SliceReader:
     """The messages of one slice, in order.
 
-    * Damage raises SegmentCorruptError, which names file and position, unless `on_damage` takes
-      it: then what is damaged is left out, and everything sound around it is given.
-    * A body with another checksum than its record names is damage, unless `checks_bodies` or the
-      settings say that it is not looked at.
+    * Damage raises SegmentCorruptError, which names file and position, unless `on_damage` is given:
+      then damaged messages are left out, and all sound ones are returned.
+    * A body with another checksum than in its record is damage, unless `checks_bodies` or the
+      settings turn the check off.
     * Two runs are in memory at a time, of at most RUN_BYTES or a single message each.
     * Messages whose records expired before the slice was planned are no damage.
     """

@@ -94,9 +94,9 @@ DAMAGED_ITEMS_MAX: Final = 100  # that were looked at again and were damaged; ot
 class VerifyJob:
     """Reads a tier, or the topics that match one of the patterns; changes nothing.
 
-    The keys are compared only where all topics are read and the index is enabled. Index files that
-    the broker has not uploaded yet are read where the job is started, if their folder
-    (`store_path`) is there.
+    The keys are compared only if all topics are read and the index is enabled. Index files that the
+    broker has not uploaded yet are read on the machine that starts the job, if their folder
+    (`store_path`) exists there.
     """
 
     name: ClassVar[str] = "verify"
@@ -336,7 +336,8 @@ def _summary(counts: Counter[str], kinds: dict[str, Json]) -> str:
 class TierPicture:
     """Queues, topic numbers and index files.
 
-    Index files are read from the catalogue before the queues: whatever they name was committed.
+    Index files are read from the catalogue before the queues: so everything that they name was
+    committed.
     """
 
     queues: tuple[QueueRows, ...]
