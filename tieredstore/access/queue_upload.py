@@ -30,12 +30,13 @@ log = log_of(__name__)
 
 @dataclass(slots=True, eq=False)
 class QueueWork:
-    """One queue on its way to the tier.
+    """The upload state of one queue.
 
-    * `batches` were appended to the file; they go when they are committed and the index has them.
-    * `buffered_bytes` is what they take of the budget.
-    * `index_from`: what is committed from this queue offset on the index still has to take.
-    * `rows` are true, but the catalogue does not say so yet.
+    * `batches` were appended to the file; they are dropped when they are committed and the index
+      has them.
+    * `buffered_bytes` is their share of the budget.
+    * `index_from`: the index still needs the committed messages from this queue offset on.
+    * `rows` are true, but not in the catalogue yet.
     """
 
     key: QueueKey
@@ -459,7 +460,8 @@ class QueueChores:
         work.is_checked = True
 
     def confirm(self, file: FlatMessageFile) -> None:
-        """Are messages ours that the catalogue did not name? If not, the queue is without them."""
+        """Check whether messages that the catalogue did not name are ours; if not, drop them from
+        the queue."""
         reason = contradiction(self._store, file)
         if reason is None:
             recovery.confirm(file, self._metadata)
@@ -469,7 +471,8 @@ class QueueChores:
         recovery.take_back(file, self._metadata)
 
     def resume(self, work: QueueWork) -> str | None:
-        """Go on with a stopped queue, where both sides hold the same; else why it stays stopped."""
+        """Resume a stopped queue if both sides hold the same message; else return why it stays
+        stopped."""
         file = work.file
         if file is None:
             return work.stopped or "the tier has no such queue"
@@ -512,7 +515,7 @@ class QueueChores:
 
 
 class Action(Enum):
-    """What is to be done with a queue, where that is no chore."""
+    """What to do with a queue, if it is no chore."""
 
     NOTHING = auto()
     HOLD = auto()  # something waits, but no batch is due

@@ -43,7 +43,7 @@ class CachedFile(Protocol):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Extent:
-    """One range of a file: on its way as long as `flight` is there, complete afterwards.
+    """One range of a file: being fetched while `flight` is set, complete afterwards.
 
     `data` never changes once it is set, so a reader that found an extent may read it without the
     lock, also after it was evicted.
@@ -105,9 +105,9 @@ class Extents:
 class ExtentTable:
     """Extents by file, the complete ones also by when they were last used.
 
-    * `held_bytes`, what is complete and what is reserved for what is on its way, is never more
-      than `bytes_max`.
-    * Only complete extents are evicted, the least recently used first. An extent goes whole.
+    * `held_bytes`, complete bytes and those reserved for fetches under way, is never more than
+      `bytes_max`.
+    * Only complete extents are evicted, the least recently used first, each as a whole.
     * Not thread-safe: the cache's lock guards it.
     """
 
@@ -225,11 +225,11 @@ SWEEP_STEP: Final = 64  # extents that one read drops at most because they are i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadAhead:
-    """How many bytes one request to the backend fetches when fewer are asked for.
+    """How many bytes one request to the backend fetches if a read needs fewer.
 
     A read that continues no other fetches `floor_bytes`. A read that continues another fetches
-    `growth` times as much as that did, `cap_bytes` at most. All bytes that are asked for are
-    fetched, however many they are.
+    `growth` times as much as that one, at most `cap_bytes`. All requested bytes are fetched,
+    however many they are.
     """
 
     floor_bytes: int = 64 * KIB
@@ -253,18 +253,18 @@ CONSUME_QUEUE_AHEAD: Final = ReadAhead(floor_bytes=8192 * QUEUE_UNIT_BYTES, cap_
 class ReadCache:
     """Extents of files, bounded in bytes and in time.
 
-    * Bytes that several readers want at once are fetched once: an extent is registered before it
-      is fetched, and other readers of its bytes wait. A failure reaches all that wait, but for
-      one that may be about bytes which only others want, and the next reader tries again.
-    * A reader fetches what it has to fetch first and waits for others only then, so no two ever
-      wait for each other. All work is done in the threads of the readers.
-    * Cached bytes and bytes on their way are never more than `bytes_max`: an extent reserves its
-      bytes before it is fetched. Bytes that do not fit are read and not kept.
-    * A reader goes on where an extent ends right before the gap and was read to its end; elsewhere
-      it jumps. So any number of readers may share a file, and windows stop growing where the cache
-      is too small to hold them until they are used.
+    * Bytes that several readers want at once are fetched once: an extent is registered before it is
+      fetched, and other readers of its bytes wait. A failure reaches all waiting readers, unless it
+      may concern bytes that only others want; the next reader tries again.
+    * A reader first does its own fetches and only then waits for others, so no two ever wait for
+      each other. All work is done in the threads of the readers.
+    * Cached bytes and bytes being fetched are never more than `bytes_max`: an extent reserves its
+      bytes before it is fetched. Bytes that do not fit are read but not kept.
+    * A read is a continuation if an extent ends right before its gap and was read to its end; any
+      other read is a jump. So any number of readers may share a file, and windows stop growing if
+      the cache is too small to hold them until they are used.
     * Answers are copies: none keeps an extent in memory.
-    * The lock is never held while bytes travel, nor while a file is asked anything.
+    * The lock is never held during I/O, nor during a call of a file.
     """
 
     def __init__(self, *, bytes_max: int, idle_ms: int, clock: Clock) -> None:

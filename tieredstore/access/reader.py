@@ -64,7 +64,7 @@ CLOSE_SECONDS: Final = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueSummary:
-    """What the tier has of one queue; times as the catalogue has them, None while it is empty."""
+    """One queue of the tier; times are the catalogue's, None while the queue is empty."""
 
     key: QueueKey
     path: str
@@ -79,17 +79,17 @@ class QueueSummary:
 class TieredReader:
     """Reads a tier and its catalogue, and changes neither.
 
-    * It may run while a writer does, in the same process or another. It sees what the catalogue
-      named when it was opened; `refresh` shows what has come since. What has expired or was deleted
-      since then is not damage: if bytes are missing, it looks again.
-    * On the broker's host it also asks the key index on the broker's disk, and reads what the index
-      lacks. Elsewhere an answer by key that may lack something `lags`, and `indexed_offset` says up
-      to where the index goes. `is_brokers_host` None: this is the broker's host if the disk has the
-      broker's own catalogue, or its copy.
-    * Parts that are not given are made from the settings and released by `close`; given parts stay
-      the caller's. Absence is None, a status or an empty answer, as everywhere.
+    * It may run while a writer does, in the same process or another. It sees the segments that the
+      catalogue named when it was opened; `refresh` shows newer ones. Segments that expired or were
+      deleted since then are not damage: if bytes are missing, it reads the catalogue again.
+    * On the broker's host it also searches the key index on the broker's disk, and reads messages
+      that the index lacks. Elsewhere an answer by key that may lack hits `lags`, and
+      `indexed_offset` says how far the index reaches. `is_brokers_host` None: this is the broker's
+      host if the disk has the broker's own catalogue, or its copy.
+    * Missing parts are made from the settings and released by `close`; given parts belong to the
+      caller. Absence is None, a status or an empty answer, as everywhere.
     * Any thread may call anything. Before `load` and after `close` everything raises
-      StoreClosedError; in a process that is forked off, OtherProcessError: it opens its own.
+      StoreClosedError; in a forked process, OtherProcessError: open another reader there.
     """
 
     def __init__(

@@ -91,11 +91,11 @@ _NOBODY: Final = "\0rebuilt"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebuildReport:
-    """What the catalogue has now.
+    """The contents of the catalogue after a rebuild.
 
-    `new_ids` are topics whose id nobody knew: what the index has of them is put again, as is all
-    that `is_index_whole` being False calls into question. `notes` are worth knowing; a sound tier
-    may have them.
+    `new_ids` are topics whose id was unknown: their index items are put again, and so is everything
+    that is doubtful because `is_index_whole` is False. `notes` are worth knowing; a sound tier may
+    have them.
     """
 
     topics: Mapping[str, int]
@@ -109,7 +109,7 @@ class RebuildReport:
 
 
 class NewerCatalogueError(MetadataError):
-    """There is a catalogue that a rebuild would not make any better."""
+    """There is a catalogue that a rebuild could not improve."""
 
     @property
     def is_damage(self) -> bool:
@@ -394,8 +394,8 @@ def _index_changes(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundQueue:
-    """A queue that lies in the backend. `problem` says what its bytes do not bear out, and `note`
-    what a sound queue may have."""
+    """A queue in the backend. `problem` says what is wrong with its bytes, and `note` what a sound
+    queue may have."""
 
     record: QueueRecord
     rows: tuple[SegmentRecord, ...]

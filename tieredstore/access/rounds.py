@@ -48,7 +48,7 @@ class _Sent:
 
 @dataclass(slots=True, eq=False)
 class _Shared:
-    """A round whose queues are sent, settled and given back together."""
+    """A round whose queues are sent, settled and released together."""
 
     works: Sequence[QueueWork]
     asking: int  # groups of them that are not ready yet
@@ -60,13 +60,13 @@ class _Shared:
 class Rounds:
     """Sends rounds and settles them.
 
-    * The caller holds the claim and the upload permit of each queue it sends; `ended` is called
-      when both may be given back, whatever became of the upload.
-    * Outcomes are settled as they come: what has ended together is one change of the catalogue.
-      Rows come before the index.
-    * Where the provider shares rounds, `send_shared` makes one call of it and one change of the
+    * The caller holds the claim and the upload permit of each queue that it sends; `ended` is
+      called when both may be released, whatever the outcome of the upload.
+    * Outcomes are settled as they come: uploads that end together are one change of the catalogue.
+      Rows are written before the index.
+    * If the provider shares rounds, `send_shared` makes one call of it, one change of the
       catalogue, and one call of `round_ended` for all.
-    * Nothing is held while bytes travel but those claims and permits.
+    * During I/O only those claims and permits are held.
     """
 
     def __init__(
@@ -320,7 +320,7 @@ LITTLE_PART: Final = 16  # of a whole batch: what a queue may take where a whole
 
 
 class BatchOutcome(Enum):
-    """What became of the next batch."""
+    """The outcome of the next batch."""
 
     APPENDED = "it waits for its commit"
     NO_ROOM = "the budget is used up"
@@ -331,10 +331,10 @@ class BatchOutcome(Enum):
 class Batches:
     """Takes batches within the budget.
 
-    A batch may be in memory twice while it is appended, once as it was read and once as it lies
-    in the tier; from then on once. Both are in the budget. Room is asked for a whole batch first,
-    and where there is none for a little one, if that is all the queue has: so thousands of queues
-    with little each share a small buffer, and those with much are not cut into little pieces.
+    A batch may be in memory twice while it is appended, once as it was read and once in the tier's
+    form; afterwards once. Both count in the budget. Room for a whole batch is requested first, and
+    if there is none, room for a small one if the queue has no more: so thousands of queues with few
+    messages share a small buffer, and large queues are not cut into small pieces.
     """
 
     def __init__(

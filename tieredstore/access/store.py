@@ -84,19 +84,20 @@ FLUSH_SECONDS: Final = 60.0
 
 
 class TieredMessageStore:
-    """Wraps a message store; what that has is copied to the tier, and read there when it is gone.
+    """Wraps a message store: copies its messages to the tier, and reads them there once the store
+    has deleted them.
 
-    * Puts, and all that is about the log, go to the next store. Its life is part of this one's:
-      loaded first, shut down last.
-    * What is not given is made from the settings by `load` and released by `shutdown`. What is
-      given stays the caller's and is not closed.
+    * Puts, and all calls about the log, go to the next store. It is loaded first and shut down
+      last.
+    * `load` makes missing parts from the settings, and `shutdown` releases them. Given parts belong
+      to the caller and are not closed.
     * A `load` that fails leaves nothing open and may be tried again; so may a store that was shut
       down.
-    * Each `load` takes the tier over before it reads anything of it: the writer before is fenced,
-      for good. Made from the settings, a provider does so anew in each life. One that is given
-      does it once, and a `load` raises FencedError when another writer has taken over from it.
-    * It belongs to the process that loaded it: in one that is forked off everything raises
-      OtherProcessError, and nothing of the parent's is touched.
+    * Each `load` takes the tier over before it reads any of it: the previous writer is fenced, for
+      good. A provider made from the settings does so at each `load`. A given provider does it once,
+      and a later `load` raises FencedError if another writer has taken over.
+    * It belongs to the process that loaded it: in a forked process every call raises
+      OtherProcessError and touches nothing of the parent.
     """
 
     def __init__(
@@ -167,7 +168,7 @@ class TieredMessageStore:
                 undo.pop_all()
 
     def start(self) -> None:
-        """Take puts, upload, and drop what is too old from now on.
+        """From now on accept puts, upload, and drop expired segments.
 
         Raises StoreClosedError while the store is not loaded, and what the next store
         raises.
@@ -186,8 +187,8 @@ class TieredMessageStore:
     def shutdown(self, *, drain: bool = True, timeout: float | None = FLUSH_SECONDS) -> None:
         """End everything within the timeout; with `drain` upload everything first, as `flush` does.
 
-        Every part is ended, whatever becomes of the others; then the first failure is raised. A
-        part that does not stop in time is abandoned; this is logged.
+        Every part is ended, even if others fail; then the first failure is raised. A part that does
+        not stop in time is abandoned, which is logged.
         """
         self._refuse_a_fork()
         with self._life_guard, self._refusals("shut down"):
@@ -563,15 +564,16 @@ class TieredMessageStore:
     # -- looking after it ---------------------------------------------------------------------
 
     def flush(self, timeout: float | None = FLUSH_SECONDS, *, seal: bool = False) -> bool:
-        """Upload everything, now; whether all that the next store has confirmed is in the tier.
+        """Upload everything now; return whether everything that the next store has confirmed is in
+        the tier.
 
-        That store is first asked to make durable, and confirm, what it took: so True means that
-        all is in the tier that was put before. One without a method `flush` is not asked, and
-        what it has not confirmed does not count, as while a replica is behind. False too where
-        either store fails, or is late. A queue that fails is tried once. Queues that have a problem
-        stay behind, and `health` shows them; those whose names the tier cannot hold make no answer
-        False, for they would for ever. With `seal` no segment stays open, and the key index is
-        uploaded too, as far as it goes, so that readers elsewhere find the keys.
+        The next store is first asked to make its messages durable and to confirm them: so True
+        means that everything put before is in the tier. A store without a method `flush` is not
+        asked, and messages that it has not confirmed do not count, as while a replica is behind.
+        False too where either store fails, or is late. A queue that fails is tried once. Queues
+        that have a problem stay behind, and `health` shows them; those whose names the tier cannot
+        hold make no answer False, for they would for ever. With `seal` no segment stays open, and
+        the key index is uploaded too, as far as it goes, so that readers elsewhere find the keys.
 
         Raises StoreClosedError while the store is not started, and with `seal` what the backend
         raises.
@@ -589,14 +591,14 @@ class TieredMessageStore:
 
     @property
     def agreement(self) -> Agreement:
-        """What came of holding the next store against the tier when this one was loaded.
+        """The result of comparing the next store with the tier when this one was loaded.
 
         Raises StoreClosedError while the store is not loaded.
         """
         return self._loaded().agreement
 
     def health(self) -> TierHealth:
-        """How the tier is doing, without asking the backend.
+        """The health of the tier, without a request to the backend.
 
         Raises StoreClosedError while the store is not loaded, and what the next store raises.
         """
@@ -788,7 +790,7 @@ class TieredMessageStore:
 
 
 class _Open:
-    """A loaded store's tier, and what works between it and the next store."""
+    """A loaded store's tier, and the parts between it and the next store."""
 
     def __init__(
         self, next_store: MessageStore, tier: Tier, decision: ReadDecision, config: StoreConfig
@@ -932,8 +934,8 @@ class _Open:
 class _Listener:
     """The one callback and the one retention guard of a store's tier.
 
-    A registration with a store cannot be undone, so each store gets one, and not one for every
-    dispatcher and for all who want to hear of arrivals.
+    A registration with a store cannot be undone, so each store gets one, not one for each
+    dispatcher and each listener for arrivals.
     """
 
     def __init__(self) -> None:

@@ -62,8 +62,8 @@ def _seconds_covered(logs: list[SegmentRecord], now_ms: int) -> float:
 class DrawnSegment:
     """One segment; None for a time that is not known.
 
-    Of a commit log the times are those of its messages. Of an index file they are when it was
-    begun and when its last message was stored; the first may be later where it was filled late.
+    For a commit log the times are those of its messages. For an index file they are its begin and
+    the store time of its last message; the first may be the later one if the file was filled late.
     """
 
     base_offset: int
@@ -73,7 +73,7 @@ class DrawnSegment:
 
 
 class Trouble(Enum):
-    """What somebody has to look at, the worst first."""
+    """What an operator has to look at, the worst first."""
 
     DAMAGED = "damaged"
     """Bytes that were committed cannot be read."""
@@ -323,7 +323,7 @@ class Place(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Whereabouts:
-    """What is known of one offset of a queue. What does not apply to its place is None."""
+    """Everything known about one offset of a queue. Fields that do not apply are None."""
 
     key: QueueKey
     queue_offset: int

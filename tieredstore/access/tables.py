@@ -72,10 +72,10 @@ has the file's name as its kind, and the row's key."""
 class BrokerTables:
     """Both tables of one life of a store.
 
-    * What `keep` has seen is on disk, and what `settle` has seen is in the tier too. A kill loses
-      what was changed since: consumers get some messages twice, none is lost.
-    * `load` takes the newer of file and copy, by their versions; the file where they are equal.
-    * What fails is logged, told by `problem`, and tried again with the next step. Any thread may
+    * Changes before `keep` are on disk, and changes before `settle` are in the tier too. A kill
+      loses later changes: consumers get some messages twice, but none is lost.
+    * `load` takes the newer of file and copy, by their versions; the file if they are equal.
+    * A failure is logged, shown by `problem`, and tried again with the next step. Any thread may
       call.
     """
 
@@ -412,10 +412,10 @@ class _Table(Generic[R]):
 
 
 class ConsumerOffsets(_Table[OffsetRow]):
-    """Which message each group takes next, of each queue.
+    """The next message of each group in each queue.
 
-    Changes count at once, and are kept soon. Of all groups together there are at most OFFSETS_MAX.
-    Any thread may call. Raises InvalidArgumentError for what is no group, queue or offset, and
+    Changes take effect at once, and are written soon. All groups together have at most OFFSETS_MAX.
+    Any thread may call. Raises InvalidArgumentError for an invalid group, queue or offset, and
     StoreClosedError once the store is shut down.
     """
 
@@ -541,8 +541,8 @@ class ConsumerOffsets(_Table[OffsetRow]):
 class TopicTable(_Table[TopicConfig]):
     """The topics of a broker and their settings, by name; at most TOPICS_MAX.
 
-    Changes count at once, and are kept soon. Any thread may call. Raises InvalidArgumentError for
-    one topic too many, and StoreClosedError once the store is shut down.
+    Changes take effect at once, and are written soon. Any thread may call. Raises
+    InvalidArgumentError for one topic too many, and StoreClosedError once the store is shut down.
     """
 
     def __init__(self, folder: Path, metadata: MetadataStore, clock: Clock) -> None:

@@ -57,7 +57,7 @@ class CatalogueHealth:
 
 
 class PublishChore:
-    """Publishes what has changed, one step at a time; idle where nothing has.
+    """Publishes changes of the catalogue, one step at a time; idle without changes.
 
     A failure is logged and counted, and the next step tries again. Once another writer has
     published, no step does anything more.
@@ -104,7 +104,8 @@ class PublishChore:
 
 
 class TendChore:
-    """Has the provider look after what it keeps besides segments, one bounded step after another.
+    """Lets the provider maintain its other objects besides segments, one bounded step after
+    another.
 
     A failure is logged, and the next round tries again. Once another writer has taken over,
     nothing more is done.
@@ -187,11 +188,11 @@ def _is_unsealed(file: FlatAppendFile) -> bool:
 
 
 class SealChore:
-    """Seals, round by round, what the queues have left behind, that of many queues together.
+    """Seals, round by round, the segments that queues have rolled, those of many queues together.
 
-    A segment that fails is tried again in the next round, in which the queues that failed come
-    last; a backend that cannot be reached, or is another writer's by now, ends the round. `errors`
-    says what failed, by path.
+    A failed segment is tried again in the next round, in which the failed queues come last; a
+    backend that cannot be reached, or that another writer has taken over, ends the round. `errors`
+    has the failures, by path.
     """
 
     def __init__(
@@ -254,10 +255,10 @@ class SealChore:
 
 
 class TierFlush:
-    """Uploads everything, and seals and publishes it where that is asked for.
+    """Uploads everything, and seals and publishes it on request.
 
-    * No caller waits longer than its timeout. What is still under way then is abandoned, one
-      flush at most: the next flush waits for that one first.
+    * No caller waits longer than its timeout. A flush that is still under way then is abandoned, at
+      most one: the next flush waits for it first.
     * Nothing is held while bytes travel but the place of the one flush.
     """
 
@@ -339,7 +340,7 @@ def ask_to_confirm(store: MessageStore) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expired:
-    """What went; `undeleted` are paths whose bytes are still there and noted to be deleted."""
+    """What expired; `undeleted` are paths whose bytes are still there and marked for deletion."""
 
     segment_count: int
     dropped_bytes: int
@@ -402,10 +403,10 @@ BUSY_SECONDS_MAX: Final = 5.0  # a queue that is being uploaded is waited for th
 
 
 class Retention:
-    """Lets every queue drop what is older than its topic keeps it.
+    """Drops the segments of every queue that are older than the retention of its topic.
 
-    A queue that fails is logged, remembered in `errors` and tried again in the next round, and so
-    is one that is being uploaded all the time; neither keeps another from being looked after.
+    A queue that fails is logged, recorded in `errors` and tried again in the next round, and so is
+    one that is always being uploaded; neither delays other queues.
     """
 
     def __init__(
@@ -474,7 +475,7 @@ class Retention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpiredQueue:
-    """What went of one queue, or would go; or why that is not known."""
+    """What expired in one queue, or would expire; or why that is unknown."""
 
     key: QueueKey
     expired: Expired | None

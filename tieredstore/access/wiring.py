@@ -66,11 +66,11 @@ LOG_LOST: Final = "a writer has claimed it, and no entry of its log is there: th
 
 
 class NoCatalogueError(MetadataError):
-    """There is none to start from.
+    """There is no catalogue to start from.
 
-    `names_file`: it was looked for as a file. `is_published_missing`: among what is published too.
-    `is_log_missing`: it was looked for beside the bytes, where this provider keeps it.
-    `there`: what tiers lie there instead, if that is known.
+    `names_file`: a file was looked for. `is_published_missing`: a published copy too.
+    `is_log_missing`: it was looked for with the bytes, where this provider keeps it. `there`: the
+    tiers that exist there instead, if known.
     """
 
     def __init__(
@@ -101,12 +101,13 @@ class NoCatalogueError(MetadataError):
 
 
 class AnotherTierError(UnknownNameError):
-    """The settings name another cluster, broker or root than the catalogue: all would seem lost."""
+    """The settings name another cluster, broker or root than the catalogue: everything would seem
+    lost."""
 
 
 @dataclass(slots=True)
 class _Ending:
-    """How much time is left for it: known when it begins, asked by what is released."""
+    """How much time is left for it: set when it begins, and read by the released parts."""
 
     deadline: Deadline | None = None
 
@@ -118,7 +119,7 @@ class Tier:
     """An open tier: its parts, ready to use.
 
     `close` releases the parts that were not given, in the order index, files, catalogue, provider,
-    runtime; one that fails, or does not end in time, keeps no other from being released.
+    runtime; one that fails, or does not end in time, does not keep the others from being released.
     Idempotent.
     """
 

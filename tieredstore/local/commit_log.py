@@ -70,10 +70,10 @@ _PROMISE_INTERVAL_MS: Final = 1_000  # each wakes it
 class LogScan:
     """Blocks of sound records; iterate it once, then ask how it ended.
 
-    * `end` is the log offset where the log ends: behind the last sound record or, if a blank
-      record closes its file, where the next file starts.
-    * `damages` are the places that were passed over because sound records follow them.
-    * `torn` is what stands at `end`: None if that is nothing or zeros.
+    * `end` is the log offset where the log ends: after the last sound record or, if a blank record
+      closes its file, at the start of the next file.
+    * `damages` are the places that were skipped because sound records follow them.
+    * `torn` describes the bytes at `end`: None if there are none, or zeros.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class CommitLog:
     * An append is whole: the files it needs exist before its first byte is written, and readers
       see each record only when it is complete.
     * Store times never go back, whatever the clock does.
-    * After a sync has failed nothing more is taken: what the disk lost cannot be known.
+    * After a failed sync no more puts are accepted: it is unknown what the disk lost.
     """
 
     def __init__(self, config: LocalConfig, runtime: Runtime, files: MappedFiles) -> None:
@@ -602,7 +602,7 @@ class Appended(NamedTuple):
 
 
 class _Group:
-    """Threads that share one sync: the first to get the lock leads it, the others find it ended."""
+    """Threads that share one sync: the first to get the lock runs it, the others find it done."""
 
     __slots__ = ("ended", "lock")
 
@@ -718,8 +718,8 @@ class Flusher:
 class PromisedPuts:
     """Puts that wait for the disk without a thread for each: one thread waits for all of them.
 
-    It takes what has come, waits for one sync, and gives the results; what comes meanwhile is next.
-    `before_results` is called before them, as a put does before it returns.
+    It takes all waiting puts, waits for one sync, and sets their results; later puts are in the
+    next group. `before_results` is called before that, as a put does before it returns.
     """
 
     def __init__(

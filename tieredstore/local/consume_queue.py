@@ -87,8 +87,8 @@ class QueueEnd(NamedTuple):
 
 
 class Doubt(NamedTuple):
-    """What `distrust` found: the queue offset of the first unit that cannot be believed, how far
-    units behind it bear the queue out, and whether any bytes stand there at all."""
+    """The result of `distrust`: the queue offset of the first unreliable unit, how far units after
+    it confirm the queue, and whether there are any bytes at all."""
 
     offset: int
     borne_out: QueueEnd | None
@@ -99,10 +99,10 @@ class ConsumeQueue:
     """The units of one queue, [min_offset, max_offset) of which are messages that can be read.
 
     * Puts, cuts and corrections of the minimum come from any thread, one at a time. Reads take no
-      lock: what is below `max_offset` does not change.
-    * Puts are idempotent: what the queue has already is passed over, so a dispatch that failed or
-      was interrupted is simply repeated.
-    * Opening writes nothing. What a crash left behind the end is removed before the first put.
+      lock: units below `max_offset` do not change.
+    * Puts are idempotent: known messages are skipped, so a dispatch that failed or was interrupted
+      is simply repeated.
+    * Opening writes nothing. Leftovers of a crash after the end are removed before the first put.
     """
 
     def __init__(self, files: MappedFileQueue, found: Found) -> None:

@@ -125,9 +125,9 @@ def _entries(directory: Path) -> list[Path]:
 class ConsumeQueues:
     """Every queue under one root, by topic and number.
 
-    * `load` finds the end of each queue and leaves nothing open; files are mapped when they are
-      used, and no more of them than `files` allows.
-    * A queue comes to be with its first message. Asking for one that is not there is None.
+    * `load` finds the end of each queue and leaves nothing open; files are mapped on use, at most
+      as many as `files` allows.
+    * A queue is created by its first message. A missing queue is None.
     * `put_batch` comes from one thread at a time; all else from any.
     """
 
@@ -366,8 +366,8 @@ class DeletedTopics:
     """For each deleted topic the log offset below which its records do not count.
 
     * An entry is durable before the first directory goes, so no crash can bring the topic back.
-    * Entries go when the log begins behind them. They never lie behind the end of the log: a
-      power cut may have taken the records they spoke of, and the next ones stand there then.
+    * Entries are removed when the log begins after them. They never exceed the end of the log: a
+      power cut may have taken the records that they meant, and new ones will be there.
     * Any thread may call anything.
     """
 
@@ -436,12 +436,15 @@ class Begin(NamedTuple):
 
 
 class BegunQueues:
-    """Queues that were told where to begin, and up to where no record of them counts.
+    """Queues that were restarted at an offset, and the log offset below which their records do not
+    count.
 
-    * An entry is durable before the queue's old files go, so no crash brings anything back.
-    * It goes when the log begins behind it and the queue has messages, which then tell its numbers.
-    * Like a deleted topic's it never lies behind the end of the log. A topic that was deleted since
-      has no such queue, whatever a crash has left of it here.
+    * An entry is durable before the queue's old files are deleted, so no crash brings anything
+      back.
+    * It is removed when the log begins after it and the queue has messages, which then show its
+      numbers.
+    * Like a deleted topic's entry it never exceeds the end of the log. A topic that was deleted
+      since has no such queue, even if a crash left an entry here.
     * One thread changes it at a time; any may ask.
     """
 

@@ -41,8 +41,8 @@ class Notifier:
     """Notifies registered dispatchers of messages, a batch at a time.
 
     * One thread at a time notifies. A thread that comes meanwhile leaves its batch to that one and
-      goes on. So a dispatcher may put, read and delete in the store that calls it, and wait for
-      threads that do: the messages it puts come after the batch it is given now.
+      continues. So a dispatcher may put, read and delete in the store that calls it, and wait for
+      threads that do: the messages that it puts come after its current batch.
     * A dispatcher that fails is logged and stops nothing.
     * Dispatchers that are slower than puts slow these down: see `keep_pace`.
     """
@@ -103,8 +103,8 @@ class Notifier:
 class DispatchRun:
     """Messages that are in the log, in its order, as columns.
 
-    `in_queue` is False for what has no queue unit: prepared and rolled back messages, and Java's
-    inner batches, which have queues of their own kind. `keys` are the texts of KEYS, not parted.
+    `in_queue` is False for messages without a queue unit: prepared and rolled back ones, and Java's
+    inner batches, which have queues of another kind. `keys` are the texts of KEYS, not split.
     """
 
     topics: list[str] = field(default_factory=list)
@@ -204,7 +204,7 @@ class DispatchRun:
 
 
 class _AppendedBatch(NamedTuple):
-    """What one append of several records put into the log."""
+    """The records that one append put into the log."""
 
     batch: RecordBatch
     queue_offsets: Sequence[int]
@@ -220,17 +220,17 @@ class _AppendedBatch(NamedTuple):
 
 
 class Dispatch:
-    """Brings what was put into queues and index, in log order, a batch at a time.
+    """Puts new messages into queues and index, in log order, a batch at a time.
 
     * One batch at a time, in any thread: that of the put that fills one, of a reader that must see
       earlier puts, or of the store's own service.
-    * The index gets some batches at once: when there are `INDEX_BATCHES`, when a caller asks for
+    * The index gets several batches at once: when there are `INDEX_BATCHES`, when a caller asks for
       it, or by the service.
     * Nothing beyond `limit()` is dispatched: with sync flush a message is invisible until it is
       on disk.
-    * A batch whose queues or index fail stays and is tried again, and blocks what is behind it:
-      repeating it is harmless, leaving it out is not. No put fails for it: its messages are in
-      the log. But while that goes on and `behind_max` messages wait, `is_stuck`.
+    * A batch whose queues or index fail stays, is tried again, and blocks later batches: repeating
+      it is harmless, leaving it out is not. No put fails because of it: its messages are in the
+      log. But while it keeps failing and `behind_max` messages wait, `is_stuck`.
     * Registered dispatchers are notified afterwards, and under no lock: see `notifier`.
     """
 

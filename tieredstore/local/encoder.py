@@ -101,10 +101,11 @@ _UNUSUAL_ERRORS: Final = (
 
 
 class Record(Struct, gc=False):
-    """One record, and what is said of it: what a reader of its bytes would find.
+    """One record and its fields, as a reader of its bytes would find them.
 
-    The bytes lack two offsets, the store time and a CRC. `placed` writes them, and what one log has
-    refused another can take. A struct of this kind is made in a tenth of the time of a dataclass.
+    The bytes lack two offsets, the store time and a CRC. `placed` writes them, so a record that one
+    log has refused can go to another. Such a struct is created in a tenth of the time of a
+    dataclass.
     """
 
     topic: str
@@ -156,7 +157,7 @@ class Record(Struct, gc=False):
 
 @dataclass(slots=True, init=False, eq=False)
 class RecordBatch:
-    """Records one behind the other, and a row for each in every column.
+    """Records one after the other, and a row for each in every column.
 
     The columns have the names of a record's fields, and `placed` does the same for some rows. All
     else never changes.
@@ -301,8 +302,8 @@ class PutRefusedError(TieredStoreError):
 class RecordEncoder:
     """Makes records of messages, or refuses them before anything is written.
 
-    Many usual messages become records by columns. Where one of them is unusual, or can be no
-    record, each is made by itself: the bytes are the same.
+    Many usual messages are encoded as columns. If one of them is unusual, or cannot be encoded,
+    each is encoded alone: the bytes are the same.
     """
 
     def __init__(self, config: LocalConfig, *, batch_topics: frozenset[str] = frozenset()) -> None:

@@ -332,7 +332,7 @@ class IndexFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexCut:
-    """How much of a file stays, and the end the header gets."""
+    """How much of a file stays, and its new end in the header."""
 
     item_count: int
     end_timestamp: int

@@ -67,7 +67,7 @@ class IndexBatch:
     """Messages in the order of the log: one entry a message, and the hashes of all their keys.
 
     `key_counts` says how many of `key_hashes` belong to each message; 0 is fine, and needed: it
-    tells the index how far the log has been looked at.
+    tells the index how far the log has been read.
     """
 
     log_offsets: Sequence[int]
@@ -81,7 +81,7 @@ class IndexBatch:
 
 
 class IndexService:
-    """Finds messages by key; what is lost in a crash comes back from the log, and only once.
+    """Finds messages by key; items lost in a crash are put again from the log, once.
 
     **One order.** Keys are put in the order of the log. A message below the last indexed one is
     known already and ignored, like in Java. Java takes the last one itself again and so keeps its
@@ -89,24 +89,23 @@ class IndexService:
     last items, perhaps of two files) and that many are left out. So replaying a log from anywhere
     at or below `replay_from` gives the same files as if there had been no crash.
 
-    **What a crash leaves.** Pages reach the disk in any order. Items are written once, in order,
-    so the first n of them are good for ever after a flush that began when there were n. Slots and
-    header are written again and again: after a crash they may name items that are not there, or be
-    newer or older than each other. They follow from the items, so they are never trusted, but made
-    again.
+    **What a crash leaves.** Pages reach the disk in any order. Items are written once, in order, so
+    the first n of them are good for ever after a flush that began when there were n. Slots and
+    header are rewritten all the time: after a crash they may name missing items, or be newer or
+    older than each other. They follow from the items, so they are never trusted, but rebuilt.
 
     **What proves an item durable.** A small file beside Java's, `config/tieredstore-index.json`,
     says for one moment how many items of each file were on disk. It is replaced as a whole after
-    each flush. A full file is flushed and entered there before the next one is created, so only
-    the newest file is ever incomplete. After a crash a file is cut back to the items entered, which
+    each flush. A full file is flushed and entered there before the next one is created, so only the
+    newest file is ever incomplete. After a crash a file is cut back to the items entered, which
     gives the bytes of that moment; a file not entered is deleted. For files that Java filled, its
-    checkpoint speaks: full, and ending no later than `indexMsgTimestamp`. What the entries claim
-    stays true when Java goes on with the files, and Java's own rules may delete any of them: then
-    the newest file entered is missing, and the log is replayed from what is left.
+    checkpoint decides: they are full, and end no later than `indexMsgTimestamp`. The entries stay
+    true when Java continues with the files, and Java's own rules may delete any of them: then the
+    newest file entered is missing, and the log is replayed from the remaining ones.
 
     **The log may be shorter.** The index may be flushed when the log is not yet. `truncate` removes
-    what lies at or behind the end of the recovered log; otherwise new messages at these offsets
-    would pass for known ones.
+    items at or after the end of the recovered log; otherwise new messages at these offsets would
+    count as known.
 
     One thread puts at a time, any may query, flush or expire. Files come with the first key.
     """
@@ -477,8 +476,8 @@ def _candidates(
 class IndexState:
     """One moment at which everything named here was on disk.
 
-    `replay_from` is the log offset of the last message that had been looked at; all keys of the
-    messages below it, and perhaps its own, are among the items counted in `files`.
+    `replay_from` is the log offset of the last message that had been read; all keys of the messages
+    below it, and perhaps its own, are among the items counted in `files`.
     """
 
     replay_from: int

@@ -23,10 +23,10 @@ _NAMES: Final = ("version", "parts")
 class LostParts:
     """Which bytes of the log are lost for good, though sound records follow them.
 
-    * A part is noted durably before the checkpoint vouches for what lies behind it: from then on
-      nothing tells it from bytes that were on disk once and are damaged.
-    * It goes when the log begins behind it. None goes beyond the end of the log, where the
-      next records will stand.
+    * A part is noted durably before the checkpoint vouches for the bytes after it: from then on
+      nothing distinguishes it from bytes that were on disk once and are damaged.
+    * It is removed when the log begins after it. No part extends beyond the end of the log, where
+      the next records will be.
     * One thread changes it, when the store opens; any may ask.
     """
 

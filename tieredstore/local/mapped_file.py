@@ -41,10 +41,10 @@ WRITE_BYTES_MIN: Final = 16 * 1024  # from here on one call costs less than faul
 class Blocks:
     """How far a region has blocks that is filled from its start to its limit.
 
-    * It grows by as much as there is: thousands of queues with a few messages take a page each,
-      and a long file asks seldom.
-    * What lies before the first position that is asked for was written before, so it has blocks.
-    * A file system that cannot promise room is believed to have it.
+    * It grows in proportion to its size: thousands of queues with a few messages take a page each,
+      and a long file allocates seldom.
+    * Bytes before the first requested position were written before, so they have blocks.
+    * A file system that cannot allocate in advance is assumed to have room.
     """
 
     __slots__ = ("_limit", "_start", "end")
@@ -134,11 +134,11 @@ class Mapping:
 
 
 class MappedFiles:
-    """The files that are open now: at most `open_max`, whatever number there is.
+    """The files that are open now: at most `open_max`, however many files there are.
 
-    A file is opened when it is first touched. When one too many is open, one goes that was not
-    touched since the last look (the second chance of a clock), one without unsynced bytes first.
-    It opens again when it is touched again. Each open file takes two descriptors.
+    A file is opened on first use. When one too many is open, one is closed that was not used since
+    the last check (the second chance of a clock), files without unsynced bytes first. It is
+    reopened on the next use. Each open file takes two descriptors.
     """
 
     def __init__(self, *, open_max: int | None = None, read_only: bool = False) -> None:

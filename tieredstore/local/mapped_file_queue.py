@@ -51,12 +51,12 @@ class Gap(NamedTuple):
 
 
 class MappedFileQueue:
-    """Files of one size, one behind the other, found by offset.
+    """Files of one size, one after the other, found by offset.
 
     * Nothing is opened before it is read or written: thousands of queues cost a list each.
     * The list of files is replaced, never changed: readers need no lock. `append`, `roll`
       and `truncate_dirty` come from one thread at a time; all else from any.
-    * What is not there is None, also at offset 0 (RocketMQ answers with its first file there).
+    * A missing offset is None, also offset 0 (RocketMQ returns its first file there).
     * A gap is reported in `gaps` and logged: reads around it are right, and refusing the whole
       directory would take away more than the one file that is missing.
     """

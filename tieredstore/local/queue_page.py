@@ -56,7 +56,7 @@ class PageRows(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The sound records that these units stand for, one behind another."""
+    """The sound records that these units name, one after the other."""
 
     rows: PageRows
     data: bytes

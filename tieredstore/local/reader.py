@@ -53,12 +53,12 @@ class StoreNotFoundError(SegmentNotFoundError):
 
 
 class LocalReader(StoreReads):
-    """A store as its files show it: what the queues name and what the log soundly holds.
+    """A store as its files show it: the messages that the queues name and the log has soundly.
 
     * Nothing is locked, created, cut, synced or written. A writer, also Java's, may be at work.
     * Queues are seen as they were when the store was opened; open it again to see more.
-    * After a crash a queue may name a message that the log does not hold whole. Reading it is a
-      SegmentCorruptError, and its log offset is at or behind `log_facts().log_end`.
+    * After a crash a queue may name a message that the log does not hold whole. Reading it raises
+      SegmentCorruptError, and its log offset is at or after `log_facts().log_end`.
     * While a writer opens the store after a crash it may cut index files back: do not query then.
     """
 
@@ -257,9 +257,9 @@ class IndexReader(IndexService):
     """Finds messages by key in the files as they are, and in the log where they end.
 
     * Nothing on disk changes; closing lets go of the files and does no more.
-    * A file that cannot be an index is passed over and listed in `damages`.
+    * A file that cannot be an index is skipped and listed in `damages`.
     * The index may be behind the log: after a crash, while a writer runs, or because it was
-      switched off. What lies behind its end is searched for in the log itself.
+      switched off. Messages after its end are searched in the log itself.
     """
 
     def __init__(self, config: LocalConfig, commit_log: CommitLog, *, clock: Clock) -> None:

@@ -131,10 +131,10 @@ def _damaged(reason: str) -> RecordCheck:
 
 
 class Damage(NamedTuple):
-    """Bytes that are not what they must be: no record, or a queue unit that the log gainsays.
+    """Damaged bytes: no record, or a queue unit that the log contradicts.
 
-    `resumed_at` is the log offset where records go on, if they do. `mended` says that nothing is
-    missing: what was damaged has been made again from the log.
+    `resumed_at` is the log offset where records continue, if they do. `mended` says that nothing is
+    missing: the damage was repaired from the log.
     """
 
     path: str
@@ -152,9 +152,9 @@ class Damage(NamedTuple):
 class RecordScan:
     """Every record of one file, in blocks of columns; iterate it once, then ask how it ended.
 
-    `position` is where the last good record ends. `damages` is what was passed over to get there.
-    `blank` says that a blank record closes the file; else `rest` says what stands behind the last
-    record: None if nothing does, `unused` zeros, or a torn tail.
+    `position` is where the last good record ends. `damages` were skipped to get there. `blank` says
+    that a blank record closes the file; else `rest` describes the bytes after the last record: None
+    for no bytes, `unused` zeros, or a torn tail.
     """
 
     def __init__(

@@ -86,7 +86,7 @@ _WRITTEN_BYTES: Final = _FIELDS.size + len(_NO_QUEUE_OFFSET)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointValues:
-    """What a checkpoint says; 0 means that nothing is known to be durable."""
+    """The values of a checkpoint; 0 means that nothing is known to be durable."""
 
     log_timestamp: int = 0
     queue_timestamp: int = 0
@@ -125,9 +125,9 @@ def decode_checkpoint(data: bytes) -> CheckpointValues:
 class StoreCheckpoint:
     """The checkpoint of one store, in memory and in its file.
 
-    Values change in memory when the store says so, and only after the part they speak of is
-    durable; `flush` brings them into the file. A crash in between leaves older values, which are
-    as true. Times never move back but by `rewind`. Any thread may call anything.
+    Values change in memory when the store sets them, and only after the part that they describe is
+    durable; `flush` writes them to the file. A crash in between leaves older values, which are also
+    true. Times move back only by `rewind`. Any thread may call anything.
     """
 
     def __init__(self, path: Path, values: CheckpointValues, *, written: bytes | None) -> None:
@@ -222,7 +222,7 @@ class StoreCheckpoint:
 
 
 class Lacking(NamedTuple):
-    """What queues lack: dispatch from `replay_from` on, after `broken` ones are taken away."""
+    """What queues lack: dispatch from `replay_from` on, after the `broken` ones are removed."""
 
     replay_from: int
     broken: list[QueueKey]
@@ -304,7 +304,7 @@ def _decode(document: Any) -> QueueEnds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryReport:
-    """What opening the store had to deal with."""
+    """What the store found and did when it opened."""
 
     abnormal: bool
     checked_from: int
@@ -325,7 +325,7 @@ class LogClaims(NamedTuple):
 
 
 class LogEnd(NamedTuple):
-    """Where a log ends, what stands behind its end, and what could not be read just before it."""
+    """Where a log ends, the bytes after its end, and what could not be read just before it."""
 
     log_end: int
     torn: Damage | None
@@ -334,7 +334,7 @@ class LogEnd(NamedTuple):
 
 @dataclass(slots=True)
 class Doubted:
-    """Queues whose end was not what the log says: from where on, and how far they went in truth."""
+    """Queues whose end disagrees with the log: from where on, and how far they really went."""
 
     places: dict[QueueKey, int] = field(default_factory=dict)
     borne_out: dict[QueueKey, QueueEnd] = field(default_factory=dict)
