@@ -81,12 +81,12 @@ class AsyncTieredStore:
 
     @property
     def topic_filter(self) -> TopicFilter:
-        """Which topics stay out of the tier; as the store has it, without waiting."""
+        """The topics that stay out of the tier; the store's own filter, without waiting."""
         return self.store.topic_filter
 
     @property
     def consumer_offsets(self) -> ConsumerOffsets:
-        """How far each group has come; no call of it waits."""
+        """The offset of each consumer group; no call of it waits."""
         return self.store.consumer_offsets
 
     @property
@@ -110,7 +110,7 @@ class AsyncTieredStore:
         await to_thread(self.store.load)
 
     async def start(self) -> None:
-        """Begin to take puts and to serve."""
+        """Begin to accept puts and to serve reads."""
         await to_thread(self.store.start)
 
     async def shutdown(self, *, drain: bool = True, timeout: float | None = FLUSH_SECONDS) -> None:  # noqa: ASYNC109 - it bounds the upload, not the call
@@ -118,7 +118,7 @@ class AsyncTieredStore:
         await to_thread(self._end, partial(self.store.shutdown, drain=drain, timeout=timeout))
 
     def _end(self, end: Callable[[], None]) -> None:
-        """In the thread that does it: a call that is cancelled before that has ended nothing."""
+        """Runs in the thread that does it: a call cancelled before that has ended nothing."""
         try:
             end()
         finally:
@@ -169,7 +169,7 @@ class AsyncTieredStore:
         return await self._handover.put(partial(self.store.put_messages_future, messages))
 
     def _is_turn(self, count: int) -> bool:
-        """Count messages that were put in a loop; whether others of it are to go on now."""
+        """Count messages put in a loop; returns whether other tasks of the loop should run now."""
         before, self._puts = self._puts, self._puts + count
         return self._puts // PUTS_A_TURN > before // PUTS_A_TURN
 
@@ -184,7 +184,7 @@ class AsyncTieredStore:
         message_filter: MessageFilter | None = None,
         group: str = "",
     ) -> GetResult:
-        """Messages from `offset` on, in order, and in `next_offset` where to go on.
+        """Messages from `offset` on, in order; continue at `next_offset`.
 
         At most `count_max` messages and about `bytes_max` bytes; where there is a message,
         at least one, however large. An unknown queue, or an offset without a message, is a
@@ -205,11 +205,11 @@ class AsyncTieredStore:
         *,
         timeout: float,  # noqa: ASYNC109 - its end is an answer
     ) -> bool:
-        """Whether the queue has a message at the offset or behind it, as soon as it has one.
+        """True as soon as the queue has a message at or after the offset.
 
-        False when the time is up, in seconds. Nobody holds a thread while waiting, and messages of
-        other queues cost those who wait nothing. Raises StoreClosedError when the store is closed
-        through this face meanwhile.
+        False after `timeout` seconds. A waiting call holds no thread, and messages of other queues
+        do not wake it. Raises StoreClosedError when the store is closed through this face
+        meanwhile.
         """
         require_place(topic, queue_id, offset)
         require_seconds("timeout", timeout)
@@ -326,7 +326,7 @@ class AsyncTieredStore:
 
 @coroutine
 def _turn() -> Iterator[None]:
-    """Whatever else is ready in the loop goes on first."""
+    """Let other ready tasks of the loop run first."""
     yield
 
 

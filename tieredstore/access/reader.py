@@ -121,7 +121,7 @@ class TieredReader:
 
     @classmethod
     def open(cls, config: StoreConfig) -> Self:
-        """A reader of the tier that these settings name, open. Raises what `load` raises."""
+        """An open reader of the tier that these settings name. Raises what `load` raises."""
         reader = cls(config)
         reader.load()
         return reader
@@ -150,7 +150,7 @@ class TieredReader:
             self._tier = tier
 
     def refresh(self) -> None:
-        """Show what a writer has done since.
+        """Show changes that a writer has made since.
 
         Raises StoreClosedError while the reader is not open, MetadataError where the
         catalogue cannot be read, and BackendError where the backend cannot.
@@ -160,7 +160,7 @@ class TieredReader:
             self._freshen()
 
     def close(self, timeout: float | None = CLOSE_SECONDS) -> None:
-        """Release what was opened, within the timeout; idempotent.
+        """Release everything that was opened, within the timeout; idempotent.
 
         A part that does not stop in time is abandoned; this is logged.
 
@@ -187,7 +187,7 @@ class TieredReader:
 
     @property
     def catalogue(self) -> CatalogueFacts:
-        """Where all this comes from: the writer's own file, a bucket's log, or an older copy.
+        """The source of the catalogue: the writer's own file, a bucket's log, or an older copy.
 
         Raises StoreClosedError while the reader is not open.
         """
@@ -209,7 +209,7 @@ class TieredReader:
         return [file.key for file in self._files(topic)]
 
     def consumer_offsets(self) -> dict[str, dict[QueueKey, int]]:
-        """Which message each group takes next, as the broker last copied it to the tier.
+        """The next message of each group, as the broker last copied it to the tier.
 
         Raises StoreClosedError while the reader is not open, and MetadataError for a copy
         that cannot be read.
@@ -232,7 +232,7 @@ class TieredReader:
         return {} if contents is None else dict(contents.rows)
 
     def summary(self, topic: str, queue_id: int) -> QueueSummary | None:
-        """What the tier has of one queue. May take one small read.
+        """The tier's part of one queue. May take one small read.
 
         Raises InvalidArgumentError for an argument of the wrong kind, StoreClosedError
         while the reader is not open, SegmentCorruptError where what has to be read is
@@ -273,7 +273,7 @@ class TieredReader:
         message_filter: MessageFilter | None = None,
         group: str = "",
     ) -> GetResult:
-        """Messages from `offset` on, in order, and in `next_offset` where to go on.
+        """Messages from `offset` on, in order; continue at `next_offset`.
 
         At most `count_max` messages and about `bytes_max` bytes; where there is a message,
         at least one, however large. An unknown queue, or an offset without a message, is a
@@ -319,8 +319,8 @@ class TieredReader:
     def key_hits(
         self, topic: str, key: str, *, count_max: int, begin: int = 0, end: int = INT64_MAX
     ) -> IndexAnswer:
-        """Where the key index has messages that may have the key: none of them is read, and of
-        what the index has not taken nothing is said.
+        """Places of messages that may have the key, from the key index: no message is read, and
+        messages that the index lacks are not covered.
 
         Raises InvalidArgumentError for an argument of the wrong kind, StoreClosedError
         while the reader is not open, and BackendError where the key index cannot be asked.
@@ -340,10 +340,10 @@ class TieredReader:
         return ask()
 
     def indexed_offset(self, topic: str, queue_id: int) -> int | None:
-        """Below this the uploaded index has every message: 0 where there is none. None where that
-        was never noted, of RocketMQ's files.
+        """Below this offset the uploaded index has every message; 0 if there is no index. None if
+        that was never noted, for RocketMQ's files.
 
-        On the broker's host `query_message` finds what lies behind it too.
+        On the broker's host `query_message` also finds later messages.
 
         Raises InvalidArgumentError for an argument of the wrong kind, and StoreClosedError
         while the reader is not open.
@@ -357,7 +357,7 @@ class TieredReader:
         return indexed_offset(tier.metadata, self.config.broker_name, topic, queue)
 
     def indexed_times(self) -> IndexCoverage | None:
-        """The store times that `query_message` finds messages of; None where that is not known.
+        """The store times that `query_message` covers; None if unknown.
 
         Raises StoreClosedError while the reader is not open.
         """
@@ -433,10 +433,10 @@ class TieredReader:
     ) -> Iterator[tuple[QueueKey, MessageRun]]:
         """Messages from queue offset `start` on, queue after queue, as runs.
 
-        One run is in memory at a time, of `read_ahead_bytes` at most or a single message. Ends
-        where each queue ended when its turn came; gaps are stepped over. Damage raises
-        SegmentCorruptError when all before it has been given, and an argument of the wrong
-        kind InvalidArgumentError.
+        One run is in memory at a time, of `read_ahead_bytes` at most or a single message. Each
+        queue ends where it ended when its turn came; gaps are skipped. Damage raises
+        SegmentCorruptError after everything before it was returned, and an argument of the wrong
+        kind raises InvalidArgumentError.
         """
         require_whole(start)
         files = self._files(topic, queue_id)
@@ -445,7 +445,7 @@ class TieredReader:
     def messages(
         self, topic: str | None = None, queue_id: int | None = None, *, start: int = 0
     ) -> Iterator[SelectedMessage]:
-        """What `runs` gives, message by message; it raises the same."""
+        """The messages of `runs`, one by one; raises the same errors."""
         runs = self.runs(topic, queue_id, start=start)
         return (message for _, run in runs for message in messages_of(run))
 
@@ -460,8 +460,8 @@ class TieredReader:
             offset = run.end_offset
 
     def _run_at(self, file: FlatMessageFile, start: int, end: int, tier: Tier) -> MessageRun | None:
-        """The next messages from `start` on, gaps stepped over; None where there are none before
-        `end`, or the queue is gone."""
+        """The next messages from `start` on, without gaps; None if there are none before `end`, or
+        the queue was deleted."""
         end = min(end, file.commit_offset)
         if tier.files.get(file.key) is not file or start >= end:
             return None
@@ -524,7 +524,7 @@ class TieredReader:
         return tier
 
     def _refuse_a_fork(self) -> None:
-        """Before a lock is asked for, which a thread of the parent may have held at the fork."""
+        """Called before any lock is taken: a thread of the parent may have held it at the fork."""
         if self._tier is not None:
             self._tier.process.require()
 
@@ -559,10 +559,10 @@ def messages_of(run: MessageRun) -> Iterator[SelectedMessage]:
 def retry_after_refresh(
     call: Callable[[], T], *, state: Callable[[], object], refresh: Callable[[], None]
 ) -> T:
-    """What `call` gives; asked again after a refresh while that shows another `state`.
+    """The result of `call`; repeated after a refresh as long as that shows another `state`.
 
-    A catalogue of a moment ago names segments that have expired since: no damage. What is damaged
-    stays so, and its error comes through.
+    An outdated catalogue names segments that have expired since: that is no damage. Real damage
+    stays, and its error is raised.
     """
     while True:
         before = state()
@@ -578,11 +578,11 @@ def retry_after_refresh(
 def amend_problems(
     files: FlatFileStore, metadata: MetadataStore, provider: SegmentProvider, *paths: str
 ) -> None:
-    """Compare with the backend what a copy says of these queue paths, and of queues that have a
-    problem: only a backend that holds other segments explains such a problem away.
+    """Compare a copy's rows of these queue paths, and of queues that have a problem, with the
+    backend: only other segments in the backend can explain such a problem.
 
-    The writer's own catalogue explains it when it is read again: it names what has expired no
-    more. A problem that stays the same is damage.
+    The writer's own catalogue explains it when it is read again: it no longer names expired
+    segments. A problem that stays the same is damage.
     """
     if not metadata.facts.copy:
         found = _problems(files)
@@ -606,10 +606,10 @@ def _problems(files: FlatFileStore) -> dict[QueueKey, str]:
 
 
 def reconcile(metadata: MetadataStore, provider: SegmentProvider, paths: Sequence[str]) -> int:
-    """Bring a copy up to date at or below these paths; how many rows that concerned.
+    """Bring a copy up to date at or below these paths; returns how many rows changed.
 
-    One listing each. What is missing before all that is there has expired, and what lies behind
-    the last one has come since; a hole is damage, here too. None where the catalogue is no copy.
+    One listing each. Segments missing before the first existing one have expired, and those after
+    the last known one are new; a hole is damage, here too. None if the catalogue is no copy.
     """
     if not metadata.facts.copy:
         return 0
@@ -653,7 +653,7 @@ def _expired(rows: Sequence[SegmentRecord], bases: Sequence[int]) -> Iterator[Se
 def _younger(
     file: _File, rows: Sequence[SegmentRecord], bases: Sequence[int]
 ) -> Iterator[SegmentRecord]:
-    """Without sizes: opening the queue asks for them, and checks what the units bear out."""
+    """Without sizes: opening the queue requests them, and checks them against the units."""
     path, kind = file
     last = max((row.base_offset for row in rows), default=-1)
     return (

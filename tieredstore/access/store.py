@@ -131,7 +131,7 @@ class TieredMessageStore:
 
     @property
     def topic_filter(self) -> TopicFilter:
-        """Which topics stay out of the tier; more can be rejected while the store is loaded."""
+        """The topics that stay out of the tier; more can be rejected while the store is loaded."""
         return self._decision.topic_filter
 
     @property
@@ -332,7 +332,7 @@ class TieredMessageStore:
         message_filter: MessageFilter | None = None,
         group: str = "",
     ) -> GetResult:
-        """Messages from `offset` on, in order, and in `next_offset` where to go on.
+        """Messages from `offset` on, in order; continue at `next_offset`.
 
         At most `count_max` messages and about `bytes_max` bytes; where there is a message,
         at least one, however large. An unknown queue, or an offset without a message, is a
@@ -356,7 +356,8 @@ class TieredMessageStore:
         message_filter: MessageFilter | None = None,
         group: str = "",
     ) -> Future[GetResult]:
-        """Already done when the answer is hot; else a thread of the fetch pool gives it.
+        """Already done if the answer is in memory; otherwise a thread of the fetch pool completes
+        it.
 
         While that pool is full the caller's own thread does the work, as everywhere. A closed
         store raises here; every other error is in the future.
@@ -375,10 +376,10 @@ class TieredMessageStore:
         message_filter: MessageFilter | None = None,
         group: str = "",
     ) -> GetResult | None:
-        """The answer where it is hot; None where a backend or a disk has to be waited for.
+        """The answer if it is in memory; None if it would have to wait for a backend or a disk.
 
-        For callers that may not wait: `get_message_future` does the work itself while the
-        fetch pool is full.
+        For callers that must not wait: `get_message_future` does the work itself while the fetch
+        pool is full.
 
         Raises InvalidArgumentError for an argument of the wrong kind, StoreClosedError
         while the store is not loaded, and for a hot answer what `get_message` raises.
@@ -387,7 +388,7 @@ class TieredMessageStore:
         return self.read_hot(request)
 
     def read_future(self, request: ReadRequest) -> Future[GetResult]:
-        """`get_message_future` of a request that is made already.
+        """`get_message_future` for an existing request.
 
         Raises StoreClosedError while the store is not loaded; every other error is in the
         future.
@@ -395,7 +396,7 @@ class TieredMessageStore:
         return self._loaded().answers.get_future(request)
 
     def read_hot(self, request: ReadRequest) -> GetResult | None:
-        """`get_message_hot` of a request that is made already.
+        """`get_message_hot` for an existing request.
 
         Raises StoreClosedError while the store is not loaded, and for a hot answer what
         `get_message` raises.
@@ -459,7 +460,7 @@ class TieredMessageStore:
     def earliest_time(self, topic: str | None = None, queue_id: int = 0) -> int | None:
         """Store time of a queue's oldest message in either tier, in ms; None where there is none.
 
-        Without a topic that of the next store's oldest message, as in RocketMQ.
+        Without a topic it is that of the next store's oldest message, as in RocketMQ.
 
         Raises InvalidArgumentError for an argument of the wrong kind, StoreClosedError
         while the store is not loaded, SegmentCorruptError where what has to be read is
@@ -503,7 +504,7 @@ class TieredMessageStore:
         return self._loaded().answers.contains(topic, queue_id, int(offset))
 
     def queues(self) -> Iterable[QueueKey]:
-        """Those of the next store and those that only the tier still has.
+        """The queues of the next store and those that only the tier still has.
 
         Raises StoreClosedError while the store is not loaded, and what the next store
         raises.
@@ -570,10 +571,11 @@ class TieredMessageStore:
         The next store is first asked to make its messages durable and to confirm them: so True
         means that everything put before is in the tier. A store without a method `flush` is not
         asked, and messages that it has not confirmed do not count, as while a replica is behind.
-        False too where either store fails, or is late. A queue that fails is tried once. Queues
-        that have a problem stay behind, and `health` shows them; those whose names the tier cannot
-        hold make no answer False, for they would for ever. With `seal` no segment stays open, and
-        the key index is uploaded too, as far as it goes, so that readers elsewhere find the keys.
+        The answer is also False if either store fails, or is late. A queue that fails is tried once. Queues
+        with a problem stay behind, and `health` shows them; queues whose names the tier cannot
+        store are ignored, because they would make every answer False. With `seal` every segment is
+        sealed, and the key index is uploaded too, as far as it reaches, so that readers elsewhere
+        find the keys.
 
         Raises StoreClosedError while the store is not started, and with `seal` what the backend
         raises.
@@ -617,12 +619,12 @@ class TieredMessageStore:
     def resume_queue(
         self, topic: str, queue_id: int, *, timeout: float | None = FLUSH_SECONDS
     ) -> str | None:
-        """Upload a stopped queue again, if the tier and the next store hold the same; else why not.
-        Of one that is not stopped, but whose last attempt failed, it says why that failed.
+        """Upload a stopped queue again if the tier and the next store agree; otherwise return why
+        not. For a queue that is not stopped, but whose last attempt failed, return why that failed.
 
-        A queue stops where the next store has lost or changed what the tier has. Nothing in the
-        tier is overwritten by this; where the next store no longer has a message to compare, the
-        queue goes on behind a gap.
+        A queue stops if the next store has lost or changed messages that the tier has. This call
+        overwrites nothing in the tier; if the next store no longer has a message to compare, the
+        queue continues after a gap.
 
         Raises InvalidArgumentError for an argument of the wrong kind, StoreClosedError while the
         store is not loaded, and what the backend raises when it is asked.
@@ -639,7 +641,7 @@ class TieredMessageStore:
     # -- topics -------------------------------------------------------------------------------
 
     def delete_topics(self, topics: Iterable[str]) -> int:
-        """Delete topics from both tiers; how many of them there were in either.
+        """Delete topics from both stores; returns how many of them existed in either.
 
         Raises InvalidArgumentError for an argument of the wrong kind, StoreClosedError
         while the store is not loaded, BackendError where an upload does not end or a store
@@ -668,7 +670,7 @@ class TieredMessageStore:
 
     @property
     def consumer_offsets(self) -> ConsumerOffsets:
-        """How far each group has come: kept on disk, with a copy in the tier.
+        """The offset of each consumer group: kept on disk, with a copy in the tier.
 
         Raises StoreClosedError while the store is not loaded, and InvalidConfigError where
         `tables_enabled` is off.
@@ -725,7 +727,7 @@ class TieredMessageStore:
         return tables
 
     def _refuse_a_fork(self) -> None:
-        """Before a lock is asked for, which a thread of the parent may have held at the fork."""
+        """Called before any lock is taken: a thread of the parent may have held it at the fork."""
         if self._open is not None:
             self._open.tier.process.require()
 
@@ -733,7 +735,7 @@ class TieredMessageStore:
         return refused_by_system(self.config.store_path, operation)
 
     def _refusal(self, message: Message) -> PutResult | None:
-        """Why this message is not taken: its queue would have two histories."""
+        """Why this message is refused: its queue would have two histories."""
         reason = self._loaded().refusals.get(QueueKey(message.topic, message.queue_id))
         if reason is None:
             return None
@@ -762,10 +764,10 @@ class TieredMessageStore:
     def _delete_topics(self, opened: _Open, wanted: set[str]) -> int:
         """How many of them there were in either store.
 
-        The tier first: a crash in between leaves a topic that is uploaded again, not one whose
-        tier is ahead. Nothing is uploaded meanwhile, nor to queues that appear just now: the rows
-        of their upload would come back behind the deletion. The catalogue is published before the
-        bytes go, and again with what groups have consumed. Raises BackendUnavailableError where an
+        The tier first: a crash in between leaves a topic that is uploaded again, not one whose tier
+        is ahead. Nothing is uploaded meanwhile, not even to queues that appear just now: rows of
+        their upload would come back after the deletion. The catalogue is published before the bytes
+        are deleted, and again with the consumer offsets. Raises BackendUnavailableError where an
         upload does not end in time.
         """
         tier, files = opened.tier, opened.tier.files
@@ -842,10 +844,10 @@ class _Open:
         )
 
     def load_tables(self) -> None:
-        """No group stays beyond the end of its queue: what was there is lost.
+        """No group stays beyond the end of its queue: the messages there are lost.
 
-        * A queue that neither store has any more begins at 0 again, and so does its group.
-        * Where queues that take no puts end is not decided: their groups stay.
+        * A queue that neither store has now begins at 0 again, and so does its group.
+        * The end of queues that take no puts is undecided: their groups stay.
         """
         if self.tables is None:
             return
@@ -854,7 +856,7 @@ class _Open:
         self.tables.clamp({key: self.answers.max_offset(*key) or 0 for key in queues})
 
     def agree(self) -> None:
-        """Hold the next store against the tier, before anything is put or uploaded."""
+        """Compare the next store with the tier, before anything is put or uploaded."""
         tier, dispatcher = self.tier, self.dispatcher
         files = tier.files.files()
         unnamed: dict[QueueKey, int] = {}
@@ -870,7 +872,7 @@ class _Open:
         dispatcher.tell_conflicts(self._conflict)
 
     def _give_up(self, key: QueueKey) -> None:
-        """Delete what the tier has of a queue."""
+        """Delete the tier's copy of a queue."""
         self.tier.files.destroy(key)
         self.tier.fetcher.forget(key)
 
@@ -881,12 +883,12 @@ class _Open:
         self.refusals[file.key] = why_forked(fork)
 
     def resumed(self, key: QueueKey) -> None:
-        """Where two histories were known, nothing differs any more that both stores have."""
+        """For a queue with two histories: everything that both stores have is now equal."""
         if self.decision.forks.pop(key, None) is not None:
             self.refusals.pop(key, None)
 
     def forget_refusals(self, topics: set[str]) -> None:
-        """These topics were deleted: one that is made anew has one history."""
+        """These topics were deleted: one that is created again has one history."""
         for key in [key for key in list(self.refusals) if key.topic in topics]:
             self.decision.forks.pop(key, None)
             self.refusals.pop(key, None)
@@ -944,7 +946,8 @@ class _Listener:
         self._is_registered = False
 
     def follow(self, store: MessageStore, dispatcher: Dispatcher) -> None:
-        """From now on this dispatcher hears of messages and says what is needed of the store."""
+        """From now on this dispatcher is told of messages and says which of them the tier still
+        needs."""
         self._dispatcher = dispatcher
         if not self._is_registered:
             self._is_registered = True

@@ -47,9 +47,9 @@ _ROWS_AT_ONCE = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadLimits:
-    """Counts and bytes of one read; a quarter of them where a message may have to come from disk.
+    """Counts and bytes of one read; a quarter of them if a message may have to come from disk.
 
-    Messages at or above `memory_from` in the log are taken to be in the page cache.
+    Messages at or above `memory_from` in the log are assumed to be in the page cache.
     """
 
     count_max: int

@@ -253,17 +253,17 @@ class _Row(NamedTuple):
 
 
 class Redispatch:
-    """Puts records into queues and index again; both pass over what they have.
+    """Puts records into queues and index again; both skip known ones.
 
-    Records of deleted topics are left out, and those of queues that were begun anew since. A light
-    queue is a topic of its own: what it has of a deleted topic stays in it, as it would have
-    without a rebuild.
+    Records of deleted topics and of queues restarted since are left out. A light queue is a topic
+    of its own: its messages of a deleted topic stay, as they would without a rebuild.
 
-    No record of `batch_topics` goes into a plain queue: beside one Java refuses to load the topic's
-    batch queues. Not each record there is marked as an inner batch.
+    No record of `batch_topics` goes into a plain queue, because Java refuses to load a topic that
+    has plain and batch queues. Not every record there is marked as an inner batch.
 
-    `dispatched` says up to where in the log every record was in its queue, and where each queue
-    ended there: a record below that claims to be behind the end of its queue is of another one.
+    `dispatched` says up to which log offset every record was in its queue, and where each queue
+    ended there: a record below that offset that claims a place after the end of its queue belongs
+    to another one.
     """
 
     def __init__(

@@ -118,7 +118,7 @@ _PUTS_WAIT: Final = PutStatus.SERVICE_NOT_AVAILABLE, "too many puts wait for the
 
 @dataclass(slots=True, kw_only=True)
 class LocalStore:
-    """Log, queues and index, and what serves them. `of` touches no file."""
+    """Log, queues and index, and their services. `of` touches no file."""
 
     process: OneProcess  # the only one that may use them
     config: LocalConfig
@@ -216,7 +216,7 @@ class LocalStore:
         )
 
     def load(self) -> RecoveryReport:
-        """Check the sizes, open everything, make it agree; see whether there is room for puts.
+        """Check the sizes, open everything, recover, and see whether there is room for puts.
 
         The lock is held.
         """
@@ -264,12 +264,12 @@ class LocalStore:
         return report
 
     def flush(self, *, final: bool = False) -> None:
-        """Put everything on disk, then say so: log, queues, index, checkpoint, in this order.
+        """Sync everything, then record it: log, queues, index, checkpoint, in this order.
 
         The times are taken before the parts are synced, so that none is claimed too early. So is
-        the table of the queues' ends: what it names is dispatched whole when `drain` returns. It
-        is written when something is `final`, and when the log has begun or lost a file. At a
-        `final` flush nobody puts: then everything is dispatched first, and the table is complete.
+        the table of the queues' ends: everything that it names is dispatched when `drain` returns.
+        It is written at a `final` flush, and when the log has begun or lost a file. During a
+        `final` flush there are no puts: everything is dispatched first, and the table is complete.
         """
         try:
             with refused_by_system(str(self.files.root), "flush"), self.flushing:
@@ -304,7 +304,8 @@ class LocalStore:
             self.ends_moment = moment
 
     def delete_topics(self, topics: Iterable[str]) -> list[QueueKey]:
-        """Delete all queues of these topics, for good; which those were. Nobody puts meanwhile."""
+        """Delete all queues of these topics, for good, and return them. No puts may happen
+        meanwhile."""
         self.flusher.flush()  # with sync flush what is not on disk would be dispatched later on
         self.dispatch.drain(notify=False)
         known = {key.topic for key in self.queues.queues()}
@@ -318,11 +319,11 @@ class LocalStore:
     def begin_queues(
         self, ends: Mapping[QueueKey, int], log_offset: int, store_timestamp: int
     ) -> None:
-        """Let queues give out their next numbers from here, and the log its next offsets and times.
+        """Set the next offsets of queues, and the next offset and time of the log.
 
-        The order is what makes a crash harmless: the log first, then the file that says where the
-        queues begin, and only then what they had goes. The log must have room for so many messages
-        before its next one, or a recovery would not believe their numbers.
+        The order makes a crash harmless: the log first, then the file that says where the queues
+        begin, and only then are their old contents deleted. The log must have room for that many
+        messages before its next one, or a recovery would not accept their numbers.
         """
         begun = dict(self.begun.items())
         firsts = {
@@ -352,7 +353,7 @@ class LocalStore:
         return self.queues.min_offset(*key), self.queues.max_offset(*key)
 
     def counts(self, record: bytes, log_offset: int) -> bool:
-        """Whether a record is of a queue that is still there, and not from before it was begun."""
+        """Whether a record belongs to an existing queue, and is not older than its begin."""
         return log_offset >= self.begun.counts_from(peek_topic(record), peek_queue_id(record))
 
     def close(self) -> None:
@@ -377,7 +378,7 @@ class LocalStore:
         self.files.remove_abort()
 
     def unit(self, topic: str, queue_id: int, offset: int) -> QueueUnit | None:
-        """The unit of a message as the log says it is; None where there is none, or only damage."""
+        """The unit of a message according to the log; None if there is none, or only damage."""
         queue = self.queues.queue(topic, queue_id)
         if not holds(queue, offset):
             return None
@@ -399,7 +400,7 @@ class LocalStore:
 
 
 def disk_used_percent(path: str | os.PathLike[str]) -> int:
-    """How full the disk is, as `df` counts it: what only root may use is not there."""
+    """How full the disk is, as `df` counts it: space that only root may use does not count."""
     usage = shutil.disk_usage(path)
     return -(-usage.used * 100 // max(1, usage.used + usage.free))
 
@@ -407,16 +408,16 @@ def disk_used_percent(path: str | os.PathLike[str]) -> int:
 class Retention:
     """Deletes old log files, oldest first, never the last.
 
-    * A file goes when it was last written more than `reserve_hours` ago, or before its time while
-      the disk is fuller than `disk_clean_percent`: then no more go than it takes.
-    * What is not on disk yet or not dispatched yet stays, whatever the settings say.
-    * A guard says from which log offset on a tier still needs the log: files that reach there
-      stay, however old. A guard that fails may need all of it: nothing goes. Only where the disk
-      is over `disk_full_percent` and the settings say `delete_before_offload` is none asked.
+    * A file is deleted when it was last written more than `reserve_hours` ago, or earlier while the
+      disk is fuller than `disk_clean_percent`: then only as many as needed.
+    * Data that is not on disk or not dispatched yet stays, whatever the settings say.
+    * A guard says from which log offset on a tier still needs the log: files that reach there stay,
+      however old. A guard that fails may need all of it: nothing is deleted. Guards are ignored
+      only if the disk is over `disk_full_percent` and `delete_before_offload` is set.
     * While the disk is over `disk_full_percent`, `disk_is_full` is True and puts are refused:
       from the first `look` on, when the store opens.
-    * Queues, index and what else speaks of old records follow the log; what a failure or a crash
-      kept them from is made up for.
+    * Queues, index and all other data about old records follow the log, also after a failure or a
+      crash.
     """
 
     def __init__(
@@ -447,14 +448,14 @@ class Retention:
         self._guards.append(guard)
 
     def look(self) -> None:
-        """See whether there is room for puts, and delete nothing: guards may come later."""
+        """Check whether there is room for puts; delete nothing, since guards may come later."""
         used = self._used_percent(self._config.store_path)
         self.disk_is_full = used > self._config.disk_full_percent
         if self.disk_is_full:
             log.warning("%s: the disk is full to %d %%", self._config.store_path, used)
 
     def step(self) -> int:
-        """One look; how many log files went."""
+        """One check; returns how many log files were deleted."""
         with refused_by_system(self._config.store_path, "expire"):
             used = self._used_percent(self._config.store_path)
             try:
@@ -509,7 +510,7 @@ class Retention:
         return finished if waiting is None else min(finished, waiting)
 
     def _needed_from(self) -> int:
-        """The smallest log offset that somebody still needs; 0 where that cannot be known."""
+        """The smallest log offset that is still needed; 0 if that is unknown."""
         needed = self._log.max_offset
         for guard in self._guards:
             try:
@@ -525,9 +526,9 @@ class Retention:
 class StoreReads:
     """Reads of a store whose parts are loaded; each sees every put that returned before it.
 
-    With SYNC_FLUSH a message is seen when it is on disk. A put with WAIT=false does not wait for
-    that, so a read that follows at once may not see its messages yet. In a process that was forked
-    off everything raises OtherProcessError.
+    With SYNC_FLUSH a message is visible once it is on disk. A put with WAIT=false does not wait for
+    that, so a read right after it may not see its messages yet. In a forked process every call
+    raises OtherProcessError.
     """
 
     def __init__(self, config: LocalConfig) -> None:
@@ -712,7 +713,7 @@ class StoreReads:
         return parts
 
     def _refuse_a_fork(self) -> None:
-        """Before a lock is asked for, which a thread of the parent may have held at the fork."""
+        """Called before any lock is taken: a thread of the parent may have held it at the fork."""
         if self._parts is not None:
             self._parts.process.require()
 
@@ -735,13 +736,13 @@ def _earliest_time(commit_log: CommitLog) -> int | None:
 
 
 class LocalMessageStore(StoreReads):
-    """A message store in one directory, which RocketMQ's own store can open when it is shut down.
+    """A message store in one directory, which RocketMQ's own store can open after a shutdown.
 
-    * What `put_message` acknowledged is in the log: with SYNC_FLUSH on disk, else at the latest
-      after `flush_interval_ms`. Queues and index follow by themselves; a read sees every put that
-      returned before it, unless queues or index cannot be written: then they follow when they can.
-    * One process at a time, kept by the lock that Java honours too. A process that is forked off
-      may do nothing with it, not even read: reads too dispatch what was put.
+    * An acknowledged message is in the log: with SYNC_FLUSH on disk, otherwise at the latest after
+      `flush_interval_ms`. Queues and index follow by themselves; a read sees every put that
+      returned before it, unless queues or index cannot be written: then they follow later.
+    * Only one process at a time may open it, enforced by the lock that Java honours too. A forked
+      process may not use it, not even read: reads dispatch new messages.
     * A clean `shutdown` removes the abort file. If anything could not be written it stays, and the
       next `load` recovers.
     """
@@ -764,14 +765,14 @@ class LocalMessageStore(StoreReads):
 
     @property
     def damages(self) -> tuple[Damage, ...]:
-        """What was damaged when the store opened, and what reads have made again since then."""
+        """The damage found when the store opened, and the units that reads have repaired since."""
         parts, report = self._parts, self.recovery
         noted = () if parts is None else tuple(parts.truth.noted)
         return (*(report.damages if report is not None else ()), *noted)
 
     @property
     def lost_ends(self) -> Mapping[QueueKey, int]:
-        """Queues that ended further once than they did when the store opened, and where."""
+        """Queues that once ended further than when the store opened, and where."""
         return self.recovery.lost_ends if self.recovery is not None else {}
 
     # -- life ---------------------------------------------------------------------------------
@@ -802,9 +803,9 @@ class LocalMessageStore(StoreReads):
     def begin_queues(
         self, ends: Mapping[QueueKey, int], *, log_offset: int, store_timestamp: int = 0
     ) -> None:
-        """As the contract says. A log that is far behind is brought there by blank files, which
-        take four kilobytes each; BackendRefusedError where that would be more than some thousand.
-        OffsetOutOfRangeError for a number that the queue has given out already."""
+        """See `MessageStore`. If the log is far behind, blank files of four kilobytes each fill the
+        distance; BackendRefusedError if that would be more than some thousand.
+        OffsetOutOfRangeError for an offset that the queue has already given out."""
         self._refuse_a_fork()
         for key, first in ends.items():
             require_place(*key, first)
@@ -818,11 +819,11 @@ class LocalMessageStore(StoreReads):
             self._next_offsets = dict(parts.queues.next_offsets().items())
 
     def begun_time(self, topic: str) -> int:
-        """As the contract says; 0 too once the log begins behind that time."""
+        """See `MessageStore`; also 0 once the log begins after that time."""
         return self._up_to_date().begun.time_of(topic)
 
     def start(self) -> None:
-        """Take puts, and look after the files from now on."""
+        """From now on accept puts, and maintain the files."""
         self._refuse_a_fork()
         with self._life_guard, self._refusals("start"):
             parts = self._loaded()
@@ -859,8 +860,8 @@ class LocalMessageStore(StoreReads):
         parts.flusher.stop()
 
     def shutdown(self) -> None:
-        """End the store. What cannot be written now, the next load makes good: nothing is raised
-        for it, everything closes, and the lock is free."""
+        """End the store. A failed write raises nothing, since the next load recovers: everything
+        closes, and the lock is released."""
         self._refuse_a_fork()
         with self._life_guard:
             parts = self._parts
@@ -905,7 +906,7 @@ class LocalMessageStore(StoreReads):
                 parts.destroy()
 
     def flush(self) -> int:
-        """Put everything on disk now; the log offset below which all is."""
+        """Sync everything now; returns the log offset below which everything is on disk."""
         parts = self._running()
         with self._refusals("flush"):
             parts.flush()
@@ -930,11 +931,11 @@ class LocalMessageStore(StoreReads):
         return put.result(status)
 
     def put_at_once(self, message: Message) -> PutResult | None:
-        """Store one message in microseconds; None, with nothing done, where something would have
-        to be waited for or made first: a sync, another put, a file, the queues, a large body.
+        """Store one message in microseconds; None, with nothing done, if the put would have to wait
+        or create something first: a sync, another put, a file, the queues, a large body.
 
-        What is left is a write into the page cache, for which the system may hold any process that
-        writes faster than its disk.
+        It still writes into the page cache, where the system may delay a process that writes faster
+        than its disk.
 
         Raises what `put_message` raises.
         """
@@ -985,8 +986,7 @@ class LocalMessageStore(StoreReads):
     def put_messages(self, messages: Sequence[Message]) -> PutResults:
         """Store messages in this order; each is stored or refused by itself.
 
-        Cheaper by far than one at a time: they share one place in the log, one sync, one
-        dispatch.
+        Far cheaper than single puts: all share one append to the log, one sync and one dispatch.
 
         Raises InvalidArgumentError for what is no sequence, StoreClosedError unless the
         store is started, and BackendRefusedError where the system refuses to write.
@@ -999,7 +999,7 @@ class LocalMessageStore(StoreReads):
         return appended.results(status)
 
     def put_message_future(self, message: Message) -> Future[PutResult]:
-        """Take one message now; the future is done when it is stored or refused.
+        """Put one message into the log now; the future is done when it is stored or refused.
 
         Raises StoreClosedError unless the store is started; every other error of
         `put_message` is in the future.
@@ -1018,7 +1018,7 @@ class LocalMessageStore(StoreReads):
         return self._promised(parts, future, put, lambda: _refusal(*_PUTS_WAIT))
 
     def put_messages_future(self, messages: Sequence[Message]) -> Future[Sequence[PutResult]]:
-        """Take messages now; the future is done when all are stored or refused.
+        """Put messages into the log now; the future is done when all are stored or refused.
 
         Raises StoreClosedError unless the store is started; every other error of
         `put_messages` is in the future.
@@ -1042,9 +1042,9 @@ class LocalMessageStore(StoreReads):
         put: Callable[[], object],
         refused: Callable[[], T],
     ) -> Future[T]:
-        """In the log now; one thread waits for the disk for all that are promised.
+        """The messages are in the log now; one thread waits for the disk on behalf of all futures.
 
-        A sync that hangs holds all of them, as it holds the put that leads it.
+        A sync that hangs delays all of them, as it delays the put that runs it.
         """
         future.set_running_or_notify_cancel()  # what is in the log cannot be taken back
         if parts.promised.is_full:
@@ -1159,7 +1159,7 @@ class LocalMessageStore(StoreReads):
         return queue_offsets, run
 
     def _why_not_now(self, parts: LocalStore) -> str:
-        """What keeps the store from taking any put; empty if nothing does."""
+        """The reason why the store accepts no puts; empty if it does."""
         if not (parts.retention.disk_is_full or parts.dispatch.failure):
             return ""
         config = self._config
@@ -1229,7 +1229,7 @@ class LocalMessageStore(StoreReads):
             self._parts.retention.add_guard(guard)
 
     def delete_topics(self, topics: Iterable[str]) -> int:
-        """Their queues go at once; their records go with the log's files.
+        """Delete topics: their queues at once, their records with the log's files.
 
         Raises InvalidArgumentError for an argument of the wrong kind, StoreClosedError
         while the store is not loaded, and BackendRefusedError where the system refuses to

@@ -44,9 +44,9 @@ _ALL_BITS: Final = (1 << 64) - 1
 
 
 class UnitTruth:
-    """Holds units against their records, and makes single ones again. Any thread may ask.
+    """Compares units with their records, and rebuilds single ones. Any thread may call.
 
-    A unit that was made again while it was read is remembered in `noted`, the newest ones only.
+    A unit that was rebuilt during a read is recorded in `noted`, the newest ones only.
     """
 
     def __init__(
