@@ -13,10 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.jobs.load_kit import rows_of as batch_of
+from tests.jobs.load_kit import staged
 from tests.jobs.written_tier import SECOND_MS, START_MS, WrittenTier, posix_config, properties_of
 from tieredstore.access.reader import TieredReader
 from tieredstore.flat.append_file import FlatAppendFile
 from tieredstore.index.store import IndexStore
+from tieredstore.jobs.load import begin_load, commit_load
+from tieredstore.jobs.load_records import LoadDefaults
 from tieredstore.jobs.packs import packed
 from tieredstore.jobs.scan import (
     OnCorrupt,
@@ -235,6 +239,22 @@ def test_unique_keys_are_no_other_keys(tier: WrittenTier) -> None:
     assert rows_of(tier, Selection(unique_keys=frozenset(["order-7"]))) == []
     both = Selection(unique_keys=frozenset(["U00000007"]), keys=frozenset(["shared-0"]))
     assert [place[2] for place in places(rows_of(tier, both))] == [7, 7, 7]
+
+
+def test_messages_of_before_1970_are_selected_by_their_times(tmp_path: Path) -> None:
+    config, key = posix_config(tmp_path), QueueKey(TOPIC, 0)
+    times = [-500_000, -400_000, -1, 0, 400_000]
+    for number, time in enumerate(times):
+        defaults = LoadDefaults(store_time_ms=time)
+        begin_load(config)
+        part = staged(config, str(number), 0, [batch_of(key, [number])], defaults=defaults)
+        commit_load(config, str(number), [part])
+    tier = WrittenTier(config=config)
+    for begin in (EVER[0], EVER[0] + 1, *times):
+        for until in (*times, EVER[1] - 1, EVER[1]):
+            wanted = [number for number, time in enumerate(times) if begin <= time < until]
+            found = rows_of(tier, Selection(times=(begin, until)))
+            assert [row["queue_offset"] for row in found] == wanted, (begin, until)
 
 
 def test_a_topic_that_is_not_there_is_named_with_those_that_are(tier: WrittenTier) -> None:

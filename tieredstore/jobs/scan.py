@@ -193,10 +193,10 @@ def queue_bounds(
 def _bounds_in_time(reader: TieredReader, rows: QueueRows, selection: Selection) -> tuple[int, int]:
     (first, end), (begin, until) = selection.offsets_of(rows.key), selection.times
     if begin != EVER[0]:
-        found = reader.offset_by_time(*rows.key, max(begin - CLOCK_SLACK_MS, 0))
+        found = reader.offset_by_time(*rows.key, max(begin - CLOCK_SLACK_MS, EVER[0]))
         first = max(first, found or 0)
     if until != EVER[1]:
-        found = reader.offset_by_time(*rows.key, max(until + CLOCK_SLACK_MS, 0))
+        found = reader.offset_by_time(*rows.key, min(until + CLOCK_SLACK_MS, EVER[1]))
         end = end if found is None else min(end, found)
     return first, end
 
