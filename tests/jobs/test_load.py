@@ -496,6 +496,30 @@ def test_what_a_read_gives_beside_them_is_passed_over() -> None:
     assert len(run) == 1
 
 
+def test_messages_that_were_read_without_keys_are_loaded_without_an_entry_for_them() -> None:
+    """A message has the same properties after a move; keys that are taken away are gone."""
+    maps: list[dict[str, str] | None] = [None, {}, {"a": "b"}, {"KEYS": "k"}, {"KEYS": "k"}]
+    keys: list[list[str] | None] = [[], [], [], [], None]
+    batch = pa.record_batch(
+        {
+            "topic": ["orders"] * len(maps),
+            "queue_id": pa.array([0] * len(maps), pa.int32()),
+            "keys": pa.array(keys, pa.list_(pa.string())),
+            "properties": pa.array(
+                [None if each is None else [*each.items()] for each in maps], MAP
+            ),
+        }
+    )
+    (run,) = runs_of(batch)
+    ends = np.cumsum(run.message_bytes)
+    found = [
+        decode_message(run.records[end - size : end]).property_bytes
+        for end, size in zip(ends, run.message_bytes, strict=True)
+    ]
+    wanted: list[dict[str, str]] = [{}, {}, {"a": "b"}, {"KEYS": ""}, {"KEYS": "k"}]
+    assert found == [encode_properties(each) for each in wanted]
+
+
 def test_columns_of_a_slice_of_a_batch_are_those_of_its_rows() -> None:
     rows: list[Row] = [
         {

@@ -320,6 +320,11 @@ class PropertyTexts:
         self._tags = self._own.get(TAGS)
         given = columns.properties(batch)
         pieces = [] if given is None else [self._of_maps(given)]
+        if KEYS in self._own:
+            # A read gives no keys as an empty list. Where no entry was there to be emptied, none is
+            # made: no reader sees an empty one, and a message that is moved would grow by it.
+            keys = self._own[KEYS]
+            self._own[KEYS] = pc.if_else(pc.equal(keys, ""), pa.scalar(None, pa.string()), keys)
         for name, values in self._own.items():
             entry = [name + NAME_END, values, VALUE_END]
             if values.null_count:
