@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,16 @@ def test_files_are_found_by_topic_day_and_statistics(table: DeltaTarget) -> None
     assert len(delta.file_uris(file_pruning_predicate=wanted)) == 1
     found = delta.to_pyarrow_dataset().to_table(filter=pc.field("queue_offset") == 19)
     assert found.num_rows == 1
+
+
+def test_a_file_of_a_year_of_less_than_four_digits_is_found_by_its_times(
+    table: DeltaTarget,
+) -> None:
+    day = datetime(1, 1, 1, tzinfo=UTC)
+    long_ago = (day - datetime(1970, 1, 1, tzinfo=UTC)).days
+    committed(table, orders(table, 0, 10, days=[long_ago]), run="one")
+    found = deltalake.DeltaTable(table.name).to_pyarrow_dataset()
+    assert found.to_table(filter=pc.field("store_time") >= day).num_rows == 10
 
 
 def test_a_second_run_adds_what_is_new_and_says_so_in_the_commit(table: DeltaTarget) -> None:

@@ -190,7 +190,9 @@ def _added(topic: str, file: StagedFile, columns: Sequence[str]) -> Any:
 
 
 def _time(micros: int) -> str:
-    return (_EPOCH + timedelta(microseconds=micros)).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
+    # Not by strftime: it writes the year 1 as 1, which readers take for no time.
+    moment = _EPOCH + timedelta(microseconds=micros)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _storage(options: TargetOptions) -> dict[str, str]:
