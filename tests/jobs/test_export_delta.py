@@ -215,6 +215,11 @@ def test_a_table_of_another_shape_is_refused(tmp_path: Path) -> None:
     deltalake.DeltaTable.create(str(tmp_path / "b"), pa.schema(fields), partition_by=named)
     with pytest.raises(InvalidConfigError, match="no column 'queue_id'"):
         opened(tmp_path / "b").read()
+    other = [pa.field("keys", pa.string()) if f.name == "keys" else f for f in FILE_SCHEMA]
+    schema = pa.schema([*other, *fields])
+    deltalake.DeltaTable.create(str(tmp_path / "c"), schema, partition_by=named)
+    with pytest.raises(InvalidConfigError, match="column 'keys' of .* is \"string\""):
+        opened(tmp_path / "c").read()
 
 
 def test_a_table_that_forgets_transactions_is_refused(table: DeltaTarget) -> None:

@@ -152,10 +152,16 @@ class DeltaTarget:
                 f"target: {self.name} is partitioned by {', '.join(partitions) or 'nothing'}, "
                 f"and is to be by {' and '.join(wanted)}"
             )
-        held = {field.name for field in self._opened.schema().fields}
-        missing = [name for name in self._schema.names if name not in held]
-        if missing:
-            raise InvalidConfigError(f"target: {self.name} has no column {missing[0]!r}")
+        held = {field.name: field.type for field in self._opened.schema().fields}
+        for field in _delta().Schema.from_arrow(self._schema).fields:
+            if field.name not in held:
+                raise InvalidConfigError(f"target: {self.name} has no column {field.name!r}")
+            # Nobody else compares them: a commit names files, and readers fail at what is in them.
+            if held[field.name] != field.type:
+                raise InvalidConfigError(
+                    f"target: column {field.name!r} of {self.name} is"
+                    f" {held[field.name].to_json()}, and is to be {field.type.to_json()}"
+                )
         if _EXPIRY in self._opened.metadata().configuration:
             raise InvalidConfigError(
                 f"target: {self.name} has {_EXPIRY}: it would forget what was exported"
