@@ -13,10 +13,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from tests.jobs.job_kit import golden_config, run_inline
 from tests.jobs.lake_kit import DAY, KEY, SCHEMA, at_once, committed, in_order, made, rows, staged
+from tieredstore.jobs.export import ExportJob, TableFormat
 from tieredstore.jobs.export_delta import NUMBERS_KEPT, OFFSETS, DeltaTarget
 from tieredstore.jobs.export_ledger import Ledger, StagedRange, TableChangedError
 from tieredstore.jobs.export_target import ExportTarget, TargetOptions
+from tieredstore.jobs.job import JobState
 from tieredstore.model.errors import BackendError, InvalidConfigError, MetadataError
 
 FILE_SCHEMA = pa.schema([field for field in SCHEMA if field.name != "topic"])
@@ -220,6 +223,20 @@ def test_a_table_of_another_shape_is_refused(tmp_path: Path) -> None:
     deltalake.DeltaTable.create(str(tmp_path / "c"), schema, partition_by=named)
     with pytest.raises(InvalidConfigError, match="column 'keys' of .* is \"string\""):
         opened(tmp_path / "c").read()
+
+
+def test_a_target_is_of_one_format_for_ever(tmp_path: Path) -> None:
+    """A vacuum of the table would delete what the other format has there."""
+    job = partial(ExportJob, config=golden_config(), topics=("GoldAa",))
+    first, second = str(tmp_path / "parquet"), str(tmp_path / "delta")
+    for target, form in ((first, TableFormat.PARQUET), (second, TableFormat.DELTA)):
+        assert run_inline(job(target=target, format=form)).state is JobState.DONE
+    held = sorted(tmp_path.rglob("*"))
+    with pytest.raises(InvalidConfigError, match="has an export to Parquet"):
+        run_inline(job(target=first, format=TableFormat.DELTA))
+    with pytest.raises(InvalidConfigError, match="is a Delta table"):
+        run_inline(job(target=second, format=TableFormat.PARQUET))
+    assert sorted(tmp_path.rglob("*")) == held
 
 
 def test_a_table_that_forgets_transactions_is_refused(table: DeltaTarget) -> None:

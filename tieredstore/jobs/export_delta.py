@@ -26,6 +26,7 @@ with brought_by("delta"):
     import pyarrow as pa
 
 from tieredstore.jobs.export_ledger import Ledger, StagedFile, StagedRange, TableChangedError
+from tieredstore.jobs.export_parquet import commit_numbers
 from tieredstore.jobs.export_target import ExportTarget, TargetOptions
 from tieredstore.model.errors import (
     BackendError,
@@ -80,6 +81,10 @@ class DeltaTarget:
     def read(self) -> Ledger:
         delta = _delta()
         if not self.exists():
+            if commit_numbers(self.target):  # which a vacuum of the table would delete
+                raise InvalidConfigError(
+                    f"target: {self.name} has an export to Parquet; export to another one"
+                )
             return Ledger()
         try:
             self._opened = delta.DeltaTable(self.name, storage_options=self._options)

@@ -46,10 +46,15 @@ class ParquetTable:
         """Folders come with their files."""
 
     def read(self) -> Ledger:
-        for number in reversed(_commits(self.target)):
+        for number in reversed(commit_numbers(self.target)):
             record = _record(self.target, number)
             if record is not None:  # else a copy into a bucket that did not end
                 return Ledger.of(f"{self.name}/{_folder(number)}/{RECORD}", record.get("ledger"))
+        if self.target.names("_delta_log"):
+            raise InvalidConfigError(
+                f"target: {self.name} is a Delta table, which deletes files that are not its own;"
+                " export to another one"
+            )
         if self.target.read(_OLDER) is not None:
             raise InvalidConfigError(
                 f"target: {self.name} was exported with a layout that knows no commits; "
@@ -88,7 +93,7 @@ def exported_files(
 ) -> list[str]:
     """The full paths of all files of all commits behind commit `after`: all of a commit or none."""
     place = ExportTarget(target, options or TargetOptions())
-    numbers = [number for number in _commits(place) if number > after]
+    numbers = [number for number in commit_numbers(place) if number > after]
     reads = [worker_runtime().fetch.submit(_record, place, number) for number in numbers]
     found = []
     for number, read in zip(numbers, reads, strict=True):
@@ -117,7 +122,8 @@ def _folder(number: int) -> str:
     return f"commit={number:08d}"
 
 
-def _commits(target: ExportTarget) -> list[int]:
+def commit_numbers(target: ExportTarget) -> list[int]:
+    """Of all commits, be they whole or not, in order."""
     found = (_FOLDER.fullmatch(name) for name in target.names(""))
     return sorted(int(match[1]) for match in found if match is not None)
 
