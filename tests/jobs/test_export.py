@@ -563,6 +563,18 @@ def test_a_target_that_is_no_place_is_refused() -> None:
         ExportTarget("nowhere://bucket/x", TargetOptions())
     with pytest.raises(InvalidConfigError, match="'ftp'"):
         ExportTarget("s3://bucket/x", TargetOptions(endpoint="ftp://127.0.0.1:1", region="x"))
+    with pytest.raises(InvalidConfigError, match="a folder without a name"):
+        ExportTarget("s3://bucket//x", TargetOptions(endpoint="http://127.0.0.1:1", region="x"))
+
+
+def test_files_have_the_same_paths_whether_or_not_a_slash_ends_their_target(tmp_path: Path) -> None:
+    """To a bucket a//b is another name than a/b."""
+    exported(golden_config(), tmp_path, topics=("GoldAa",))
+    wanted = exported_files(f"file://{tmp_path}")
+    assert wanted
+    assert exported_files(f"file://{tmp_path}/") == wanted
+    options = TargetOptions(endpoint="http://127.0.0.1:1", region="x")
+    assert ExportTarget("s3://bucket/x/", options).url == "s3://bucket/x"
 
 
 def test_secrets_show_nowhere() -> None:

@@ -65,7 +65,8 @@ class ExportTarget:
 
     def __init__(self, url: str, options: TargetOptions) -> None:
         scheme, _, rest = url.partition("://") if "://" in url else ("", "", url)
-        self.url = url
+        # Paths of files are made from it: to a bucket a//b is another name than a/b.
+        self.url = url.rstrip("/") if rest.strip("/") else url
         if scheme in _LOCAL:
             self._local: Path | None = Path(rest or ".").absolute()
             self._root = str(self._local)
@@ -82,6 +83,8 @@ class ExportTarget:
                 raise InvalidConfigError(text) from error
         if not self._root:
             raise InvalidConfigError(f"target: {url!r} names no bucket")
+        if "//" in self._root:
+            raise InvalidConfigError(f"target: {url!r} has a folder without a name")
 
     def check_names(self, path: str) -> None:
         """Raises BackendRefusedError where no disk has such a name; a bucket has any."""
