@@ -225,6 +225,16 @@ def test_a_table_of_another_shape_is_refused(tmp_path: Path) -> None:
         opened(tmp_path / "c").read()
 
 
+@pytest.mark.parametrize("name", ["a%41", "{}/a%20b"])
+def test_a_target_whose_log_would_be_elsewhere_is_refused(tmp_path: Path, name: str) -> None:
+    url = name.format(f"file://{tmp_path}") if "{" in name else str(tmp_path / name)
+    job = ExportJob(config=golden_config(), target=url, format=TableFormat.DELTA)
+    with pytest.raises(InvalidConfigError, match="has a %[24]"):
+        run_inline(job)
+    assert list(tmp_path.iterdir()) == []
+    assert opened(tmp_path / "100%").read() == Ledger()
+
+
 def test_a_target_is_of_one_format_for_ever(tmp_path: Path) -> None:
     """A vacuum of the table would delete what the other format has there."""
     job = partial(ExportJob, config=golden_config(), topics=("GoldAa",))

@@ -41,6 +41,7 @@ OFFSETS: Final = "_tieredstore/offsets"
 PARTITIONS: Final = (pa.field("topic", pa.string()), pa.field("day", pa.date32()))
 NUMBERS_KEPT: Final = 16  # of the newest commits: somebody may be about to read an older one
 _VERSION: Final = re.compile(r"\d{20}\.(json|checkpoint\.)")
+_ESCAPE: Final = re.compile("%[0-9A-Fa-f]{2}")
 _CHANCE_BITS: Final = 32
 _EXPIRY: Final = "delta.setTransactionRetentionDuration"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -50,6 +51,11 @@ class DeltaTarget:
     """A Delta table at a path or URL."""
 
     def __init__(self, target: ExportTarget, options: TargetOptions, schema: pa.Schema) -> None:
+        if escape := _ESCAPE.search(target.url):  # deltalake would have the log elsewhere
+            text = (
+                f"target: {target.url!r} has a {escape[0]}, which deltalake takes for another sign"
+            )
+            raise InvalidConfigError(text)
         self.name = target.url
         self.target = target
         self._options = _storage(options) if "://" in target.url else {}
