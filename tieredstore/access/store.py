@@ -571,11 +571,11 @@ class TieredMessageStore:
         The next store is first asked to make its messages durable and to confirm them: so True
         means that everything put before is in the tier. A store without a method `flush` is not
         asked, and messages that it has not confirmed do not count, as while a replica is behind.
-        The answer is also False if either store fails, or is late. A queue that fails is tried once. Queues
-        with a problem stay behind, and `health` shows them; queues whose names the tier cannot
-        store are ignored, because they would make every answer False. With `seal` every segment is
-        sealed, and the key index is uploaded too, as far as it reaches, so that readers elsewhere
-        find the keys.
+        The answer is also False if either store fails or is late. A queue that fails is tried once.
+        Queues with a problem stay behind, and `health` shows them. Queues whose names the tier
+        cannot store are ignored, because they would make every answer False. With `seal` every
+        segment is sealed, and the key index is uploaded too, as far as it reaches, so that readers
+        elsewhere find the keys.
 
         Raises StoreClosedError while the store is not started, and with `seal` what the backend
         raises.
