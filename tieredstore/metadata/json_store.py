@@ -1,4 +1,4 @@
-"""`JsonMetadataStore`: the catalogue in RocketMQ's own JSON file and a journal beside it."""
+"""`JsonMetadataStore`: the catalogue in RocketMQ's own JSON file and a journal next to it."""
 
 from __future__ import annotations
 

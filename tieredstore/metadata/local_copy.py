@@ -44,13 +44,14 @@ ASIDE: Final = ".stale"
 
 
 class LocalCopy(CatalogueCopy):
-    """Holds the lock of a catalogue's file, and writes into that file what a catalogue says.
+    """Holds the lock of a catalogue's file, and writes a copy of a catalogue into that file.
 
     * One writer a file, in any process, as with `JsonMetadataStore`.
     * It is for people and for readers that ask for the file; no writer ever reads it. So nothing
-      depends on it: what fails is logged, and tried again when it is due again.
-    * What lay there before is kept as the backup. A catalogue that was a file is kept aside, with
-      its journal and notes: it may be all that another tier has, and the backup is the next life's.
+      depends on it: a failure is logged, and tried again when the next copy is due.
+    * The previous file is kept as the backup. A catalogue that was a file is kept aside, with its
+      journal and notes: it may be all that another tier has, and the next start replaces the
+      backup.
     """
 
     def __init__(self, files: CatalogueFiles, lock: FileLock, *, is_locked_first: bool) -> None:

@@ -1,4 +1,4 @@
-"""A catalogue published beside its tier: written one generation after the other, read elsewhere.
+"""A catalogue published next to its tier: written one generation after the other, read elsewhere.
 
 A generation is one JSON object in one line, checksummed as a line of the journal is:
 
@@ -163,10 +163,10 @@ LOADS_MAX: Final = 8
 class PublishedMetadataStore(MemoryReads):
     """One broker's published catalogue, read only.
 
-    * What is shown is one generation, whole; `refresh` shows the newest, and costs one listing
-      where that is still the same.
-    * It may name segments that have expired since, and not those that came: a reader that finds out
-      amends it, until a newer generation is there.
+    * It shows one whole generation; `refresh` shows the newest, and costs one listing if that is
+      still the same.
+    * It may name segments that have expired since, and lack new ones: a reader that notices amends
+      it, until there is a newer generation.
     """
 
     def __init__(self, generations: Generations, found: PublishedCatalogue) -> None:
@@ -344,12 +344,11 @@ class PublishedSource:
 
 
 class CataloguePublisher(Publisher):
-    """Publishes what a writer's tables say.
+    """Publishes a writer's tables.
 
-    The steps: list the generations; see that the newest is ours; note that the next one is going
-    to be ours; create it, which only one can; note that it is there; delete old ones. A crash
-    after any of them leaves a newest generation that is whole, and that the next process knows
-    for its own.
+    The steps: list the generations; check that the newest is ours; note that the next one will be
+    ours; create it, which only one writer can; note that it exists; delete old ones. A crash after
+    any step leaves a whole newest generation, which the next process recognises as its own.
     """
 
     def __init__(self, source: PublishedSource, generations: Generations) -> None:

@@ -1,4 +1,4 @@
-"""The tables of a catalogue, how changes act on them, and what RocketMQ's own JSON says of them."""
+"""The tables of a catalogue, how changes act on them, and their form in RocketMQ's own JSON."""
 
 from __future__ import annotations
 
@@ -59,10 +59,9 @@ R = TypeVar("R", bound=msgspec.Struct)
 class Tables:
     """All rows by their keys.
 
-    Rows keep the order in which they were read or came, so that an unchanged file is written as
-    it was read. Fields that are not ours stay with their row until it is deleted. `topic_serial`
-    is never below a topic id that was ever here. Notes are kept as JSON text: each read makes its
-    own copy.
+    Rows keep the order in which they were read or came, so that an unchanged file is written as it
+    was read. Unknown fields stay with their row until it is deleted. `topic_serial` is never below
+    a topic id that was ever here. Notes are kept as JSON text: each read makes its own copy.
     """
 
     def __init__(self) -> None:

@@ -32,8 +32,8 @@ from tieredstore.model.printable import printable
 class TieredStoreError(Exception):
     """Base of every error that tieredstore raises on purpose.
 
-    Errors travel between processes (Spark, multiprocessing), so they pickle with their facts. What
-    a message names may come from a producer: it is shown on one line, whatever it holds.
+    Errors travel between processes (Spark, multiprocessing), so they pickle with their facts. Names
+    in a message may come from a producer: they are shown on one line, whatever they contain.
     """
 
     def __init__(self, *args: object) -> None:
@@ -57,11 +57,11 @@ class InvalidConfigError(TieredStoreError, ValueError):
 
 
 class InvalidArgumentError(TieredStoreError, ValueError):
-    """An argument is not what the call wants: no topic, no whole number, no filter, no message."""
+    """An argument is not what the call needs: not a topic, whole number, filter or message."""
 
 
 class UnknownNameError(InvalidConfigError):
-    """A topic, broker or cluster was named that is not there."""
+    """The named topic, broker or cluster does not exist."""
 
 
 class StoreClosedError(TieredStoreError):
@@ -69,7 +69,7 @@ class StoreClosedError(TieredStoreError):
 
 
 class OtherProcessError(StoreClosedError):
-    """The store was opened before a fork: it is its parent's, and closed to the child."""
+    """The store was opened before a fork: it is the parent's, and the child must not use it."""
 
     def __init__(self, name: str, *, opened_by: int) -> None:
         super().__init__(
@@ -80,7 +80,7 @@ class OtherProcessError(StoreClosedError):
 
 
 class OffsetOutOfRangeError(TieredStoreError, ValueError):
-    """An offset or a byte range lies outside of what there is."""
+    """An offset or a byte range is outside the existing data."""
 
     def __init__(self, what: str, *, offset: int, minimum: int, maximum: int) -> None:
         super().__init__(f"{what}: {offset} is not within {minimum} to {maximum}")
@@ -90,11 +90,11 @@ class OffsetOutOfRangeError(TieredStoreError, ValueError):
 
 
 class BodyNotPlainError(TieredStoreError, ValueError):
-    """A body that its producer compressed cannot be made plain; the stored record is sound."""
+    """A body that its producer compressed cannot be decompressed; the stored record is sound."""
 
 
 class SegmentError(TieredStoreError):
-    """Something about one segment."""
+    """An error about one segment."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"{path}: {reason}" if path else reason)
@@ -116,7 +116,7 @@ class SegmentSealedError(SegmentError):
 
 
 class PositionMismatchError(SegmentError):
-    """A write did not start at the true end of the segment: repair and go on."""
+    """A write did not start at the true end of the segment: repair and continue."""
 
     def __init__(self, path: str, *, expected: int, actual: int) -> None:
         super().__init__(path, f"write at {expected}, but the segment ends at {actual}")
@@ -125,7 +125,7 @@ class PositionMismatchError(SegmentError):
 
 
 class SegmentCorruptError(SegmentError):
-    """Bytes are not what they must be: stop and audit. Never hidden by a fallback."""
+    """Bytes are damaged: stop and audit. Never hidden by a fallback."""
 
     def __init__(self, path: str, reason: str, *, position: int) -> None:
         super().__init__(path, f"damaged at byte {position}: {reason}")
@@ -133,7 +133,7 @@ class SegmentCorruptError(SegmentError):
 
 
 class BackendError(TieredStoreError):
-    """The backend did not do what it was asked."""
+    """The backend did not carry out a request."""
 
     def __init__(self, path: str, operation: str, reason: str) -> None:
         super().__init__(f"{operation} {path}: {reason}")

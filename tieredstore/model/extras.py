@@ -1,4 +1,4 @@
-"""Packages that only an extra brings: where one is missing, one line says how to get it."""
+"""Packages of extras: if one is missing, one line says how to get it."""
 
 from __future__ import annotations
 

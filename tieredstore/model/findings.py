@@ -1,4 +1,4 @@
-"""What an audit, a proof or a job found in a tier, and how bad it is."""
+"""The findings of an audit, a certification or a job, and how bad they are."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Severity(Enum):
 
 
 class FindingKind(StrEnum):
-    """One word for each thing that can be found, with its severity: damage unless given."""
+    """One word for each kind of finding, with its severity: damage by default."""
 
     severity: Severity
 

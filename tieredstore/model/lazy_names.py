@@ -1,5 +1,5 @@
-"""What packages and modules are called: names that are imported when they are first asked for, and
-old names of modules, which can be imported for one release.
+"""Names of packages and modules: names that are imported on first use, and old names of modules,
+which can be imported for one release.
 
 A package that gives its public names so imports none of its modules, and nothing heavy:
 

@@ -17,7 +17,7 @@ Numbers = int | Sequence[int] | npt.NDArray[np.integer]
 
 
 class MessageColumns(Sequence[Message]):
-    """A sequence of messages that makes none of them unless it is asked for one.
+    """A sequence of messages that creates a message only when it is accessed.
 
     * Each column has one value for all messages, or one for each. Bodies and property texts are
       one for each; without texts no message has properties.

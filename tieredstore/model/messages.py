@@ -21,11 +21,11 @@ LOOPBACK = Host(b"\x7f\x00\x00\x01", 0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """A message as a producer hands it over; the store adds offsets and the store time.
+    """A message from a producer; the store adds offsets and the store time.
 
     `properties_text` is for brokers: the properties as they came over the wire, or as the
-    `property_bytes` of a stored message. It is stored as it is, with its order, its doubles and
-    what is empty, and `properties` is what a reader finds in it. Only one of the two can be given:
+    `property_bytes` of a stored message. It is stored unchanged, with its order, duplicates and
+    empty entries, and `properties` is what a reader finds in it. Only one of the two may be given:
     to change the properties of such a message, `replace(message, properties=…,
     properties_text=None)`. Raises InvalidArgumentError for both.
     """
@@ -80,7 +80,7 @@ class PutResult(Struct, frozen=True, kw_only=True, gc=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectedMessage(ABC):
-    """One stored record, what the queue says of it, and the fields that are asked for most.
+    """One stored record, its place in the queue, and the most used fields.
 
     A store makes `codec.selected.SelectedRecord`, which decodes the record when the first of the
     fields below is asked for. Each of them raises SegmentCorruptError where the record is damaged.

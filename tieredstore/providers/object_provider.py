@@ -1,6 +1,6 @@
 """A tier in an object store: S3 and its kin, and anything else with an `ObjectClient`.
 
-The brokers' logs say what there is. Beside them lies what jobs stage.
+The brokers' logs name all segments. Staged data of jobs is next to them.
 """
 
 from __future__ import annotations
@@ -413,7 +413,7 @@ _ONE_PUT_BYTES: Final = 16 << 20  # what is longer is sent in pieces
 class ObjectScratch(Scratch):
     """Below `.staged/` of the tier's own bucket and prefix.
 
-    `before_put` raises where this process is not to write.
+    `before_put` raises if this process must not write.
     """
 
     def __init__(self, calls: ObjectCalls, prefix: str, before_put: Callable[[], None]) -> None:

@@ -298,7 +298,7 @@ def _first_line(error: BaseException) -> str:
 
 
 class UnparsedKeyError(Exception):
-    """A listing has a key in it that obstore takes for none, such as one with two slashes."""
+    """A listing has a key that obstore does not accept, such as one with two slashes."""
 
 
 class ShortReply:
@@ -329,8 +329,8 @@ class ObstoreClient(ObjectClient):
 
     * obstore's threads do not survive a fork, and its calls then wait for ever: in a process that
       was forked from one that used it, the second client does everything.
-    * It has no conditional end of an upload: the second client sends streams of more than one
-      part; without it one request does up to 64 MiB, and more is refused.
+    * It cannot complete an upload conditionally: the second client sends streams of more than one
+      part; without a second client one request sends up to 64 MiB, and more is refused.
     """
 
     def __init__(self, settings: ObjectStoreSettings, second: ObjectClient | None) -> None:

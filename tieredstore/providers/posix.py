@@ -69,10 +69,10 @@ class PosixFileSegment(FileSegment):
     """A segment that is one file.
 
     * The file's length is the truth about the end, never a number of ours.
-    * What a crashed process wrote but did not sync is synced before `size` counts it, but only for
-      a writer: a reader would wait for the disk once per segment.
-    * A write that fails is cut off again where that is possible: after a failed sync a second one
-      would report success for pages that the kernel has already dropped.
+    * Bytes that a crashed process wrote but did not sync are synced before `size` counts them, but
+      only for a writer: a reader would wait for the disk once per segment.
+    * A failed write is cut off again if possible: after a failed sync a second one would report
+      success for pages that the kernel has already dropped.
     """
 
     def __init__(

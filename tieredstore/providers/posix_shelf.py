@@ -1,4 +1,4 @@
-"""Small files beside a tier in a directory: published catalogues and staged files."""
+"""Small files next to a tier in a directory: published catalogues and staged files."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ _BEING_WRITTEN: Final = ".tmp"  # what `write_atomically` adds
 class PosixGenerations(Generations):
     """Below `.catalog/` of the tier's root.
 
-    A file is written under a name of its own and gets its real one by a hard link, which only one
-    can make: it is there as a whole or not at all.
+    A file is written under a temporary name and gets its real one by a hard link, which only one
+    writer can create: the file is there as a whole or not at all.
     """
 
     def __init__(self, root: Path, directory: str, broker: str) -> None:

@@ -23,7 +23,7 @@ REASON_CHARACTERS: Final = 200
 
 
 class Cause(Enum):
-    """Why no reply came, and what helps. `{at}` is the address, `{host}` the host in it."""
+    """Why no reply came, and the remedy. `{at}` is the address, `{host}` the host in it."""
 
     REFUSED = "{at} refuses the connection; see that the store runs and listens at this port"
     NO_NAME = "no host {host} is known to DNS; see the name in the endpoint, and this machine's DNS"

@@ -1,10 +1,10 @@
-"""What loads have made part of a tier, told once more beside the log: should that be lost, the
-segments do not say where they belong, nor whether they were ever committed.
+"""A second copy, next to the log, of what loads have added to a tier: if the log is lost, the
+segments themselves do not say where they belong, nor whether they were ever committed.
 
 An object of `adopted/` is an entry's frame. It names the segments of one commit, and the notes that
-keep the load from being made twice. It is put behind the commit and before anybody hears of it, so
-what it names was committed. The commit announces it in a note: where a writer was cut off between
-the two, the next one puts it first.
+keep the load from being made twice. It is put after the commit and before the commit is reported,
+so everything that it names was committed. The commit announces it in a note: if a writer died
+between the two, the next writer first puts it.
 """
 
 from __future__ import annotations

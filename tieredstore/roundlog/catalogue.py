@@ -1,5 +1,5 @@
-"""The catalogue that a broker's log keeps with the bytes: what an entry says of them counts when
-they do.
+"""The catalogue that a broker's log keeps with the bytes: an entry's rows count together with its
+bytes.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ log = log_of(__name__)
 
 
 class LogCatalogue(MemoryReads):
-    """One broker's catalogue, as its log has it.
+    """One broker's catalogue, from its log.
 
     * The writer reads and changes the log's own tables. Its log was claimed before.
-    * A reader has a copy, which stays as it is until `refresh`: it may name segments that have
-      expired since, and not those that came. A reader that finds out amends it.
+    * A reader has a copy, which does not change until `refresh`: it may name segments that have
+      expired since, and lack new ones. A reader that notices amends it.
     * Changes that change nothing are dropped, and where nothing is left no request is made.
     """
 

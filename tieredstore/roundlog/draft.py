@@ -1,4 +1,4 @@
-"""What callers want an entry to say, and the entry that says it for many of them at once."""
+"""Drafts of callers, and the entry that combines many of them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Draft:
     """One caller's part of an entry: all of it is in there, or nothing.
 
     `merge` replaces chunks by extents that lie in `objects`. `seal` names a segment by its number:
-    one that is gone by then is passed over.
+    a segment that was deleted meanwhile is skipped.
     """
 
     writes: Sequence[DraftWrite] = ()
@@ -88,7 +88,7 @@ class TableRow(NamedTuple):
 
 @dataclass(slots=True)
 class DataObject:
-    """Bytes of segments, one behind the other, and the table that tells them should the log be
+    """Bytes of segments, one after the other, and the table that identifies them if the log is
     lost."""
 
     parts: list[Buffer] = field(default_factory=list)

@@ -1,4 +1,5 @@
-"""What lies beside a broker's log that it does not name, and what it names that is not there."""
+"""Objects next to a broker's log that it does not name, and objects that it names and that are
+missing."""
 
 from __future__ import annotations
 

@@ -89,13 +89,13 @@ class _Sent:
 class BrokerLog:
     """The log of one broker, in one process.
 
-    * Before `claim` it is read: `follow` shows what a writer has done since.
+    * Before `claim` it is only read: `follow` shows a writer's changes since.
     * After it this process is the only writer: the state is the truth until it is overtaken.
       From then on `fence` is set, and every append raises FencedError without a request.
-    * One entry is under way at a time. Those who append meanwhile share the next one.
-    * An entry whose outcome is not known is settled before anything else is appended: by looking,
-      and by putting the very same again.
-    * `guard` holds the state still. It is held for moments, never while bytes travel.
+    * One entry is under way at a time. Appends meanwhile share the next one.
+    * An entry with an unknown outcome is settled before anything else is appended: the log looks at
+      its key, and puts the same entry again.
+    * `guard` protects the state. It is held briefly, never during I/O.
 
     Raises: BackendUnavailableError (of an append the outcome is unknown), BackendRefusedError,
     FencedError, MetadataError for a damaged log.
@@ -665,7 +665,7 @@ class BrokerLog:
 
 
 class _GapError(Exception):
-    """An entry is not there that must be: a state that stands for it is newer than ours."""
+    """An entry is missing: a state that replaces it is newer than ours."""
 
     def __init__(self, missing: int) -> None:
         super().__init__(missing)

@@ -1,9 +1,9 @@
-"""Makes a lost log anew from the tables at the ends of its data objects.
+"""Rebuilds a lost log from the tables at the ends of its data objects.
 
-Entries and states are gone, and with them the bytes that lay in entries. What was merged, or was
-too large for an entry, is still there: the table of each data object says which bytes of which
+Entries and states are lost, and with them the bytes in entries. Bytes that were merged, or were too
+large for an entry, are still there: the table of each data object says which bytes of which
 segments it has. These bytes are read, checked and appended once more. Objects that loads added are
-named where they lie.
+named in place.
 """
 
 from __future__ import annotations

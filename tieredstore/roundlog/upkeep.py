@@ -1,4 +1,4 @@
-"""What keeps a log small: rounds merged, segments sealed, states written, dead objects deleted.
+"""Keeps a log small: merges rounds, seals segments, writes states, deletes dead objects.
 
 Each of these reads, writes under a new name, then appends one entry. A process that dies in between
 leaves an object that no entry names, and nothing else.
@@ -274,8 +274,8 @@ class Upkeep:
     """The chores of a writer's log, a bounded step at a time. Any thread may call; one at a time
     works.
 
-    Raises: what BrokerLog raises. A merge that meets damaged bytes raises once, and those chunks
-    are left as they are.
+    Raises: what BrokerLog raises. A merge that meets damaged bytes raises once, and skips those
+    chunks from then on.
     """
 
     def __init__(self, broker: BrokerLog) -> None:

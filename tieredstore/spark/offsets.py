@@ -1,4 +1,4 @@
-"""How far a stream has read: the offsets that Spark keeps in its checkpoint.
+"""The progress of a stream: the offsets that Spark keeps in its checkpoint.
 
 They are JSON that a person can read, as long as there are not many queues:
 

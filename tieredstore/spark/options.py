@@ -170,7 +170,7 @@ def _likely_provider(texts: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """All that is said of a read, checked; nothing was opened yet."""
+    """All options of a read, checked; nothing was opened yet."""
 
     config: StoreConfig
     scan: Scan

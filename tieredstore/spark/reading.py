@@ -1,4 +1,4 @@
-"""What batches and streams of a tier share: columns, partitions, and reading one on a worker."""
+"""Common parts of batches and streams: columns, partitions, and reading one on a worker."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class TierPartition(InputPartition):
 
 
 class ScanReader(Shipped):
-    """What both readers do on the workers; they get it before any partition."""
+    """The part of both readers that runs on the workers, which get it before any partition."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options

@@ -1,4 +1,5 @@
-"""What is pickled for a process of Spark, which may have none of the package, or another version.
+"""Functions that are pickled for a process of Spark, which may lack the package or have another
+version.
 
 Spark 4.3 gives `--py-files` to all its Python processes but the one that plans a stream, which runs
 on the driver. What is pickled for that one carries these functions by value, and the path of the

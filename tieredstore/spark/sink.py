@@ -87,7 +87,7 @@ _QUERY_ID: Final = "sql.streaming.queryId"  # a property of Spark's tasks
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOptions:
-    """All that is said of a write, checked; nothing was opened yet."""
+    """All options of a write, checked; nothing was opened yet."""
 
     config: StoreConfig
     topic: str | None = None

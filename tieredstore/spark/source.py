@@ -58,7 +58,7 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 
 
 class TierDataSource(DataSource):
-    """The messages of a tier; see `options` for what can be said of them."""
+    """The messages of a tier; see `options` for its options."""
 
     @classmethod
     def name(cls) -> str:

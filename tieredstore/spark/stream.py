@@ -1,4 +1,4 @@
-"""`spark.readStream.format("tieredstore")`: a tier that is followed as it grows."""
+"""`spark.readStream.format("tieredstore")`: follows a tier as it grows."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SHOWN_MAX: Final = 100
 
 
 class DataLossError(TieredStoreError):
-    """Messages that the stream has not read are not there any more."""
+    """Messages that the stream has not read are lost."""
 
 
 class TierStreamReader(ScanReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -43,9 +43,10 @@ class TierStreamReader(ScanReader, DataSourceStreamReader, SupportsTriggerAvaila
 
     * A batch is the messages between two offsets: read again after a restart, it is the same.
     * Queues and topics that appear later are read from their beginning.
-    * What expired before it was read is an error, or with `fail_on_data_loss` false passed over.
-    * So is a topic that was deleted and made again: its offsets begin anew, and those of the
-      checkpoint would pass over its messages. With `fail_on_data_loss` false it is read from its
+    * Messages that expired before they were read are an error, or are skipped with
+      `fail_on_data_loss` false.
+    * So is a topic that was deleted and created again: its offsets start over, and those of the
+      checkpoint would skip its messages. With `fail_on_data_loss` false it is read from its
       beginning.
     """
 

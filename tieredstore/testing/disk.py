@@ -1,4 +1,4 @@
-"""A disk that forgets what was not synced, and a process that dies at any of its steps.
+"""A disk that forgets unsynced data, and a process that dies at any of its steps.
 
     with ForgetfulDisk(folder, stop_at=7) as disk:
         write_something(folder)          # the 7th step does not happen, nor does any behind it
@@ -6,7 +6,7 @@
     reopen(disk.synced(elsewhere_too))   # the power went, and all that was not synced with it
     reopen(disk.cut(a_third, dice))      # the power went, and some of that with it
 
-What is forgotten, for each kind of change:
+What is lost, for each kind of change:
 
 | change | durable when | else, after a power cut |
 | --- | --- | --- |

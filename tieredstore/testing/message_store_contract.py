@@ -7,10 +7,10 @@
         def expire(self, store: MessageStore) -> None:
             store.delete_oldest()
 
-What every store must hold is here, but for two things that cannot be seen from outside: that no
-crash loses what is confirmed, and that retention guards are asked before anything is deleted.
-`check_page` is the rule of a page, for further tests. `ListMessageStore` is a store in memory, for
-tests of what stands around a store: a test says which messages it has lost and how it fails.
+It tests everything that a store must hold, except two things that are not visible from outside:
+that no crash loses confirmed messages, and that retention guards are asked before anything is
+deleted. `check_page` is the rule of a page, for further tests. `ListMessageStore` is an in-memory
+store for tests of code around a store: a test says which messages it has lost and how it fails.
 """
 
 from __future__ import annotations

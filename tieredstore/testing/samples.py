@@ -1,4 +1,4 @@
-"""Sample messages, and hypothesis strategies for all that a store may be given."""
+"""Sample messages, and hypothesis strategies for every input of a store."""
 
 from __future__ import annotations
 
