@@ -19,6 +19,7 @@ def test_the_commands_of_the_readme_end_well_and_find_the_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))  # the real one may have a store
     command, said = Command(capsys), []
 
     def run(words: list[str]) -> tuple[int, str]:

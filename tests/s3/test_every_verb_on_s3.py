@@ -132,7 +132,7 @@ def test_a_log_that_is_lost_is_not_taken_for_one_that_never_was(
 ) -> None:
     """The advice was to name another broker, as for a name that nobody has written under."""
     there = in_bucket(bench, settings, catalogue_file=None)
-    assert bench.run("rebuild", *there).code == 0
+    assert bench.run("rebuild", *in_bucket(bench, settings)).code == 0
     with open_client(settings) as client:
         gone = [each.key for each in client.list(".rounds/") if "/epoch/" not in each.key]
         client.delete_many(gone)
@@ -142,7 +142,7 @@ def test_a_log_that_is_lost_is_not_taken_for_one_that_never_was(
         assert "the log is lost" in ran.err
         assert "`rebuild`" in ran.err
         assert "--broker" not in ran.err
-    assert bench.run("rebuild", *there).code == 0
+    assert bench.run("rebuild", *in_bucket(bench, settings)).code == 0
     assert bench.run("audit", *there).code == 0
 
 
