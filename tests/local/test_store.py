@@ -242,6 +242,27 @@ def test_so_is_one_that_has_no_message_yet(root: Path, count: int) -> None:
     refuses_batches(root, count)
 
 
+def test_messages_of_a_topic_that_was_made_one_of_batch_queues_later_outlive_a_kill(
+    root: Path, tmp_path: Path
+) -> None:
+    store = opened(root)
+    sent = [Message(topic="Batches", queue_id=0, body=b"%d" % number) for number in range(3)]
+    assert all(result.stored for result in store.put_messages(sent))
+    batches = TopicConfig(name="Batches", attributes={"queue.type": "BatchCQ"})
+    (root / "config/topics.json").write_bytes(
+        TOPICS.encode(TableContents(rows={"Batches": batches}))
+    )
+    killed = tmp_path / "killed"
+    shutil.copytree(root, killed)  # its queues as if not one unit had been on disk
+    for path in (killed / "consumequeue/Batches/0").iterdir():
+        os.truncate(path, 0)
+        os.truncate(path, (root / "consumequeue/Batches/0" / path.name).stat().st_size)
+    again = opened(killed)
+    page = again.get_message("Batches", 0, 0)
+    assert [message.body for message in page.messages] == [b"0", b"1", b"2"]
+    assert again.put_message(sent[0]).status is PutStatus.MESSAGE_ILLEGAL
+
+
 @pytest.mark.parametrize("text", [b"", b"{", b'{"topicConfigTable":{"/":{}}}', b"[" * 100_000])
 def test_a_table_of_topics_that_cannot_be_read_keeps_no_store_from_opening(
     root: Path, text: bytes

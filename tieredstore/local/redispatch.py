@@ -259,7 +259,8 @@ class Redispatch:
     of its own: its messages of a deleted topic stay, as they would without a rebuild.
 
     No record of `batch_topics` goes into a plain queue, because Java refuses to load a topic that
-    has plain and batch queues. Not every record there is marked as an inner batch.
+    has plain and batch queues. Not every record there is marked as an inner batch. A topic that has
+    plain queues only is not among them.
 
     `dispatched` says up to which log offset every record was in its queue, and where each queue
     ended there: a record below that offset that claims a place after the end of its queue belongs

@@ -240,7 +240,7 @@ class LocalStore:
             index=self.index,
             redispatch=Redispatch(
                 *(self.log, self.queues, self.dispatch, self.delays, self.begun),
-                batch_topics=self.batch_topics,
+                batch_topics=self.batch_topics - self._plain_alone(),
             ),
             checkpoint=self.checkpoint,
             deleted=self.deleted,
@@ -348,6 +348,12 @@ class LocalStore:
             self.queues.begin(key, first)
         self.flush(final=True)
         self.files.remove_abort()
+
+    def _plain_alone(self) -> set[str]:
+        """Topics with plain queues and without Java's batch queues, whatever the table of topics
+        says of them by now: their records are in no other queue."""
+        topics = {key.topic for key in self.queues.queues()}
+        return {name for name in topics if not (self.files.batch_queues / name).exists()}
 
     def _begin_of(self, key: QueueKey) -> tuple[int | None, int | None]:
         return self.queues.min_offset(*key), self.queues.max_offset(*key)
