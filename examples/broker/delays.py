@@ -11,7 +11,13 @@ from typing import Any, Final
 from examples.broker.schedule import LEVELS, Schedule
 from examples.broker.storage import Storage
 from examples.broker.tables import SCHEDULE
-from tieredstore import InvalidConfigError, PutStatus, TieredStoreError, decode_message
+from tieredstore import (
+    InvalidConfigError,
+    PutStatus,
+    SegmentCorruptError,
+    TieredStoreError,
+    decode_message,
+)
 from tieredstore.codec import fastjson
 from tieredstore.driver.durable import make_directories, write_atomically
 
@@ -85,9 +91,15 @@ class Delays:
     async def _deliver(self, level: int, offset: int) -> int:
         """Store what is due; the offset of the first message that is not."""
         while True:
-            page = await self._storage.get(
-                SCHEDULE, level - 1, offset, count_max=PAGE, message_filter=None, group=""
-            )
+            try:
+                page = await self._storage.get(
+                    SCHEDULE, level - 1, offset, count_max=PAGE, message_filter=None, group=""
+                )
+            except SegmentCorruptError as error:
+                # It will never be sound, and all behind it, with the log, would wait for that.
+                log.error("level %d: the message at offset %d is lost: %s", level, offset, error)
+                offset += 1
+                continue
             due = []
             self._waiting.pop(level, None)
             for found in page.messages:

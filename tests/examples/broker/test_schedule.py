@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from examples.broker.commands import RefusedError
+from examples.broker.delays import Delays
 from examples.broker.schedule import AHEAD_MS_MAX, DELIVER_MS, Schedule
-from tieredstore import Host, Message, decode_message
+from examples.broker.storage import Storage
+from tests.examples.broker.broker_kit import until
+from tieredstore import Host, Message, StoreConfig, decode_message
 from tieredstore.codec.message import StoredMessage, encode_message
 from tieredstore.codec.record import encode_properties
 from tieredstore.local import LocalConfig
@@ -119,3 +128,41 @@ def test_what_was_taken_comes_out_whatever_the_clock_says_later() -> None:
     assert back is not None
     assert back.topic == "T"
     assert schedule.after(stored(made())) is None
+
+
+def test_a_message_that_is_damaged_holds_up_no_other(tmp_path: Path) -> None:
+    config = LocalConfig(store_path=str(tmp_path))
+    tier = StoreConfig(store_path=str(tmp_path), provider="memory")
+    schedule = Schedule(LEVELS, Clock())
+    waiting = [
+        replace(schedule.place(made(DELAY=level)), body=body)
+        for level, body in (("1", b"damaged"), ("1", b"behind it"), ("2", b"another level"))
+    ]
+    with storage_of(config, tier) as storage:
+        assert all(result.stored for result in asyncio.run(storage.put(waiting)))
+    log = next((tmp_path / "commitlog").iterdir())
+    with log.open("r+b") as file:
+        at = file.read(4_096).index(b"damaged")
+        file.seek(at)
+        file.write(b"DAMAGED")
+
+    async def come(storage: Storage) -> list[bytes]:
+        delays = Delays(storage, schedule, tmp_path / "config", lambda: 2**62)
+        running = asyncio.create_task(delays.run())
+        await asyncio.wait_for(until(lambda: (storage.store.max_offset("T", 3) or 0) > 1), 30)
+        running.cancel()
+        page = storage.store.get_message("T", 3, 0)
+        return [decode_message(found.record).body for found in page.messages]
+
+    with storage_of(config, tier) as storage:
+        assert asyncio.run(come(storage)) == [b"behind it", b"another level"]
+
+
+@contextmanager
+def storage_of(config: LocalConfig, tier: StoreConfig) -> Iterator[Storage]:
+    storage = Storage(config, tier)
+    storage.open()
+    try:
+        yield storage
+    finally:
+        storage.close()
