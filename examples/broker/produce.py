@@ -142,6 +142,8 @@ class Sends:
         messages = [self._schedule.place(each) for each in messages]
         for each in messages:
             check(each)
+            if len(messages) > 1 and (reason := self._storage.refused(each)) is not None:
+                raise RefusedError(Code.MESSAGE_ILLEGAL, reason)
         await self._topics.keep()  # where it is a new one
         results = await self._storage.put(messages)
         refused = next((result for result in results if not result.stored), None)

@@ -24,6 +24,7 @@ from tieredstore.aio import AsyncTieredStore
 from tieredstore.codec.message import StoredMessage
 from tieredstore.driver.metrics import Metrics
 from tieredstore.local import LocalConfig, LocalMessageStore
+from tieredstore.local.encoder import PutRefusedError, RecordEncoder
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -51,6 +52,7 @@ class Storage:
         # Puts and arrivals ask no more of a store than the protocol has.
         self._face = AsyncTieredStore(cast("TieredMessageStore", self.store))
         self._threads = ThreadPoolExecutor(THREADS, "broker-call")
+        self._encoder = RecordEncoder(local_config)
         self._together: list[Message] = []
         self._putting: asyncio.Task[Sequence[PutResult]] | None = None
 
@@ -86,6 +88,14 @@ class Storage:
         # Shielded: a message may be stored whose sender has gone.
         results = await asyncio.shield(self._putting)
         return results[first : first + len(messages)]
+
+    def refused(self, message: Message) -> str | None:
+        """Why the local store would not take this message; None where it would."""
+        try:
+            self._encoder.encode(message)
+        except PutRefusedError as refusal:
+            return refusal.reason
+        return None
 
     async def get(
         self,

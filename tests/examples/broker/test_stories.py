@@ -410,13 +410,17 @@ def test_a_delayed_message_comes_though_the_schedule_lost_its_end(tmp_path: Path
         assert bodies(client.pull("Later", 0, 0, wait_ms=20_000)) == [b"delayed"]
 
 
-def test_of_a_batch_with_a_delayed_message_all_is_stored_or_nothing(client: Remoting) -> None:
-    """What the broker notes in a message that waits may be what does not fit any more."""
+def test_of_a_batch_all_is_stored_or_nothing(client: Remoting) -> None:
+    # What the broker notes in a message that waits may be what does not fit any more.
     nearly = {"DELAY": "1", "filler": "x" * (32_767 - len("DELAY_1_filler__"))}
     assert len(properties_text(nearly)) == 32_767
     client.send("Whole", 0, b"before")
     answer = client.send_batch("Whole", 0, [(b"small", {}), (b"large", nearly)])
     assert answer.code == 13, answer
+    assert bodies(client.pull_all("Whole", 0)) == [b"before"]
+    for theirs in ("INNER_NUM", "INNER_MULTI_DISPATCH"):  # which no store takes from a producer
+        answer = client.send_batch("Whole", 0, [(b"plain", {}), (b"odd", {theirs: "1"})])
+        assert (answer.code, theirs in str(answer.remark)) == (13, True)
     assert bodies(client.pull_all("Whole", 0)) == [b"before"]
 
 
