@@ -84,7 +84,7 @@ class Topics:
                 raise RefusedError(Code.TOPIC_NOT_EXIST, f"there is no topic {name!r:.140}")
             topic = topic_of(name, count)
             self.set(topic)
-        if not topic.perm & WRITE:
+        if not topic.perm & WRITE or not topic.write_queue_count:  # as RocketMQ's tools may say it
             raise RefusedError(Code.NO_PERMISSION, f"{name}: sending is forbidden")
         return topic
 

@@ -199,6 +199,18 @@ def test_what_cannot_be_buried_holds_up_no_other(
     with_store(tmp_path, body)
 
 
+def test_dead_letters_without_a_queue_to_write_hold_up_no_other(tmp_path: Path) -> None:
+    async def body(bench: Bench) -> None:
+        bench.topics.set(topic_of(f"%DLQ%{GROUP}", 1, 0))
+        bench.retries = Retries(attempts_max=1, first_seconds=3_600)
+        bench.new_life()
+        await bench.put("a", "b")
+        assert texts(await bench.take(1, seconds=0)) == ["a"]
+        assert texts(await bench.take()) == ["b"]
+
+    with_store(tmp_path, body)
+
+
 def test_a_consumer_buries_a_message(tmp_path: Path) -> None:
     async def body(bench: Bench) -> None:
         await bench.put("a", "b", tags="t")

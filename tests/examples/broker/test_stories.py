@@ -174,6 +174,8 @@ def test_what_no_message_may_be_is_refused(client: Remoting) -> None:
     assert sent("Refusals", 0, b"x", DELAY="soon") == 13
     assert sent("Refusals", 0, b"x", TIMER_DELAY_SEC="5 s") == 13
     assert sent("Refusals", 0, b"x", TIMER_DELAY_SEC="260000") == 13
+    client.create_topic("WithoutQueues", 0)
+    assert sent("WithoutQueues", -1, b"x") == 16
     assert sent("Refusals", 0, b"x", TIMER_DELIVER_MS="9" * 19) == 13
     assert bodies(client.pull("Refusals", 0, 0)) == [b"fine"]
 
