@@ -114,17 +114,6 @@ class Groups:
 
     def _note(self, client: str, found: dict[str, Any], connection: Connection) -> None:
         name = require_group(str(found.get("groupName")))
-        group = self._groups.get(name)
-        if group is None:
-            if len(self._groups) >= GROUPS_MAX:
-                raise RefusedError(Code.SYSTEM_ERROR, f"there are {GROUPS_MAX} groups already")
-            group = self._groups[name] = Group()
-            # Where its messages come again that it sends back.
-            if self._topics.get(RETRY + name) is None:
-                self._topics.set(topic_of(RETRY + name, 1))
-        known = group.consumers.get(client)
-        if known is None and len(group.consumers) >= CLIENTS_MAX:
-            raise RefusedError(Code.SYSTEM_ERROR, f"the group has {CLIENTS_MAX} clients already")
         subscriptions = {
             str(each.get("topic")): (
                 str(each.get("subString") or "*"),
@@ -132,6 +121,17 @@ class Groups:
             )
             for each in _objects(found.get("subscriptionDataSet"))
         }
+        group = self._groups.get(name)
+        if group is None:
+            if len(self._groups) >= GROUPS_MAX:
+                raise RefusedError(Code.SYSTEM_ERROR, f"there are {GROUPS_MAX} groups already")
+            # Where its messages come again that it sends back.
+            if self._topics.get(RETRY + name) is None:
+                self._topics.set(topic_of(RETRY + name, 1))
+            group = self._groups[name] = Group()  # when all is sound: without a client it stays
+        known = group.consumers.get(client)
+        if known is None and len(group.consumers) >= CLIENTS_MAX:
+            raise RefusedError(Code.SYSTEM_ERROR, f"the group has {CLIENTS_MAX} clients already")
         is_new = known is None or known.connection is not connection
         has_changed = subscriptions != group.subscriptions
         group.consumers[client] = Consumer(connection, self._now())

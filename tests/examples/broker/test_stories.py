@@ -385,6 +385,18 @@ def test_consumers_of_a_group_hear_when_one_comes_or_goes(broker: Running) -> No
         assert json.loads(first.ask(105, topic="%RETRY%sharers").body)["queueDatas"]
 
 
+def test_groups_of_heartbeats_that_are_refused_are_not_kept(client: Remoting) -> None:
+    def beat(group: str, subscriptions: int) -> int:
+        data = {"groupName": group, "subscriptionDataSet": [0] * subscriptions}
+        body = json.dumps({"clientID": "c", "consumerDataSet": [data]}).encode()
+        return client.begin(34, body)
+
+    for first in range(0, 2_000, 50):
+        asked = [beat(f"refused-{number}", 10_001) for number in range(first, first + 50)]
+        assert {client.end(each).code for each in asked} == {1}
+    assert client.end(beat("welcome", 1)).code == 0
+
+
 def test_a_queue_belongs_to_one_consumer_at_a_time(client: Remoting) -> None:
     def ask(code: int, who: str, *queues: int) -> list[int]:
         wanted = [{"topic": "Locks", "brokerName": "b", "queueId": queue} for queue in queues]
