@@ -157,7 +157,7 @@ def test_other_sizes_of_the_index_are_refused(tier: GoldenTier) -> None:
 
 def test_a_catalogue_that_knows_as_much_is_refused(tier: GoldenTier) -> None:
     before = sizes(tier)
-    with pytest.raises(NewerCatalogueError, match="all that"):
+    with pytest.raises(NewerCatalogueError, match="everything that"):
         tier.rebuild()
     assert sizes(tier) == before
 

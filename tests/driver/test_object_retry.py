@@ -209,7 +209,7 @@ def test_a_listing_in_circles_comes_to_an_end(before: int, length: int) -> None:
         itertools.cycle(f"k-{number:04}" for number in range(length)),
     )
     client = RetryingClient(Listing(keys), POLICY, Runtime.inline())
-    with pytest.raises(BackendRefusedError, match="for ever"):
+    with pytest.raises(BackendRefusedError, match="again and again"):
         list(client.list())
 
 
