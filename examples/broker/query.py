@@ -6,7 +6,13 @@ from typing import Final
 
 from examples.broker.commands import INT32_MAX, INT64_MAX, Answer, Code, RefusedError, Request
 from examples.broker.storage import Storage
-from tieredstore import Boundary, InvalidArgumentError, SegmentCorruptError, decode_message
+from tieredstore import (
+    Boundary,
+    InvalidArgumentError,
+    QueryResult,
+    SegmentCorruptError,
+    decode_message,
+)
 from tieredstore.model.messages import SelectedMessage
 
 COUNT_MAX: Final = 64
@@ -53,6 +59,7 @@ class Queries:
                 end=request.number("endTimestamp", INT64_MAX, minimum=-INT64_MAX),
             )
         if not found.messages:
+            _require_known(found)
             raise RefusedError(Code.QUERY_NOT_FOUND, "no message with this key")
         fields = {
             "indexLastUpdateTimestamp": str(found.indexed_timestamp),
@@ -93,7 +100,16 @@ class Queries:
         if not (topic and unique_key):
             return None
         by_key = await self._storage.call(store.query_message, topic, unique_key, count_max=1)
-        return by_key.messages[0] if by_key.messages else None
+        if by_key.messages:
+            return by_key.messages[0]
+        _require_known(by_key)
+        return None
+
+
+def _require_known(none: QueryResult) -> None:
+    """That there is no hit. Who is told so does not ask again."""
+    if not (none.complete or none.is_cut):
+        raise RefusedError(Code.SYSTEM_BUSY, "there may be one, in what cannot be asked now")
 
 
 def _queue(request: Request) -> tuple[str, int]:

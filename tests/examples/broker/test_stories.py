@@ -789,6 +789,50 @@ def test_the_tier_may_be_in_a_bucket(tmp_path: Path) -> None:
             assert bodies(client.pull("Bucket", 0, 0)) == [b"in the bucket"]
 
 
+@pytest.mark.slow
+def test_while_the_bucket_is_away_no_message_is_said_not_to_be_there(tmp_path: Path) -> None:
+    with moto_server() as (endpoint, door):
+        settings = ObjectStoreSettings(
+            endpoint=endpoint,
+            bucket="broker",
+            access_key="key",
+            secret_key="secret",
+            region="us-east-1",
+        )
+        create_bucket(settings)
+        bucket = "".join(
+            f'{name} = "{getattr(settings, name)}"\n'
+            for name in ("endpoint", "bucket", "access_key", "secret_key", "region")
+        )
+        config = cold_config(tmp_path)
+        place = f'provider = "posix"\npath = "{tmp_path}/tier"\n'
+        text = config.read_text(encoding="utf-8")
+        assert place in text
+        text = text.replace(place, f'provider = "s3"\nprefix = "some/tier"\n{bucket}')
+        config.write_text(text, encoding="utf-8")
+        log = tmp_path / "store" / "commitlog"
+        with (
+            running(tmp_path, "--config", config, is_quiet=False) as broker,
+            broker.client() as client,
+        ):
+            client.send("Away", 0, b"old", KEYS="key", UNIQ_KEY="its-id")
+            until = time.monotonic() + 60
+            while (log / f"{0:020d}").exists():
+                assert time.monotonic() < until
+                client.send("Away", 0, b"x" * 1_000)
+
+            def asked() -> tuple[int, int]:
+                by_key = client.ask(12, topic="Away", key="key", maxNum=1)
+                back = client.ask(
+                    36, group="g", offset=0, originTopic="Away", originMsgId="its-id", delayLevel=0
+                )
+                return by_key.code, back.code
+
+            with door.breaking("503", rate=1.0):
+                assert asked() == (2, 2)
+            assert asked() == (0, 0)
+
+
 # -- settings ---------------------------------------------------------------------------------
 
 
