@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import pytest
 
@@ -557,6 +559,23 @@ def test_thousands_wait_without_threads_and_leave_when_cancelled_or_closed(tier:
         assert face._waiting._queues == {}
 
     asyncio.run(scene())
+
+
+def test_a_face_that_has_gone_leaves_nothing_with_its_store(tier: Tier) -> None:
+    async def story() -> list[ref[object]]:
+        faces = []
+        for _ in range(3):
+            face = AsyncTieredStore(tier.store)
+            assert not await face.arrival(TOPIC, 0, 0, timeout=0)
+            faces.append(ref[object](face._waiting))
+        return faces
+
+    with tier.store:
+        faces = asyncio.run(story())
+        gc.collect()
+        assert [face() for face in faces] == [None] * 3
+        tier.store.put_message(a_message())
+        assert tier.store._listener.arrivals._all == ()
 
 
 def test_the_long_polling_of_the_page_does_what_it_says(tier: Tier) -> None:

@@ -14,6 +14,7 @@ from contextvars import copy_context
 from functools import partial
 from types import coroutine
 from typing import Any, Final, Generic, ParamSpec, Self, TypeVar
+from weakref import WeakMethod
 
 from tieredstore.access.health import TierHealth
 from tieredstore.access.store import FLUSH_SECONDS, TieredMessageStore
@@ -417,7 +418,7 @@ class _Waiting:
         answer: _Answer[bool] = _Answer(asyncio.get_running_loop())
         with self._guard:
             if self._arrival is None:
-                self._arrival = self._store.on_arrival(self._on_messages)
+                self._arrival = self._listening()
             self._queues.setdefault(key, {})[answer] = offset
         try:
             yield answer
@@ -438,6 +439,20 @@ class _Waiting:
         closed.set_exception(StoreClosedError("the store is closed"))
         for answer in answers:
             answer.give(closed)
+
+    def _listening(self) -> Arrival:
+        """The store outlives its faces: what it holds of one must not keep it."""
+        found = WeakMethod(self._on_messages)
+
+        def tell(requests: Sequence[DispatchRequest]) -> None:
+            on_messages = found()
+            if on_messages is None:
+                arrival.cancel()
+            else:
+                on_messages(requests)
+
+        arrival = self._store.on_arrival(tell)
+        return arrival
 
     def _on_messages(self, requests: Sequence[DispatchRequest]) -> None:
         if not self._queues:
