@@ -23,6 +23,8 @@ from tieredstore.codec.message import decode_message
 from tieredstore.local import LocalConfig, LocalMessageStore
 from tieredstore.model.messages import SelectedMessage
 
+LINE_BYTES_MAX = 4 << 20
+
 
 class Broker:
     """Answers one request after the other on each connection, and many connections at once."""
@@ -31,18 +33,26 @@ class Broker:
         self._store = store
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        async for line in reader:
-            try:
-                answer = await self._answer(json.loads(line))
-            except (TieredStoreError, KeyError, TypeError, ValueError) as error:
-                answer = {"error": f"{type(error).__name__}: {error}"}
-            writer.write(json.dumps(answer).encode() + b"\n")
-            await writer.drain()
-        writer.close()
+        try:
+            async for line in reader:
+                writer.write(json.dumps(await self._told(line)).encode() + b"\n")
+                await writer.drain()
+        except ValueError:
+            writer.write(b'{"error": "a line that is too long"}\n')
+        except ConnectionError:
+            pass  # the client has gone
+        finally:
+            writer.close()
+
+    async def _told(self, line: bytes) -> dict[str, Any]:
+        try:
+            return await self._answer(json.loads(line))
+        except (TieredStoreError, KeyError, RecursionError, TypeError, ValueError) as error:
+            return {"error": f"{type(error).__name__}: {error}"}
 
     async def _answer(self, asked: dict[str, Any]) -> dict[str, Any]:
         match asked:
-            case {"put": topic, "queue": queue_id, "body": body}:
+            case {"put": topic, "queue": queue_id, "body": str(body)}:
                 properties = {"KEYS": asked["key"]} if "key" in asked else {}
                 message = Message(
                     topic=topic, queue_id=queue_id, body=body.encode(), properties=properties
@@ -87,7 +97,9 @@ async def main() -> None:
         local = LocalMessageStore(small, runtime)
         store = TieredMessageStore(local, config, runtime=runtime)
         async with AsyncTieredStore(store) as opened:
-            server = await asyncio.start_server(Broker(opened).serve, "127.0.0.1", options.port)
+            server = await asyncio.start_server(
+                Broker(opened).serve, "127.0.0.1", options.port, limit=LINE_BYTES_MAX
+            )
             async with server:
                 host, port = server.sockets[0].getsockname()
                 print(

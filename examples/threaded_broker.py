@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import signal
+import sys
 import threading
 from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -34,17 +35,26 @@ class Broker(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", port), Connection)
         self.store = store
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), OSError):  # else the client has gone
+            super().handle_error(request, client_address)
+
 
 class Connection(BaseHTTPRequestHandler):
     server: Broker
     timeout = 10  # seconds that a silent client may keep the broker from its end
 
     def do_POST(self) -> None:
-        size = int(self.headers.get("Content-Length", 0))
+        length = self.headers.get("Content-Length", "0")
+        size = int(length) if length.isdecimal() else BODY_BYTES_MAX + 1
         if size > BODY_BYTES_MAX:
             self._reply(413, {"error": f"more than {BODY_BYTES_MAX} bytes"})
+            return
+        body = self.rfile.read(size)
+        if len(body) < size:  # half a message is none
+            self._reply(400, {"error": f"{len(body)} bytes of {size}"})
         else:
-            self._answer(self.rfile.read(size))
+            self._answer(body)
 
     def do_GET(self) -> None:
         self._answer(None)

@@ -6,11 +6,12 @@ import json
 import shlex
 import shutil
 import socket
+import struct
 import subprocess
 import urllib.error
 import urllib.request
 import uuid
-from contextlib import chdir
+from contextlib import chdir, suppress
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,21 @@ def tiered(store: Path, broker: str) -> dict[tuple[str, int], int]:
         }
 
 
+def reply_to(port: int, data: bytes) -> bytes:
+    """What a client is told that sends this and no more."""
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.sendall(data)
+        connection.shutdown(socket.SHUT_WR)
+        return connection.makefile("rb").read()
+
+
+def gone(port: int, data: bytes) -> None:
+    """A client that resets its connection."""
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.sendall(data)
+
+
 def test_the_asyncio_broker_answers_and_uploads_when_it_ends(tmp_path: Path) -> None:
     def ask(**asked: Any) -> Any:
         lines.write(json.dumps(asked) + "\n")
@@ -138,7 +154,14 @@ def test_the_asyncio_broker_answers_and_uploads_when_it_ends(tmp_path: Path) -> 
             assert json.loads(waiting.readline())["bodies"] == ["at last"]
         assert "error" in ask(drop="orders")
         assert ask(put="orders", queue="x", body="y")["status"] == "MESSAGE_ILLEGAL"
-    assert tiered(tmp_path, "asyncio-broker") == {("orders", 0): 3, ("late", 0): 1}
+        assert "error" in ask(put="orders", queue=0, body=5)
+        assert ask(put="large", queue=0, body="x" * 100_000)["offset"] == 0
+        assert "error" in json.loads(reply_to(port, b"[" * 20_000 + b"\n"))
+        with suppress(ConnectionError):  # the broker may end it before all is sent
+            reply_to(port, b"x" * (5 << 20))
+        gone(port, b'{"pull": "orders", "queue": 0, "offset": 3, "wait": 0.01}\n')
+        assert ask(pull="orders", queue=0, offset=3, wait=0.1)["bodies"] == []
+    assert tiered(tmp_path, "asyncio-broker") == {("orders", 0): 3, ("late", 0): 1, ("large", 0): 1}
 
 
 def test_the_threaded_broker_answers_and_uploads_when_it_ends(tmp_path: Path) -> None:
@@ -158,6 +181,11 @@ def test_the_threaded_broker_answers_and_uploads_when_it_ends(tmp_path: Path) ->
                 ask(wrong)
             assert caught.value.code == 400
             caught.value.close()
+        for length, code in ((50, b"400"), (-5, b"413"), ("x", b"413")):
+            head = f"POST /orders/1 HTTP/1.1\r\nContent-Length: {length}\r\n\r\n"
+            assert reply_to(port, head.encode() + b"half").split()[1] == code
+        gone(port, b"GET /orders/1 HTTP/1.1\r\n")
+        assert ask("orders/1?offset=3")["bodies"] == []
     assert tiered(tmp_path, "threaded-broker") == {("orders", 1): 3}
 
 
