@@ -763,18 +763,23 @@ def test_messages_go_through_the_plugins_of_a_chain(tmp_path: Path) -> None:
     assert [path for path in (tmp_path / "tier").rglob("*") if path.is_file()]
 
 
+def a_bucket(endpoint: str) -> ObjectStoreSettings:
+    settings = ObjectStoreSettings(
+        endpoint=endpoint,
+        bucket="broker",
+        access_key="key",
+        secret_key="secret",
+        region="us-east-1",
+    )
+    create_bucket(settings)
+    return settings
+
+
 @pytest.mark.s3
 @pytest.mark.slow
 def test_the_tier_may_be_in_a_bucket(tmp_path: Path) -> None:
     with moto_server() as (endpoint, door):
-        settings = ObjectStoreSettings(
-            endpoint=endpoint,
-            bucket="broker",
-            access_key="key",
-            secret_key="secret",
-            region="us-east-1",
-        )
-        create_bucket(settings)
+        a_bucket(endpoint)
         keys: dict[str, Any] = {
             "TIEREDSTORE_ENDPOINT": endpoint,
             "TIEREDSTORE_ACCESS_KEY": "key",
@@ -792,14 +797,7 @@ def test_the_tier_may_be_in_a_bucket(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_while_the_bucket_is_away_no_message_is_said_not_to_be_there(tmp_path: Path) -> None:
     with moto_server() as (endpoint, door):
-        settings = ObjectStoreSettings(
-            endpoint=endpoint,
-            bucket="broker",
-            access_key="key",
-            secret_key="secret",
-            region="us-east-1",
-        )
-        create_bucket(settings)
+        settings = a_bucket(endpoint)
         bucket = "".join(
             f'{name} = "{getattr(settings, name)}"\n'
             for name in ("endpoint", "bucket", "access_key", "secret_key", "region")
