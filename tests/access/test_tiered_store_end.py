@@ -20,6 +20,7 @@ from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import FileSegment
 from tieredstore.local.config import LocalConfig
 from tieredstore.local.store import LocalMessageStore
+from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import InvalidArgumentError, StoreClosedError
 from tieredstore.model.values import GetStatus, QueueKey, SegmentType, StorageLevel
@@ -150,7 +151,7 @@ def test_a_timeout_may_be_endless_and_one_that_is_no_number_ends_nothing(tmp_pat
 
 
 def test_an_index_that_hangs_neither(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tieredstore.access.wiring.INDEX_SECONDS_MIN", SECONDS)
+    monkeypatch.setattr("tieredstore.access.wiring.END_SECONDS_MIN", SECONDS)
     with Runtime.threads() as runtime:
         store = a_hung_store(tmp_path, ListMessageStore.opened(runtime), runtime)
         store.load()
@@ -160,6 +161,29 @@ def test_an_index_that_hangs_neither(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
         store._loaded().tier.index.shutdown = hang  # type: ignore[method-assign]
         assert seconds_of(lambda: store.shutdown(timeout=SECONDS)) < LATE
+        may_go.set()
+
+
+def test_a_catalogue_whose_last_entry_hangs_neither(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tieredstore.access.wiring.END_SECONDS_MIN", SECONDS)
+    with Runtime.threads() as runtime:
+        local = ListMessageStore.opened(runtime)
+        store = a_hung_store(tmp_path, local, runtime)
+        closed = JsonMetadataStore.close
+
+        def hang(catalogue: JsonMetadataStore) -> None:
+            arrived.set()
+            may_go.wait(WAIT)
+            closed(catalogue)
+
+        monkeypatch.setattr(JsonMetadataStore, "close", hang)
+        store.load()
+        assert seconds_of(lambda: store.shutdown(timeout=SECONDS)) < LATE
+        assert arrived.is_set()
+        with pytest.raises(StoreClosedError):  # what comes behind it has ended
+            local.queues()
         may_go.set()
 
 

@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -54,7 +55,7 @@ from tieredstore.model.settings import JAVA_CLASSES
 
 log = log_of(__name__)
 
-INDEX_SECONDS_MIN = 5.0  # for it to make durable what it took, however late it has become
+END_SECONDS_MIN = 5.0  # for each to make durable what it took, however late it has become
 _FILES: Final = ("", ".bak", ".journal")
 _NAMED_MAX: Final = 8
 _OWN: Final = "json"  # the kind of catalogue that a provider may keep in its own way
@@ -208,17 +209,20 @@ class Tier:
             log.warning("the catalogue was not published in time")
 
     def _end_index(self) -> None:
-        """It may be waiting for a backend that never answers."""
-        left = self._ending.left()
-        if left is None:
-            self.index.shutdown()
-            return
-        seconds = max(left, INDEX_SECONDS_MIN)
-        ended = with_deadline(self.runtime, "tier-index-end", self.index.shutdown, seconds)
-        if not ended.done():
-            log.warning("the key index did not end in time")
-            return
-        ended.result()
+        _end_in_time(self.runtime, self._ending, "key index", self.index.shutdown)
+
+
+def _end_in_time(runtime: Runtime, ending: _Ending, what: str, end: Callable[[], None]) -> None:
+    """It may be waiting for a backend that never answers."""
+    left = ending.left()
+    if left is None:
+        end()
+        return
+    ended = with_deadline(runtime, f"tier-end-{what}", end, max(left, END_SECONDS_MIN))
+    if not ended.done():
+        log.warning("the %s did not end in time", what)
+        return
+    ended.result()
 
 
 def open_tier(
@@ -261,7 +265,9 @@ def open_tier(
             metadata = catalogue_to_read(config, runtime, provider)
             opened.callback(metadata.close)
         elif metadata is None:
-            metadata, copy = opened.enter_context(written_catalogue(config, runtime, provider))
+            end = partial(_end_in_time, runtime, ending, "catalogue")
+            written = written_catalogue(config, runtime, provider, end=end)
+            metadata, copy = opened.enter_context(written)
         elif not read_only:
             claim(config, provider)
         if is_brokers_host is None:
@@ -351,10 +357,15 @@ def claim(config: StoreConfig, provider: SegmentProvider) -> None:
 
 @contextmanager
 def written_catalogue(
-    config: StoreConfig, runtime: Runtime, provider: SegmentProvider
+    config: StoreConfig,
+    runtime: Runtime,
+    provider: SegmentProvider,
+    *,
+    end: Callable[[Callable[[], None]], None] = lambda close: close(),
 ) -> Iterator[tuple[MetadataStore, CatalogueCopy | None]]:
     """The catalogue of a writer, which has taken the tier over; and its copy on this machine, if
-    the provider keeps the catalogue itself.
+    the provider keeps the catalogue itself. `end` makes the call that closes it: one in a bucket
+    appends there what is still staged.
 
     CatalogueLockedError comes first: a process that holds the lock of the file keeps its tier.
     """
@@ -368,7 +379,7 @@ def written_catalogue(
             opened.close()
             copy = None
             metadata = catalogue_of(config, runtime, read_only=False)
-        opened.callback(metadata.close)
+        opened.callback(end, metadata.close)
         if copy is not None:
             copy.follow(metadata)
             opened.callback(copy.step)
