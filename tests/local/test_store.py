@@ -263,6 +263,24 @@ def test_messages_of_a_topic_that_was_made_one_of_batch_queues_later_outlive_a_k
     assert again.put_message(sent[0]).status is PutStatus.MESSAGE_ILLEGAL
 
 
+@pytest.mark.parametrize("has_queues", [False, True])
+def test_a_topic_of_batch_queues_that_was_deleted_may_be_made_again(
+    root: Path, has_queues: bool
+) -> None:
+    batches = TopicConfig(name="Batches", attributes={"queue.type": "BatchCQ"})
+    (root / "config").mkdir(parents=True)
+    (root / "config/topics.json").write_bytes(
+        TOPICS.encode(TableContents(rows={"Batches": batches}))
+    )
+    if has_queues:  # Java's, which are left alone
+        (root / "batchconsumequeue/Batches/0").mkdir(parents=True)
+    store = opened(root)
+    message = Message(topic="Batches", queue_id=0, body=b"x")
+    assert not store.put_message(message).stored
+    assert store.delete_topics(iter(["Batches"])) == 0
+    assert store.put_message(message).stored is not has_queues
+
+
 @pytest.mark.parametrize("text", [b"", b"{", b'{"topicConfigTable":{"/":{}}}', b"[" * 100_000])
 def test_a_table_of_topics_that_cannot_be_read_keeps_no_store_from_opening(
     root: Path, text: bytes

@@ -1248,6 +1248,12 @@ class LocalMessageStore(StoreReads):
                 gone = parts.delete_topics(topics)
                 for key in gone:
                     self._next_offsets.pop(key, None)
+                # Made anew, a topic may be of another kind; Java's batch queues are not deleted.
+                batches = parts.files.batch_queues
+                deleted = self._encoder.batch_topics.intersection(topics)
+                self._encoder.batch_topics -= {
+                    topic for topic in deleted if not (batches / topic).exists()
+                }
         finally:
             parts.dispatch.notifier.notify()
         return len({key.topic for key in gone})
