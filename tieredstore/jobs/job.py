@@ -1,5 +1,5 @@
-"""Jobs over a whole tier: a plan of items, the work on each, rows and a report, and the engines
-that run items."""
+"""Jobs over a whole tier: a plan of items, the work on each item, and a report of the rows. Also
+the engines that run items."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RowT = TypeVar("RowT")
 
 FINDINGS_MAX: Final = 1_000
 FAILURES_MAX: Final = 100
-HOPELESS_FAILURES: Final = 50  # so many, and nothing that went well: the rest would fail too
+HOPELESS_FAILURES: Final = 50  # if the first 50 items all fail, the rest would fail too
 THREADS: Final = 8
 THREADS_MAX: Final = 256
 _RANKS: Final = {severity: rank for rank, severity in enumerate(Severity)}
@@ -32,7 +32,7 @@ Work: TypeAlias = Callable[[ItemT], Iterable[RowT]]
 
 
 class JobExit(IntEnum):
-    """The exit code; the numbers are those of the command line."""
+    """The exit codes of the command line."""
 
     DONE = 0
     DAMAGE = 4
@@ -53,7 +53,7 @@ class JobState(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemFailure:
-    """Why one item was not done: the error in one line."""
+    """Why one item failed: the error in one line."""
 
     error: str
     text: str
@@ -70,7 +70,7 @@ class ItemFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobReport:
-    """The outcome of a job; `counts`, `byte_counts` and `facts` have names of the job's own."""
+    """The outcome of a job. Each job has its own names in `counts`, `byte_counts` and `facts`."""
 
     job: str
     state: JobState
@@ -86,7 +86,7 @@ class JobReport:
 
     @property
     def exit_code(self) -> JobExit:
-        """Damage counts more than what was refused."""
+        """Damage takes precedence over other failures."""
         if any(found.is_damage for found in self.findings) or any(
             failure.is_damage for failure in self.failures
         ):
@@ -96,7 +96,7 @@ class JobReport:
         return JobExit.INTERRUPTED if self.state is JobState.INTERRUPTED else JobExit.DONE
 
     def row(self) -> dict[str, Json]:
-        """What goes into a report file and to stdout with --json."""
+        """The content of a report file, and of stdout with --json."""
         return {
             "job": self.job,
             "state": self.state.value,
@@ -113,16 +113,16 @@ class JobReport:
         }
 
     def write(self, path: str | Path) -> None:
-        """The JSON report, whole or as it was before."""
+        """Write the JSON report atomically: a failure leaves the old file as it was."""
         write_atomically(path, [self.file_bytes()])
 
     def file_bytes(self) -> bytes:
-        """The JSON report as a file has it."""
+        """The bytes of a report file."""
         return (json.dumps(self.row(), indent=2) + "\n").encode()
 
 
 def bounded(findings: Iterable[Finding]) -> tuple[tuple[Finding, ...], int]:
-    """The worst of them, at most FINDINGS_MAX, and how many were left out."""
+    """The worst findings, at most FINDINGS_MAX, and how many were left out."""
 
     def order(found: Finding) -> tuple[int, str, int, str]:
         rank = _RANKS[found.severity]
@@ -136,8 +136,8 @@ def bounded(findings: Iterable[Finding]) -> tuple[tuple[Finding, ...], int]:
 class Plan(Generic[ItemT]):
     """The work of a job, known before a byte is moved.
 
-    Items are small and pickle: an item holds names, ranges and catalogue rows, never a client.
-    `item_bytes` says how much each of them moves, for the progress; it may be left empty.
+    Items are small and can be pickled: an item holds names, ranges and catalogue rows, never a
+    client. `item_bytes` is how much each item moves, for the progress; it may be left empty.
     """
 
     items: Sequence[ItemT]
@@ -170,7 +170,7 @@ class ItemResult(Generic[RowT]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far a job is. `bytes_total` is 0 where it is unknown."""
+    """How far a job has got. `bytes_total` is 0 if unknown."""
 
     items_done: int
     items_total: int
@@ -184,10 +184,11 @@ ends the job."""
 
 
 class RowStream(Generic[RowT]):
-    """The rows of all items, as they come; afterwards the items that failed or never started.
+    """The rows of all items as they arrive, and then how many items failed or never started.
 
-    Iterate once. The first FAILURES_MAX failures are kept, all are counted. It ends early if
-    HOPELESS_FAILURES items have failed and none succeeded: then permissions are probably missing.
+    Iterate once. All failures are counted, and the first FAILURES_MAX are kept. The stream ends
+    early if HOPELESS_FAILURES items have failed and none succeeded: permissions are probably
+    missing.
     """
 
     def __init__(self, results: Iterator[ItemResult[RowT]], *, item_count: int) -> None:
@@ -211,7 +212,7 @@ class RowStream(Generic[RowT]):
 
     @property
     def not_begun_count(self) -> int:
-        """Items that were not worked on, because the job was stopped."""
+        """Items that never started because the job was stopped."""
         return self.item_count - self.done_count - self.failed_count
 
     @property
@@ -222,13 +223,13 @@ class RowStream(Generic[RowT]):
 
 
 class Job(Protocol[ItemT, RowT]):
-    """Something done to a whole tier; a frozen dataclass of settings that pickles.
+    """An operation on a whole tier: a frozen dataclass of settings that can be pickled.
 
-    * `plan` and `finish` run on the driver, once each. `work` runs anywhere, on many items at a
-      time, and twice if a task is retried or speculated on: it is idempotent.
+    * `plan` and `finish` run once each, on the driver. `work` runs anywhere, on many items at a
+      time, and twice on an item whose task is retried or runs speculatively: it is idempotent.
     * Rows are small: a count, a checksum, a finding; never the bytes of a message.
-    * Readers see the result only after `finish`, in one atomic step. A job that was killed before
-      that leaves nothing that looks complete, and another run resumes from what is there.
+    * Readers see the result only after `finish`, in one atomic step. A job that is killed before
+      that leaves nothing that looks complete, and the next run resumes from what is there.
     """
 
     @property
@@ -239,23 +240,24 @@ class Job(Protocol[ItemT, RowT]):
     def work(self, item: ItemT) -> Iterable[RowT]: ...
 
     def finish(self, plan: Plan[ItemT], rows: RowStream[RowT]) -> JobReport | Job[Any, Any]:
-        """Take all rows and make the result visible: a report, or the job that does the next step.
+        """Consume all rows and make the result visible. Returns a report, or the job that does the
+        next step.
 
-        `rows.failures` counts after the last row.
+        `rows.failures` is complete only after the last row.
         """
 
 
 class Engine(Protocol):
-    """Runs the items of a job: one failing item loses no other's rows."""
+    """Runs the items of a job. An item that fails does not lose the rows of others."""
 
     def results(
         self, work: Work[ItemT, RowT], plan: Plan[ItemT], *, on_progress: OnProgress
     ) -> Generator[ItemResult[RowT], None, None]:
-        """One result for each item, in no order. Closing it begins no further item."""
+        """One result for each item, in any order. After `close()` no further item starts."""
 
 
 def no_progress(progress: Progress) -> None:
-    """Ignore progress."""
+    """An OnProgress that does nothing."""
 
 
 def run_job(
@@ -267,9 +269,9 @@ def run_job(
     on_plan: Callable[[Plan[ItemT]], None] | None = None,
     on_progress: OnProgress = no_progress,
 ) -> JobReport:
-    """Plan, work and finish. Raises what the plan refuses; failures of items are in the report.
+    """Plan, work and finish. Errors of the plan are raised; failures of items are in the report.
 
-    A job of several steps passes its first plan to `on_plan` and returns its last report.
+    For a job of several steps, `on_plan` gets the first plan, and the last report is returned.
     """
     begun = clock.monotonic()
     plan = job.plan()
@@ -282,7 +284,7 @@ def run_job(
             items_done=0, items_total=len(plan.items), bytes_done=0, bytes_total=plan.bytes_total
         )
     )
-    # Closed also where `finish` gives up in the middle: no further item is begun.
+    # Closing matters if `finish` raises midway: no further item may start.
     with closing(engine.results(job.work, plan, on_progress=on_progress)) as results:
         outcome = job.finish(plan, RowStream(results, item_count=len(plan.items)))
     if not isinstance(outcome, JobReport):
@@ -291,7 +293,7 @@ def run_job(
 
 
 def planned_report(name: str, plan: Plan[ItemT]) -> JobReport:
-    """What a dry run says."""
+    """The report of a dry run."""
     facts: dict[str, Json] = {**plan.facts, "requests": dict(plan.requests)}
     if plan.dollars is not None:
         facts["dollars"] = round(plan.dollars, 6)
@@ -306,7 +308,7 @@ def planned_report(name: str, plan: Plan[ItemT]) -> JobReport:
 
 
 class WorkerKilledError(TieredStoreError):
-    """A process that worked on items has died."""
+    """A worker process has died."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -318,15 +320,16 @@ class WorkerKilledError(TieredStoreError):
 class LocalEngine(Engine):
     """Runs items on a bounded number of threads, or in a given pool, which it closes.
 
-    * As many items are under way as there are threads, and none waits: the needs of one item bound
-      the memory.
-    * `stop` may be called by any thread: items under way are finished, and no more begin.
-    * A bug in an item (an error that is neither ours nor the system's) ends the job and is raised.
+    * At most `threads` items are in flight, and none is queued: memory is bounded by that many
+      items.
+    * Any thread may call `stop`: items in flight are finished, and no more start.
+    * A bug in an item (an error other than TieredStoreError and OSError) ends the job and is
+      raised.
     """
 
     def __init__(self, *, threads: int = THREADS, pool: Pool | None = None) -> None:
         self._threads = max(1, min(threads, THREADS_MAX))
-        # Not a pool of a provider: it must never wait for an item that waits for it.
+        # Not a pool of a provider: items wait for calls in that pool, and would deadlock in it.
         self._pool = pool or ThreadPool("job", threads=self._threads, pending_max=PENDING_MAX)
         self._stopped = False
 
@@ -367,7 +370,7 @@ class LocalEngine(Engine):
             self._leave(under_way)
 
     def _leave(self, under_way: set[Future[ItemResult[RowT]]]) -> None:
-        """Wait for what runs: it uses what its caller is about to close."""
+        """Cancel what has not started, and wait for the rest: the caller closes what it uses."""
         for future in under_way:
             future.cancel()
         wait(under_way)
@@ -384,7 +387,7 @@ class LocalEngine(Engine):
 
 
 def run_item(work: Work[ItemT, RowT], item: ItemT, number: int) -> ItemResult[RowT]:
-    """One item, its failure as a value: what the tier or the system refuses touches no other."""
+    """Run one item. An error of the tier or the system is returned, so other items are unharmed."""
     try:
         return ItemResult(number=number, rows=tuple(work(item)))
     except (TieredStoreError, OSError) as error:

@@ -1,6 +1,6 @@
 """Moving a tier from one backend to another: copy, verify, catch up, cut over.
 
-For the cut-over no broker may write the source, and the target's catalogue is published in one
+During the cut-over no broker may write to the source. The target's catalogue is published in one
 step.
 """
 
@@ -103,11 +103,11 @@ class MigrateJob:
     """Copies everything that the target lacks, and turns the target into a tier on request.
 
     * The source is only read. Bytes that the target already has are compared, never overwritten.
-    * Before the cut-over the target has no catalogue, so no broker takes it for a whole tier.
-    * Except for the cut-over it may run while a broker writes to the source; each run copies what
-      is new.
-    * The target has the names of its settings. With `adopt` the queues join an existing tier, under
-      its broker's name.
+    * Before the cut-over the target has no catalogue, so no broker takes it for a complete tier.
+    * Except for the cut-over, the job may run while a broker writes to the source; each run copies
+      what is new.
+    * The target's names are those in its settings. With `adopt`, the queues join an existing tier
+      under its broker's name.
     """
 
     name: ClassVar[str] = "migrate"
@@ -125,13 +125,13 @@ class MigrateJob:
 
     @property
     def proof(self) -> Proof:
-        """A checksum that went along was checked by the store; else all is read back."""
+        """S3 verifies a checksum sent along with the bytes; otherwise everything is read back."""
         is_checked = self.target.provider == "s3" and bool(self.target.checksum)
         return Proof.STORE if is_checked else Proof.READ_BACK
 
     @contextmanager
     def held(self, *, dry_run: bool = False) -> Iterator[None]:
-        """Enter this around a run: during a cut-over no other process may write."""
+        """Enter this around a run: it keeps other processes from writing during a cut-over."""
         check_places(self.source, self.target, adopt=self.adopt)
         if dry_run or not (self.cut_over or self.adopt):
             yield
@@ -178,11 +178,11 @@ class MigrateJob:
         )
 
     def target_provider(self) -> SegmentProvider:
-        """Many processes write to the target: none of them takes over from the others."""
+        """The provider of the many processes that write to the target: none fences the others."""
         return worker_provider(replace(self.target, claim_epoch=False), run=self.run)
 
     def claimed_target(self) -> SegmentProvider:
-        """The driver's: the one that takes the target over, and whom the others join."""
+        """The driver's provider: it claims the target, and the other processes join it."""
         provider = worker_provider(self.target, run=self.run)
         claim(self.target, provider)
         return provider
@@ -190,7 +190,7 @@ class MigrateJob:
     def finish(self, plan: Plan[CopyItem], rows: RowStream[CopyRow]) -> JobReport:
         assert isinstance(plan, MigrationPlan)
         if plan.facts.get("cut_over") is not None:
-            remove_journal(journal_path(self.target))  # of one that died behind its cut-over
+            remove_journal(journal_path(self.target))  # left by a run that died after its cut-over
             return JobReport(
                 job=self.name,
                 state=JobState.DONE,
@@ -253,17 +253,19 @@ class _Finish:
         )
 
     def _check_not_over(self) -> None:
-        """A cut-over since the plan was made leaves no journal behind, and a tier that may have a
-        broker by now: nothing of it is ours to claim, to write or to delete."""
+        """Refuse if another run has cut over since the plan was made.
+
+        Its journal is gone, and the target may have a broker by now: nothing there may be claimed,
+        written or deleted.
+        """
         job, tier = self._job, self._plan.tier
         if not job.adopt and _was_cut_over(tier, job.target, job.source, job.target_provider()):
             raise overtaken(job.target)
 
     def _ask_target(self, item: CopyItem) -> None:
-        """Fail at once for wrong credentials and missing rights, and not once for each item.
+        """Fail at once on wrong credentials or missing rights, instead of once for each item.
 
-        One process also asks an object store for the proof that it keeps its promises, and takes
-        the target over.
+        So only one process certifies an object store and claims the target.
         """
         self._job.claimed_target()
         provider = self._job.target_provider()
@@ -272,8 +274,8 @@ class _Finish:
             segment.delete()
 
     def _remove_replaced(self, items: Sequence[CopyItem]) -> None:
-        """What was copied of a topic that has been made anew. The journal goes on calling it that
-        until its place is taken, so a run that dies here is no harm."""
+        """Delete copies of a topic that was deleted and made anew since. The journal keeps their
+        entries until they are replaced, so a run may die here without harm."""
         for item in items:
             if item.replaces:
                 key = item.target_path, item.row.type, item.row.base_offset
@@ -290,7 +292,7 @@ class _Finish:
         self._bytes["compared"] += row.compared_bytes
 
     def _explain_gone(self) -> None:
-        """A segment that the catalogue no longer names has expired; any other is lost."""
+        """Tell expired segments, which the catalogue no longer names, from lost ones."""
         if not self._gone:
             return
         tier = read_source(self._job.source, topics=self._job.topics)
@@ -299,7 +301,7 @@ class _Finish:
         for gone in self._gone:
             row, before = there.get(gone.key), planned.get(gone.key)
             if row is None or before is None or row.create_timestamp != before.create_timestamp:
-                self._counts["expired"] += 1  # or its topic was deleted, and made anew
+                self._counts["expired"] += 1  # or its topic was deleted, and maybe made anew
             else:
                 self._found("missing", row, "the source's catalogue names it, but it is missing")
 
@@ -308,7 +310,7 @@ class _Finish:
         now = read_source(job.source, topics=job.topics)
         _check_same(self._plan.tier, now)
         for row in _not_there(now, job.target, provider, adopt=job.adopt):
-            journal.add(row.key, Copied(0, 0))  # once more
+            journal.add(row.key, Copied(0, 0))  # so that the next run copies it again
             self._found(
                 "lost-copy", row, "it was copied, and the target does not have it: run it again"
             )
@@ -325,13 +327,13 @@ class _Finish:
         self._findings.append(Finding.of_damage(kind, where, detail))
 
     def _remove_expired(self, tier: SourceTier, journal: MigrationJournal) -> None:
-        """What was copied and is not part of the source any more: a segment that is empty there
-        has the name of one that was not."""
+        """Delete copies that are no longer part of the source. An empty segment of the source may
+        have the name of an earlier one that was not empty."""
         keys = {True: set[Key](), False: set[Key]()}
         for row in tier.rows():
             keys[row.size > 0].add(target_key(row, self._job.target))
         known = self._plan.known.keys()
-        # With topics the journal may be of others too.
+        # If topics are given, the journal may name segments of other topics too: these stay.
         gone = known & keys[False] if self._job.topics else known - keys[True]
         for key in gone:
             journal.add(key, Copied(0, 0))
@@ -371,11 +373,10 @@ def migrate(
     on_plan: Callable[[Plan[CopyItem]], None] | None = None,
     on_progress: OnProgress = no_progress,
 ) -> JobReport:
-    """Copy the tier of `source` to `target`; may be run again at any time, and goes on.
+    """Copy the tier of `source` to `target`. It may be run again at any time, and then resumes.
 
-    The target has the names of the source, or the new ones that are given here. Raises what is
-    wrong with the settings, the catalogues or the rights; what single segments met is in the
-    report.
+    The target gets the names of the source, or the new ones given here. Errors in the settings, the
+    catalogues or the rights are raised; failures of single segments are in the report.
     """
     if not adopt:
         target = with_names(source, target, broker=rename_broker, cluster=rename_cluster)
@@ -395,14 +396,14 @@ def migrate(
 
 @contextmanager
 def _held_still(source: StoreConfig, target: StoreConfig, *, adopt: bool) -> Iterator[None]:
-    """No broker writes to the source meanwhile, nor to the target of an adoption.
+    """Keep brokers from writing to the source, and check that none runs on an adopting target.
 
-    The lock of the catalogue and that of the broker's store are held, and in an object store the
-    writer's epoch is taken: a writer elsewhere is fenced off for good. Raises BackendRefusedError
-    where a broker runs.
+    Holds the source's locks, that of the catalogue and that of the broker's store. In an object
+    store it also takes the writer's epoch, which fences off a writer elsewhere for good. Raises
+    BackendRefusedError if a broker is running.
     """
     with ExitStack() as held:
-        if adopt:  # a broker that starts later is met by `publish`, and in a bucket stops us
+        if adopt:  # a broker that starts later is noticed by `_publish`, and in a bucket fences us
             with _all_locked(target):
                 log.debug("no broker runs on %s", target.catalogue_path)
         held.enter_context(_all_locked(source))
@@ -412,13 +413,13 @@ def _held_still(source: StoreConfig, target: StoreConfig, *, adopt: bool) -> Ite
 
 @contextmanager
 def _all_locked(config: StoreConfig) -> Iterator[None]:
-    """Hold the locks of all writers, as far as there is anything to lock."""
+    """Hold the locks of all writers, where there is anything to lock."""
     catalogue = os.path.realpath(config.catalogue_path)
     lock, rocketmqs = f"{catalogue}.lock", os.path.join(config.store_path, "lock")
     with ExitStack() as held:
         has_lock = os.path.exists(lock)
         if has_lock or os.path.exists(catalogue):
-            # What was there stays as it was: RocketMQ has no such file.
+            # Leave no new file behind: a store of RocketMQ has no such lock.
             held.callback(_locked(lock).release, remove=not has_lock)
         if os.path.exists(rocketmqs):
             held.callback(_locked(rocketmqs).release)
@@ -439,12 +440,12 @@ def _locked(path: str) -> FileLock:
 
 
 def _take_epoch(config: StoreConfig) -> None:
-    """Be the last writer, if this kind of tier has epochs."""
+    """Fence off all other writers, if this kind of tier has epochs."""
     with Runtime.threads(dispatch_threads=1, fetch_threads=1) as runtime:
         provider = provider_of(replace(config, certify="off"), runtime, NoMetrics())
         try:
             provider.claim(config.broker_name)
-            if config.provider in OBJECT_PROVIDERS:  # deleting what never was claims there
+            if config.provider in OBJECT_PROVIDERS:  # there, the first deletion takes the claim
                 path = f"{config.broker_name}/{_FENCE_TOPIC}/0"
                 provider.open(path, SegmentType.COMMIT_LOG, 0).delete()
         finally:
@@ -452,7 +453,7 @@ def _take_epoch(config: StoreConfig) -> None:
 
 
 def _check_same(before: SourceTier, now: SourceTier) -> None:
-    """Refuse where the source has changed: some brokers, Java's among them, take no lock."""
+    """Refuse if the source has changed: some brokers, among them Java's, take no lock."""
     was = {row.key: row.size for row in before.rows()}
     for row in now.rows():
         if was.get(row.key) != row.size:
@@ -461,7 +462,7 @@ def _check_same(before: SourceTier, now: SourceTier) -> None:
 
 
 def _check_own_catalogue(tier: SourceTier) -> None:
-    """Refuse a catalogue that may not know all that there is."""
+    """Refuse a copy of the catalogue: it may lack segments."""
     if tier.copy_of is not None:
         raise InvalidConfigError(
             "metadata_path: to cut over takes the broker's own catalogue, and not the "
@@ -470,8 +471,8 @@ def _check_own_catalogue(tier: SourceTier) -> None:
 
 
 def _left_behind(job: MigrateJob) -> list[Finding]:
-    """Segments that lie in the source and that its catalogue, perhaps an older one, does not name:
-    no copy has them."""
+    """Findings for segments of the source that its catalogue, perhaps an old one, does not name:
+    they were not copied."""
     source, wanted = job.source, TopicPatterns(job.topics).match
     catalogue = newest_catalogue(source)
     if catalogue is None:
@@ -490,7 +491,7 @@ def _left_behind(job: MigrateJob) -> list[Finding]:
 def _not_there(
     tier: SourceTier, target: StoreConfig, provider: SegmentProvider, *, adopt: bool
 ) -> list[SegmentRecord]:
-    """Rows, as the target is to have them, whose segment it has not, or of another size.
+    """The target's rows whose segments it lacks, or has with another size.
 
     A copy may be gone again, or lie on a disk that only one machine sees.
     """
@@ -498,7 +499,7 @@ def _not_there(
     rows = [*(row for queue in tier.queues for row in (*queue.log, *queue.units)), *index]
     wanted = {target_key(row, target): _row(row, target) for row in rows}
     provider.refresh()
-    # Of a tier that others use too, only its own queues; else all of them at once.
+    # In a tier that others use too, list only these queues; else list everything at once.
     for path in sorted({path for path, *_ in wanted}) if adopt else [target.broker_name]:
         for found in provider.list(path):
             row = wanted.get((found.path, found.type, found.base))
@@ -510,10 +511,10 @@ def _not_there(
 def _was_cut_over(
     tier: SourceTier, target: StoreConfig, source: StoreConfig, provider: SegmentProvider
 ) -> bool:
-    """Whether this very migration was brought to its end before.
+    """Whether this same migration has been completed before.
 
-    Raises InvalidConfigError where the target's catalogue holds a tier that came from elsewhere, or
-    lacks queues of this one, or where one is published beside the target's segments.
+    Raises InvalidConfigError if the target's catalogue holds a tier that came from elsewhere or
+    lacks queues of this one, or if a catalogue is published beside the target's segments.
     """
     with _catalogue_in(target, provider) as metadata:
         if metadata is None:
@@ -543,9 +544,10 @@ def _was_cut_over(
 
 @contextmanager
 def _catalogue_in(target: StoreConfig, provider: SegmentProvider) -> Iterator[MetadataStore | None]:
-    """What the target has, to be looked at; None where nothing was ever written.
+    """The target's catalogue, opened read-only; None if none was ever written.
 
-    A file beside a provider that keeps the catalogue itself says nothing of the target.
+    If the provider keeps the catalogue itself, a catalogue file is ignored: it says nothing about
+    the target.
     """
     with ExitStack() as opened:
         found = own_catalogue(target, provider, read_only=True)
@@ -555,7 +557,7 @@ def _catalogue_in(target: StoreConfig, provider: SegmentProvider) -> Iterator[Me
 
 
 def _made_with(config: StoreConfig, provider: SegmentProvider) -> dict[str, int]:
-    """The settings that the tier of this catalogue fixes, by name."""
+    """The settings that are fixed once the tier exists, by name."""
     with _catalogue_in(config, provider) as metadata:
         notes = {} if metadata is None else metadata.notes(watermarks.STORE)
         return watermarks.Watermarks.made_with(notes)
@@ -566,8 +568,8 @@ def _held_by_both(
 ) -> bool:
     """Whether these queues were adopted before.
 
-    Raises InvalidConfigError that names all queues which the target has on its own, also those
-    that only its broker's local store has.
+    Raises InvalidConfigError if the target has some of these queues from elsewhere, if only in its
+    broker's local store; the error names them all.
     """
     with _catalogue_in(target, provider) as metadata:
         if metadata is None:
@@ -589,7 +591,8 @@ def _held_by_both(
 
 
 def _is_local(key: QueueKey, target: StoreConfig) -> bool:
-    """Whether RocketMQ's local store, or ours, has this queue: perhaps nothing was uploaded yet."""
+    """Whether the target's local store, RocketMQ's or ours, has this queue. It may have uploaded
+    nothing of it yet."""
     return Path(target.store_path, "consumequeue", key.topic, str(key.queue_id)).is_dir()
 
 
@@ -601,10 +604,10 @@ def _publish(
     *,
     adopt: bool,
 ) -> None:
-    """Make the copy a tier: one change of the target's catalogue, all of it or nothing.
+    """Make the copy a tier by one atomic change of the target's catalogue.
 
-    Then the catalogue is published, if it does not lie with the bytes, for readers that start from
-    the tier alone. Where that fails, the broker publishes it.
+    If the catalogue does not lie with the bytes, it is then published for readers that have only
+    the tier. If that fails, the broker publishes it later.
     """
     Path(target.catalogue_path).parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as opened:
@@ -648,8 +651,8 @@ def _moved(tier: SourceTier, source: StoreConfig, target: StoreConfig) -> Iterat
 def _adopted(
     tier: SourceTier, source: StoreConfig, target: StoreConfig, metadata: MetadataStore
 ) -> list[Change]:
-    """Topics get the target's own numbers. The queues take nothing more: they are history, and
-    groups of the broker that is gone are not the target's."""
+    """The changes that adopt the queues. Topics get the target's own numbers. Adopted queues take
+    no more messages, and the consumer groups of the old broker are left behind."""
     for topic in tier.topics:
         metadata.add_topic(topic.topic, reserve_hours=topic.reserve_hours)
     changes: list[Change] = []
@@ -675,7 +678,8 @@ def _adopted_key(key: QueueKey) -> str:
 
 
 def _index_notes(tier: SourceTier, *, keeps_local_files: bool) -> Iterator[Change]:
-    """Up to where keys are durable. Keys in local files that stay behind are put again."""
+    """Notes on how far keys are durable. The marks of keys that are only in local files left behind
+    are lowered, so that these keys are put again."""
     notes = tier.index_notes
     for name, value in notes[watermarks.STORE].items():
         yield PutNote(watermarks.STORE, name, value)

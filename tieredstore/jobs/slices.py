@@ -1,4 +1,4 @@
-"""The requested messages, the slices of queues that hold them, and one slice read ahead."""
+"""Which messages a job wants, the slices of queues that hold them, and a reader of one slice."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _SHOWN: Final = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueRows:
-    """One queue of a tier: its rows, by base offset, without empty ones."""
+    """One queue of a tier: its catalogue rows, sorted by base offset, without empty ones."""
 
     key: QueueKey
     path: str
@@ -66,11 +66,11 @@ class QueueRows:
     queue: tuple[SegmentRecord, ...]
     goes_on_at: int = 0
     """Of a queue all of whose messages have expired: the offset of the next one."""
-    from_copy: bool = False  # by a copy of the catalogue
+    from_copy: bool = False  # the rows are from a copy of the catalogue
 
     @property
     def min_offset(self) -> int:
-        """The oldest unit. Its record may have expired: a reader passes over it."""
+        """The oldest unit. Its record may have expired; a reader then skips it."""
         return self.queue[0].base_offset // UNIT_BYTES if self.queue else self.goes_on_at
 
     @property
@@ -79,7 +79,7 @@ class QueueRows:
 
     @property
     def message_count(self) -> int:
-        """Without the gaps between segments."""
+        """The number of units; gaps between segments do not count."""
         return sum(row.size for row in self.queue) // UNIT_BYTES
 
     @property
@@ -91,9 +91,9 @@ class QueueRows:
 class Slice:
     """The messages of one queue with queue offsets in [first_offset, end_offset).
 
-    `rows` is all that a reader needs of the catalogue; `approximate_bytes` is what it will read.
-    `from_copy`: the rows are those of a copy, so if a newer copy lacks them, they are gone; of
-    other rows it may not know yet.
+    `rows` is all that a reader needs from the catalogue; `approximate_bytes` is what it will read.
+    `from_copy`: the rows are from a published copy of the catalogue. If a newer copy lacks such
+    rows, they are gone; rows from elsewhere may only not have reached the copy yet.
     """
 
     key: QueueKey
@@ -114,7 +114,10 @@ def queue_rows(
     wanted: Callable[[QueueKey], bool] = lambda _key: True,
     from_copy: bool = False,
 ) -> list[QueueRows]:
-    """The queues of these rows, such as `TieredReader.segments()` gives, by topic and queue id."""
+    """The queues of these rows, sorted by topic and queue id.
+
+    The rows are such as `TieredReader.segments()` returns.
+    """
     found: dict[str, tuple[QueueKey, list[SegmentRecord], list[SegmentRecord]]] = {}
     ends: dict[str, int] = {}
     for row in rows:
@@ -156,8 +159,9 @@ def plan_slices(
 ) -> list[Slice]:
     """Slices of about `split_bytes` log bytes each, at least one message; queue after queue.
 
-    `bounds` gives the queue offsets that are wanted of a queue, first and end. How large single
-    messages are is not known here: a slice has as many as make `split_bytes` of average ones.
+    `bounds` returns the first and the end of the queue offsets wanted from a queue. The sizes of
+    single messages are not known here: each slice has about as many messages as make `split_bytes`
+    at the queue's average size.
     """
     if split_bytes < 1:
         raise ValueError(f"split_bytes: {split_bytes} is less than 1")
@@ -193,7 +197,7 @@ def _slices_of(rows: QueueRows, part: range, split_bytes: int) -> list[Slice]:
 
 
 def _unit_spans(queue: Sequence[SegmentRecord]) -> list[range]:
-    """The queue offsets that have units, without the gaps."""
+    """The ranges of queue offsets that have units; the gaps lie between them."""
     spans: list[range] = []
     for row in queue:
         start, stop = row.base_offset // UNIT_BYTES, row.end_offset // UNIT_BYTES
@@ -205,7 +209,7 @@ def _unit_spans(queue: Sequence[SegmentRecord]) -> list[range]:
 
 
 def units_within(queue: Sequence[SegmentRecord], start: int, stop: int) -> list[SegmentRecord]:
-    """The rows that have units of these queue offsets."""
+    """The rows that hold units in [start, stop)."""
     return [
         row
         for row in queue
@@ -216,8 +220,11 @@ def units_within(queue: Sequence[SegmentRecord], start: int, stop: int) -> list[
 def trimmed(
     config: StoreConfig, slices: Iterable[Slice], *, log_rows_max: int = LOG_ROWS_MAX
 ) -> list[Slice]:
-    """The same slices. Neighbours have the same log rows, those between the first message of the
-    first one and the first message behind the last one."""
+    """The same slices; those of a queue with many log rows keep only the ones that they need.
+
+    Neighbouring slices share a set of log rows: from the first message of the first slice to the
+    first message after the last slice.
+    """
     found: list[Slice] = []
     for _, group in groupby(slices, key=lambda slice_: slice_.path):
         held = list(group)
@@ -235,7 +242,7 @@ def _trimmed(config: StoreConfig, parts: Sequence[Sequence[Slice]]) -> Iterator[
     asked = [pool.submit(_place, config, part[0]) for part in parts]
     places = [future.result() for future in asked]
     for number, part in enumerate(parts):
-        # Where one cannot be read, the next one that can is as good, and only less tight.
+        # If a place is unknown, the nearest known one also bounds the rows, only less tightly.
         low = max((place for place in places[: number + 1] if place is not None), default=0)
         high = min(
             (place for place in places[number + 1 :] if place is not None), default=INT64_MAX
@@ -251,7 +258,7 @@ def _trimmed(config: StoreConfig, parts: Sequence[Sequence[Slice]]) -> Iterator[
 
 
 def _place(config: StoreConfig, slice: Slice) -> int | None:
-    """Where the log has the first message; None where it has expired, or cannot be read."""
+    """The log offset of the first message; None if it has expired or cannot be read."""
     try:
         file = queue_file(config, slice.key, slice.path, slice.rows)
         run = read_run(file, slice.first_offset, count_max=1, bytes_max=1)
@@ -262,12 +269,12 @@ def _place(config: StoreConfig, slice: Slice) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """All conditions hold at once; None means any.
+    """Conditions on messages. All must hold; None means any.
 
     * Offsets and times are half-open: the first is included, the second is not. Times are store
       times in milliseconds.
-    * `ranges`: the same for offsets of single queues; they apply in addition to `offsets`.
-    * `keys`: UNIQ_KEY or one of KEYS is one of these. `unique_keys`: UNIQ_KEY is.
+    * `ranges`: offsets for single queues; they apply in addition to `offsets`.
+    * `keys`: UNIQ_KEY or one of KEYS is among them. `unique_keys`: UNIQ_KEY is among them.
     """
 
     topics: frozenset[str] | None = None
@@ -287,7 +294,7 @@ class Selection:
         )
 
     def offsets_of(self, key: QueueKey) -> tuple[int, int]:
-        """The queue offsets that are wanted of one queue."""
+        """The queue offsets wanted from one queue."""
         return _overlap(self.offsets, self.ranges[key]) if key in self.ranges else self.offsets
 
     @property
@@ -296,11 +303,11 @@ class Selection:
 
     @property
     def key_texts(self) -> frozenset[str] | None:
-        """What an index can be asked for: every message that is wanted has one of these keys."""
+        """The keys to look up in an index: every wanted message has one of them."""
         return self.unique_keys if self.unique_keys is not None else self.keys
 
     def rows(self, fields: RecordFields) -> NDArray[np.int64]:
-        """The sound rows of a run within offsets and times; keys are not looked at."""
+        """The sound rows of a run that match offsets and times. Keys are not checked."""
         chosen = fields.sound
         first, end = self.offsets
         run = fields.run
@@ -312,7 +319,11 @@ class Selection:
         return np.flatnonzero(chosen)
 
     def narrowed(self, other: Selection) -> Selection:
-        """What both select. Of two sets of keys the first counts: a message has several keys."""
+        """What both select.
+
+        A message may match two different sets of `keys` by different keys, so the sets cannot be
+        intersected: only the first one is applied.
+        """
         return Selection(
             topics=_common(self.topics, other.topics),
             topic_pattern=self.topic_pattern,
@@ -340,7 +351,7 @@ EVERYTHING: Final = Selection()
 
 @dataclass(frozen=True, slots=True)
 class TopicPatterns:
-    """Any of these; all topics where there is none."""
+    """Matches topics by any of these patterns; without patterns, all topics."""
 
     patterns: tuple[str, ...] = ()
 
@@ -349,11 +360,11 @@ class TopicPatterns:
 
     @property
     def expression(self) -> str | None:
-        """The same as one regular expression."""
+        """The patterns as one regular expression."""
         return "|".join(translate(pattern) for pattern in self.patterns) or None
 
     def refuse_unknown(self, topics: Iterable[str]) -> None:
-        """UnknownNameError for a pattern that matches none of them."""
+        """Raise UnknownNameError for a pattern that matches none of the topics."""
         known = sorted(set(topics))
         for pattern in self.patterns:
             if not any(fnmatchcase(topic, pattern) for topic in known):
@@ -365,8 +376,8 @@ class TopicPatterns:
 class Damage:
     """Messages with queue offsets in [first_offset, end_offset) that cannot be read.
 
-    `position` is a byte of the segment at `path`. `is_missing`: the whole segment is missing, or
-    replaced by another one of that name: it was deleted, or expired after the slice was planned.
+    `position` is a byte offset in the segment at `path`. `is_missing`: the whole segment is missing
+    or another one has its name, because it was deleted or expired after the slice was planned.
     """
 
     key: QueueKey
@@ -385,7 +396,7 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class _NextRun:
-    """The next run, None after the last one, and the damage before it."""
+    """The next run (None after the last one) and the damage found before it."""
 
     run: MessageRun | None
     damages: list[Damage]
@@ -399,10 +410,10 @@ class SliceReader:
 
     * Damage raises SegmentCorruptError, which names file and position, unless `on_damage` is given:
       then damaged messages are left out, and all sound ones are returned.
-    * A body with another checksum than in its record is damage, unless `checks_bodies` or the
+    * A body whose checksum differs from that in its record is damage, unless `checks_bodies` or the
       settings turn the check off.
-    * Two runs are in memory at a time, of at most RUN_BYTES or a single message each.
-    * Messages whose records expired before the slice was planned are no damage.
+    * Two runs are in memory at a time, each of at most RUN_BYTES or a single message.
+    * Messages whose records expired before the slice was planned are not damage.
     """
 
     def __init__(
@@ -426,11 +437,11 @@ class SliceReader:
         self._run_bytes = RUN_BYTES if self._provider.reads_together else NEAR_RUN_BYTES
         self._run_count = run_count
         self._count_max = run_count
-        self._pending: Damage | None = None  # may go on in the next message
+        self._pending: Damage | None = None  # may extend to the next message
 
     def fields(self) -> Iterator[RecordFields]:
-        """Runs that follow each other, but for what is damaged, with the places of their records'
-        fields. Rows may not be `sound`."""
+        """Consecutive runs, without what is damaged, with the places of their records' fields.
+        Some rows may not be `sound`."""
         step = self._ask(self._slice.first_offset)
         while True:
             found = step.result()
@@ -450,14 +461,14 @@ class SliceReader:
     # Reading
 
     def _ask(self, offset: int) -> Future[_NextRun]:
-        if offset >= self._slice.end_offset:  # nothing to read: no thread is asked
+        if offset >= self._slice.end_offset:  # nothing to read: no need for a thread
             end: Future[_NextRun] = Future()
             end.set_result(_NextRun(None, []))
             return end
         return self._runtime.fetch.submit(self._next_run, offset)
 
     def _next_run(self, offset: int) -> _NextRun:
-        """The next run from here on; in another thread, and one at a time."""
+        """The next run from this offset on. Runs in another thread, one call at a time."""
         end = self._slice.end_offset
         damages: list[Damage] = []
         while offset < end:
@@ -474,20 +485,20 @@ class SliceReader:
                 offset = damages[-1].end_offset
                 continue
             if len(run):
-                # Units that the bytes of one read have no room for are not decoded each time.
+                # Do not decode, on each read, units for more messages than RUN_BYTES has room for.
                 self._count_max = min(2 * len(run), self._run_count)
                 return _NextRun(run, damages)
-            offset = max(offset + 1, self._file.min_offset)  # below it all has expired
+            offset = max(offset + 1, self._file.min_offset)  # all below has expired
         return _NextRun(None, damages)
 
     # Damage
 
     def _passed_over(self, error: SegmentCorruptError, offset: int) -> Damage:
-        """The damage at this message; reading goes on behind it."""
+        """The damage at this message. Reading continues after it; without `on_damage` it raises."""
         if self._on_damage is None:
             raise error
         missing = isinstance(error.__cause__, SegmentNotFoundError) or self._is_gone
-        self._count_max = 1  # what is damaged here and there is not read again and again
+        self._count_max = 1  # scattered damage must not have the same bytes read again and again
         return Damage(
             key=self._slice.key,
             first_offset=offset,
@@ -500,12 +511,12 @@ class SliceReader:
 
     @cached_property
     def _is_gone(self) -> bool:
-        """Once: what is damaged all over is not compared with a large catalogue again and again."""
+        """Cached, so that much damage does not have a large catalogue read again and again."""
         part = self._slice
         return is_gone(self._config, part.rows, from_copy=part.from_copy)
 
     def _end_of_lost_segment(self, error: SegmentCorruptError, offset: int) -> int:
-        """The first message behind a log segment, or unit segment, that is not there at all."""
+        """The first message after the log or unit segment that is missing."""
         for segment in self._file.queue.segments:
             if segment.segment.path == error.path:
                 return min(segment.record.end_offset // UNIT_BYTES, self._slice.end_offset)
@@ -554,7 +565,7 @@ class SliceReader:
         return SegmentCorruptError(found.segment.path, reason, position=log_offset - found.base)
 
     def _report(self, damage: Damage) -> None:
-        """Report damage. Neighbours become one, so that a lost stretch is reported once."""
+        """Report damage. Adjacent damage is merged, so that a lost stretch is reported once."""
         known = self._pending
         if known is not None and (known.end_offset, known.path) == (
             damage.first_offset,
@@ -578,12 +589,12 @@ def is_gone(
     from_copy: bool,
     in_part: bool = False,
 ) -> bool:
-    """Whether a queue of which these rows were planned is no longer there, or another one of its
-    name is: its topic was deleted. `in_part`: or whether some of these rows have expired.
+    """Whether the queue of these planned rows is gone, or another queue has its name: its topic was
+    deleted. `in_part`: also true if only some of the rows have expired.
 
-    The newest catalogue says so that can be had here: a bucket's log, the broker's file, or what is
-    published, which no longer names a queue when its bytes go. An older picture may lead to
-    segments that have been made anew.
+    This is answered by the newest catalogue that can be read here: a bucket's log, the broker's
+    file, or the published one, which stops naming a queue before its bytes are deleted. An older
+    catalogue may name segments that have been made anew since.
     """
     try:
         catalogue = newest_catalogue(config)
@@ -596,7 +607,7 @@ def is_gone(
         catalogue.refresh()
         known = [catalogue.segment(*row.key) for row in rows]
         may_lag = catalogue.facts.source == PUBLISHED and not from_copy
-    # Rows of segments that came behind a copy do not say when they were made.
+    # Rows of segments that were added after a copy was published have no creation time.
     made = [now for row, now in zip(rows, known, strict=True) if row.create_timestamp]
     lacks = None in made if in_part else not any(known)
     return (lacks and not may_lag) or any(
@@ -606,7 +617,7 @@ def is_gone(
 
 
 class _UnitsAhead:
-    """Units are read many at once: a run has few of them, and each read is a request."""
+    """Reads units far ahead: a run needs only a few, and each read is a request."""
 
     def __init__(self, queue: FlatAppendFile, slice: Slice) -> None:
         self._queue = queue
@@ -627,4 +638,4 @@ class _UnitsAhead:
         try:
             return self._queue.read(offset, size)
         except TieredStoreError:
-            return self._queue.read(offset, length)  # what is there is served
+            return self._queue.read(offset, length)  # damage further on must not fail this read
