@@ -1,4 +1,4 @@
-"""Sorted runs of key entries on their way into an index: staged, cut into files and merged.
+"""Sorted runs of key entries for an index: staged, assigned to index files, and merged.
 
 A run is staged as one object:
 
@@ -8,9 +8,9 @@ A run is staged as one object:
     | samples | 8 each  | store time of entries 0, 1024, 2048 and so on                  |
     | trailer | 56      | magic, six numbers of 64 bits: see `_TRAILER`                  |
 
-All entries are ordered by store time; those of equal times by topic number, queue id and queue
-offset; the keys of one message keep their order. The samples show where one index file ends and the
-next begins before any run is merged. So a merge needs bounded memory.
+All entries are ordered by store time, and those with equal times by topic number, queue id and
+queue offset; the keys of one message keep their order. Thanks to the samples, it is known where one
+index file ends and the next begins before any run is merged. So a merge needs bounded memory.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ ENTRY_DTYPE: Final = np.dtype(
 ENTRY_BYTES: Final = ENTRY_DTYPE.itemsize
 _PLACED_DTYPE: Final = np.dtype([*ENTRY_DTYPE.descr, ("place", "<i4")])
 SAMPLE_ENTRIES: Final = 1_024
-RUN_ENTRIES_MAX: Final = 1 << 20  # in memory of a writer
+RUN_ENTRIES_MAX: Final = 1 << 20  # in a writer's memory
 MAGIC: Final = b"TSKRUN01"
 _TRAILER: Final = Struct("<8s6q")  # entries, topic id, queue id, first offset, number, damaged
-_LAST: Final = 1 << 40  # added to the number of the last run of its origin
-_BACK_ENTRIES: Final = 64  # looked at first for the beginning of a message
-MERGE_ENTRIES: Final = 1 << 18  # in memory, over all runs that are open; twice with what is fetched
-_OPEN_MAX: Final = 256  # runs that are merged at a time
+_LAST: Final = 1 << 40  # added to the number of an origin's last run
+_BACK_ENTRIES: Final = 64  # how far to look back at first for the beginning of a message
+MERGE_ENTRIES: Final = 1 << 18  # in memory over all open runs; twice that with blocks under way
+_OPEN_MAX: Final = 256  # runs merged at a time
 _BLOCK_MIN: Final = 1_024
 _BLOCK_MAX: Final = 1 << 17
 _GIVEN_ENTRIES: Final = 1 << 16
@@ -52,9 +52,9 @@ _GIVEN_ENTRIES: Final = 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class KeyRun:
-    """One staged run. Runs are ordered by `place`: of equal times the lesser place comes first.
+    """One staged run. Entries with equal times are ordered by the `place` of their runs.
 
-    `log_shift` is how far its messages were moved in their log since it was staged.
+    `log_shift` is how far its messages have moved in their log since it was staged.
     """
 
     name: str
@@ -80,7 +80,7 @@ class KeyRun:
 
 @dataclass(slots=True, eq=False)
 class RunWriter:
-    """Makes the runs of one origin, a slice or a segment: as many as memory asks for."""
+    """Makes the runs of one origin, a slice or a segment. A new run begins when memory is full."""
 
     scratch: Scratch
     stem: str
@@ -95,7 +95,8 @@ class RunWriter:
     _waiting_count: int = 0
 
     def add(self, columns: IndexColumns) -> None:
-        """Keys of the queue's next messages; those of one message stay in one run."""
+        """Add keys of the queue's next messages. The keys of one call stay in one run, so those of
+        one message must come in one call."""
         if not len(columns):
             return
         if self._waiting_count + len(columns) > self.entries_max and self._waiting_count:
@@ -109,7 +110,7 @@ class RunWriter:
         self._waiting_count += len(entries)
 
     def finish(self) -> list[KeyRun]:
-        """All runs; the last one, maybe without entries, says that there are no more."""
+        """All runs. The last one, which may be empty, marks the end."""
         self._flush(is_last=True)
         return self.runs
 
@@ -144,7 +145,7 @@ def _trailer(run: KeyRun) -> bytes:
 
 
 def staged_runs(scratch: Scratch, folder: str) -> dict[str, list[KeyRun]]:
-    """By stem, the runs of all origins that were finished."""
+    """The runs of all finished origins, by stem."""
     by_stem: dict[str, list[StagedObject]] = {}
     for staged in scratch.listed(folder):
         stem, _, number = staged.name.rpartition(".")
@@ -184,13 +185,13 @@ def _read_run(scratch: Scratch, staged: StagedObject) -> KeyRun:
 
 
 def in_order(runs: Sequence[KeyRun]) -> list[KeyRun]:
-    """Those that have entries, by place."""
+    """The runs that have entries, sorted by place."""
     return sorted((run for run in runs if run.count), key=lambda run: run.place)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPart:
-    """Entries `start` to before `end` of a run; none of them is older than `time_from`."""
+    """Entries [start, end) of a run; none of them is older than `time_from`."""
 
     run_name: str
     topic_id: int
@@ -203,7 +204,7 @@ class RunPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilePlan:
-    """What goes into one index file: parts of runs, by place."""
+    """What goes into one index file: parts of runs, sorted by place."""
 
     number: int
     first_time: int
@@ -212,9 +213,9 @@ class FilePlan:
 
 
 def file_plans(scratch: Scratch, runs: Sequence[KeyRun], *, items_max: int) -> Iterator[FilePlan]:
-    """Files of at most `items_max` entries each, in order; `runs` are in order too, none empty.
+    """Files of at most `items_max` entries each, in order; `runs` are in order, and none is empty.
 
-    A message stays in one file, unless it has more keys than any file has room for.
+    The keys of a message stay in one file, unless they are too many for any file.
     """
     if not runs:
         return
@@ -264,14 +265,15 @@ class _Ranks:
         least = np.concatenate([_steps(run)[0] for run in runs])
         most = np.concatenate([_steps(run)[1] for run in runs])
         order = np.argsort(times, kind="stable")
-        # How many entries are not newer than a sample: at least, and at most.
+        # The least and the most entries that may not be newer than a sample.
         self._times = times[order]
         self._least = np.cumsum(least[order])
         self._most = np.cumsum(most[order])
 
     def boundary(self, starts: NDArray[np.int64], rank: int) -> tuple[NDArray[np.int64], int]:
-        """How much of each run lies before the entry of this rank, counted from 0, without what
-        there is of its message; and the time of the first entry behind."""
+        """How many entries of each run lie before the entry of this rank, counted from 0, and the
+        time of the first entry after them. The boundary moves back to the beginning of a message
+        that it would split."""
         low, high = self._bracket(rank)
         before, between = self._read(low, high)
         ordered = np.sort(np.concatenate(between))
@@ -295,9 +297,9 @@ class _Ranks:
         return ends, time
 
     def _bracket(self, rank: int) -> tuple[int, int]:
-        """Two times: all that is not newer than the first lies before the rank, and the entry of
-        the rank is newer, but not newer than the second."""
-        # Of equal times the last sample counts all of them.
+        """Two times: all entries up to the first lie before the rank, and the entry of this rank is
+        newer than the first, but not newer than the second."""
+        # Of samples with equal times, only the last counts all of their entries.
         lasts = np.append(self._times[1:] != self._times[:-1], True)
         times, least, most = self._times[lasts], self._least[lasts], self._most[lasts]
         below = int(np.searchsorted(most, rank, side="right")) - 1
@@ -311,8 +313,8 @@ class _Ranks:
         )
 
     def _read(self, low: int, high: int) -> tuple[NDArray[np.int64], list[NDArray[np.int64]]]:
-        """Of each run how many entries are not newer than `low`, and the times of those that are,
-        up to before `high`."""
+        """For each run, how many entries are not newer than `low`, and the times of the entries
+        between `low` and `high`, both excluded."""
         before = np.zeros(len(self._runs), np.int64)
         between: list[NDArray[np.int64]] = []
         for place, run in enumerate(self._runs):
@@ -328,15 +330,16 @@ class _Ranks:
         return before, between
 
     def _not_newer(self, run: KeyRun, time: int) -> int:
-        """How many entries of a run are not newer than this."""
+        """How many entries of a run are not newer than this time."""
         known = int(np.searchsorted(run.samples, time, side="right"))
         start, end = (known - 1) * SAMPLE_ENTRIES, min(run.count, known * SAMPLE_ENTRIES)
         times = run.read(self._scratch, start, end)["time"]
         return start + int(np.searchsorted(times, time, side="right"))
 
     def _whole(self, run: KeyRun, floor: int, at: int, *, is_alone: bool) -> int:
-        """The same place, or where the message begins that it would part. A message that a whole
-        file has no room for is parted: all there is of the file is `is_alone` in this run."""
+        """`at`, or the beginning of a message that a cut there would split. `is_alone`: the file
+        has entries of this run only. If they are all of one message, no file has room for it, and
+        it is split."""
         count = _BACK_ENTRIES
         while True:
             start = max(floor, at - count)
@@ -350,7 +353,7 @@ class _Ranks:
 
 
 def _steps(run: KeyRun) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """What each sample adds to how many entries are not newer: for sure, and at most."""
+    """How many entries that are not newer each sample adds: at least, and at most."""
     count = len(run.samples)
     least = np.full(count, SAMPLE_ENTRIES, np.int64)
     least[0] = 1
@@ -366,10 +369,10 @@ def merged(
     *,
     entries_max: int = MERGE_ENTRIES,
 ) -> Iterator[IndexColumns]:
-    """All entries in order; a run is opened when its turn comes. `parts` are by place.
+    """All entries in order. `parts` are sorted by place; a run is opened when its turn comes.
 
-    Where more queues have parts than can be open at a time, some after some are merged into a file
-    of this machine first: 32 bytes an entry, in its folder for temporary files.
+    If more queues have parts than can be open at a time, groups of parts are first merged into a
+    local temporary file, which takes 32 bytes an entry.
     """
     waiting: list[tuple[NDArray[np.int64], NDArray[Any]]] = []
     count = 0
@@ -388,7 +391,7 @@ def merged(
 def _all_rounds(
     scratch: Scratch, parts: Sequence[RunPart], runtime: Runtime, entries_max: int
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[Any]]]:
-    """Pieces in order: which part each entry is of, and the entries."""
+    """Pieces in order: the number of the part that each entry is from, and the entries."""
     if _overlapping(parts) <= _OPEN_MAX:
         some = [_Source(place, scratch.read, part) for place, part in enumerate(parts)]
         yield from _rounds(some, runtime, entries_max // (1 + _overlapping(parts)))
@@ -419,8 +422,8 @@ def _all_rounds(
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """A part of a run; or several by place, merged, which are `placed` and of which `place` is the
-    first."""
+    """A part of a run, or several parts merged into one. The entries of merged parts have a `place`
+    of their own, and the source has that of the first part."""
 
     place: int
     read: Callable[[str, int, int], bytes]
@@ -429,7 +432,7 @@ class _Source:
 
 
 class _Open:
-    """A part that is being read: a block in hand, the next one under way."""
+    """A part being read: one block in hand, and the next one under way."""
 
     def __init__(self, source: _Source, runtime: Runtime, block: int) -> None:
         self.place = source.place
@@ -448,7 +451,7 @@ class _Open:
 
     @property
     def bound(self) -> tuple[int, int]:
-        """All of this part up to here is in hand."""
+        """The time and place up to which this part is in hand."""
         return int(self.entries["time"][-1]), int(self.places_of(self.entries[-1:])[0])
 
     def places_of(self, entries: NDArray[Any]) -> NDArray[np.int64]:
@@ -462,7 +465,7 @@ class _Open:
             self._next = self._ask()
 
     def take(self, bound: tuple[int, int] | None) -> NDArray[Any]:
-        """What is in hand and comes not behind the bound."""
+        """Take the entries in hand that do not come after the bound."""
         entries = self.entries
         if bound is not None:
             time, place = bound
@@ -485,14 +488,14 @@ class _Open:
 def _rounds(
     sources: Sequence[_Source], runtime: Runtime, block: int
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[Any]]]:
-    """Pieces in order: which part each entry is of, and the entries."""
+    """Pieces in order: the number of the part that each entry is from, and the entries."""
     closed = sorted(sources, key=lambda source: source.part.time_from, reverse=True)
     block = max(_BLOCK_MIN, min(_BLOCK_MAX, block))
     opened: list[_Open] = []
     while closed or opened:
         bound = min((part.bound for part in opened if part.has_more), default=None)
         if closed:
-            # What is older than all of the next part need not wait for it.
+            # Entries older than the whole next part need not wait for it.
             begin = closed[-1].part.time_from, -1
             if bound is None or begin < bound:
                 if not any(int(part.entries["time"][0]) < begin[0] for part in opened):
@@ -512,18 +515,18 @@ def _rounds(
 
 
 def _joined(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Entries one behind another; as bytes, for numpy joins structures field by field."""
+    """Concatenate entries, as bytes: numpy joins structures field by field, which is slow."""
     dtype = parts[0].dtype
     return np.concatenate([part.view(f"V{dtype.itemsize}") for part in parts]).view(dtype)
 
 
 def _taken(entries: NDArray[Any], order: NDArray[np.int64]) -> NDArray[Any]:
-    """Entries in this order, moved as bytes too."""
+    """The entries in this order, moved as bytes like in `_joined`."""
     return entries.view(f"V{entries.dtype.itemsize}").take(order).view(entries.dtype)
 
 
 def _overlapping(parts: Sequence[RunPart]) -> int:
-    """About how many parts are open at a time: those of one queue follow each other, mostly."""
+    """About how many parts are open at a time: the parts of one queue mostly do not overlap."""
     return len({(part.topic_id, part.queue_id) for part in parts})
 
 

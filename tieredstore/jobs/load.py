@@ -1,17 +1,17 @@
-"""A bulk load from its begin to its commit: what the driver does around the tasks that stage.
+"""A bulk load from begin to commit: what the driver does around the tasks that stage.
 
 Tasks write whole segments that begin at the end of each queue, as the tasks saw it. The commit
 adopts these segments as they are. If a queue has grown since, or its messages are in several
-partitions, an engine writes them once more before they are adopted. One change of the catalogue
-names all segments; in a bucket one entry does both.
+partitions, an engine rewrites them before they are adopted. One change of the catalogue names all
+segments; in a bucket, one log entry both adopts and names them.
 
-What a crash leaves behind, and who removes it:
+What a crash leaves behind, and what removes it:
 
     | crash                | what is there                    | removed by                         |
     | -------------------- | -------------------------------- | ---------------------------------- |
     | before the commit    | staged objects                   | an audit that repairs, a day later |
-    | within the commit    | segments that no catalogue names | whoever opens the tier to write    |
-    | behind its change    | staged objects; all messages     | an audit that repairs, a day later |
+    | during the commit    | segments that no catalogue names | whoever opens the tier to write    |
+    | after its change     | staged objects; all messages     | an audit that repairs, a day later |
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ T = TypeVar("T")
 RUN_NOTES_MAX: Final = 100
 RUN_NOTE_MS: Final = 24 * 3_600_000
 THREADS: Final = 4
-WAIT_SECONDS: Final = 60  # for another writer's end
-TRIES_MAX: Final = 12  # of a commit that other loads fence
+WAIT_SECONDS: Final = 60  # for another writer to end
+TRIES_MAX: Final = 12  # of a commit that other loads fence off
 LOOK_SECONDS: Final = 0.1
 PAUSE_SECONDS_MAX: Final = 5.0
 
@@ -95,7 +95,7 @@ class LoadReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamBatch:
-    """One batch of a stream; batches come in order, and the last one of each stream is noted."""
+    """One batch of a stream. Batches come in order; the last one of each stream is noted."""
 
     stream_id: str
     number: int
@@ -104,7 +104,7 @@ class StreamBatch:
         return PutNote(STREAMED, self.stream_id, [self.number, now_ms])
 
     def is_made(self, tier: OwnedTier) -> bool:
-        """Whether this batch, or a later one, is in the tier. MetadataError for another's note."""
+        """Whether this batch or a later one is in the tier. MetadataError for a damaged note."""
         noted = tier.metadata.note(STREAMED, self.stream_id)
         if noted is None:
             return False
@@ -118,18 +118,19 @@ class StreamBatch:
 def begin_load(
     config: StoreConfig, *, clock: Clock | None = None, wait_seconds: float = WAIT_SECONDS
 ) -> None:
-    """Refused where somebody writes a tier in a directory, and goes on to: CatalogueLockedError.
+    """Check that a load can begin. In a directory, raises CatalogueLockedError if another writer
+    still holds the tier after `wait_seconds`.
 
-    Nothing is claimed or removed: other loads may be under way.
+    Nothing is claimed or removed: other loads may be running.
     """
     clock = clock or SystemClock()
     worker_scratch(config)
     provider = worker_provider(config)
     if keeps_catalogue(config, provider):
-        # Only a look: a claim would fence another load. The commit looks for the rest.
+        # Do not claim: that would fence off another load. The commit checks the rest.
         provider.refresh()
         with _waited(partial(catalogue_lock, config), clock, wait_seconds):
-            pass  # a broker of this machine would have the commit refused
+            pass  # a broker on this machine would make the commit fail
         seen = provider.catalogue(config.broker_name, read_only=True)
         if seen is not None:
             with closing(seen):
@@ -144,10 +145,10 @@ def begin_load(
 
 
 def abort_load(config: StoreConfig, run_id: str) -> None:
-    """Remove what was staged; the tier is as it was.
+    """Remove what was staged; the tier stays as it was.
 
-    Segments whose commit has begun in a bucket stay: a late request may name them yet. An audit
-    removes them after a day.
+    If a commit has begun in a bucket, its segments stay, because a late request may still name
+    them. An audit removes them after a day.
     """
     provider = worker_provider(config)
     scratch = scratch_of(config, provider)
@@ -172,15 +173,15 @@ def commit_load(
 ) -> LoadReport:
     """Make the messages of these parts, one of each partition, part of the tier: all or none.
 
-    Offsets within a queue follow the order within a partition, and then the partitions' numbers.
-    A load with an id is made once: the catalogue remembers it, and a second one with that id adds
-    nothing, whether or not its caller ever learned of the first. Likewise a batch of a stream.
-    Another load that takes over in a bucket makes this one begin again, a bounded number of times.
-    Raises LoadRefusedError, MetadataError, BackendError; then nothing was loaded, but for a
-    MetadataError in the last step, after which only the catalogue itself says.
+    Offsets within a queue follow the numbers of the partitions, and the order within each of them.
+    A load with an id is committed once: the catalogue remembers the id, and another load with it
+    adds nothing, even if the caller never learned that the first one succeeded. The same holds for
+    a batch of a stream. If another load takes over in a bucket, this commit starts again, a bounded
+    number of times. Raises LoadRefusedError, MetadataError or BackendError; then nothing was
+    loaded. The exception is a MetadataError in the last step: then only the catalogue can tell.
     """
     clock = clock or SystemClock()
-    known: dict[_Item, _Made] = {}  # what an earlier try has staged is not made twice
+    known: dict[_Item, _Made] = {}  # what earlier tries have staged, for reuse
     report = LoadReport()
     note_of_run = run_id if batch is None else f"{run_id}-{batch.number}"
     for tries in range(1, TRIES_MAX + 1):
@@ -229,7 +230,7 @@ def _waited_tier(
 def _waited(
     opening: Callable[[], AbstractContextManager[T]], clock: Clock, seconds: float
 ) -> Iterator[T]:
-    """What is opened, once who has it lets it go; CatalogueLockedError after so many seconds."""
+    """Open it as soon as its holder lets go; CatalogueLockedError after so many seconds."""
     end = clock.monotonic() + seconds
     with ExitStack() as opened:
         while True:
@@ -249,7 +250,7 @@ _COMMITTING: Final = ".committing"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _IndexItem:
-    """An index file to be made of these parts of runs, and when it begins."""
+    """An index file to make from these parts of runs, and its begin timestamp."""
 
     parts: tuple[RunPart, ...]
     begin: int
@@ -270,12 +271,12 @@ class _StagedIndex:
 
 _Item: TypeAlias = RewriteItem | _IndexItem
 _Made: TypeAlias = StagedRun | _StagedIndex
-# Each index file takes hundreds of megabytes: in one process they are made one after the other.
+# Making an index file takes hundreds of megabytes: a process makes only one at a time.
 _ONE_INDEX: Final = threading.Lock()
 
 
 def staged_item(config: StoreConfig, folder: str, now_ms: int, item: _Item) -> Iterator[_Made]:
-    """Stage what a commit still lacks. An engine's work."""
+    """Stage what a commit still lacks. This is the `work` that an engine runs."""
     if isinstance(item, RewriteItem):
         yield rewrite(config, folder, now_ms, item)
         return
@@ -380,7 +381,7 @@ class _Commit:
             )
 
     def _target(self, key: QueueKey) -> QueueTarget:
-        """Where the queue ends, after asking the backend; one with a problem takes nothing."""
+        """Where the queue ends, according to the backend. Refuses a queue with a problem."""
         tier, config = self._tier, self._config
         path = queue_path(config.broker_name, *key)
         record = tier.metadata.queue(*key)
@@ -426,7 +427,7 @@ class _Commit:
             file.close()
 
     def _made(self, wanted: Sequence[_Item]) -> list[_Made]:
-        """What the engine makes of each item, or an earlier try has made: all, or an error."""
+        """The result for each item, from the engine or an earlier try. Raises if any item fails."""
         known = self._known
         items = [item for item in wanted if item not in known]
         moved = [item for item in items if isinstance(item, RewriteItem)]
@@ -485,7 +486,7 @@ class _Commit:
         return adoptions, rows
 
     def _index_items(self, keys: Sequence[KeyRun]) -> list[_IndexItem]:
-        """The files that these keys are to be in."""
+        """The index files to make for these keys."""
         items_max = self._config.index_item_count - 1
         files = list(file_plans(self._tier.scratch, in_order(keys), items_max=items_max))
         used = begins_in_use(self._tier)
@@ -498,11 +499,11 @@ class _Commit:
     def _of_index(
         self, plan: LoadPlan, files: Sequence[_StagedIndex]
     ) -> tuple[list[Adoption], list[SegmentRecord], list[Change]]:
-        """What the catalogue is to say of these files.
+        """The adoptions, rows and changes that make these files part of the index.
 
-        A queue that was not indexed up to where the load begins is still taken to be indexed only
-        up to there: a broker that is started then puts all that follows, and messages that it finds
-        twice are shown once.
+        If a queue was not indexed up to where the load begins, its mark stays where it was. A
+        broker that starts later then puts the keys of all messages after the mark, and messages
+        that are found twice are shown once.
         """
         tier = self._tier
         rows: list[SegmentRecord] = []
@@ -549,7 +550,7 @@ class _Commit:
 
 
 def _old_runs(notes: Mapping[str, object], now_ms: int) -> list[str]:
-    """Notes of commits that nobody tries again."""
+    """The keys of notes about commits that nobody will retry."""
     times = {key: at if type(at) is int else 0 for key, at in notes.items()}
     newest = sorted(times, key=lambda key: times[key], reverse=True)
     return [
@@ -589,8 +590,8 @@ class QueueTarget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadPlan:
-    """Runs that are already in their place, and those that are not; `ends` are the queues' next
-    offsets afterwards."""
+    """Runs that can be adopted in place, and items to rewrite the others. `ends` are the queues'
+    next offsets after the load."""
 
     adopted: Sequence[StagedRun]
     items: Sequence[RewriteItem]
@@ -602,7 +603,7 @@ class LoadPlan:
         return sum(self.ends[key] - target.queue_offset for key, target in self.targets.items())
 
     def keys(self) -> list[KeyRun]:
-        """Of all messages, as they will lie: also of what is yet to be written there."""
+        """The keys of all messages at their final places, also of runs yet to be rewritten."""
         found = [(run.key, run.keys) for run in self.adopted]
         found += [(item.key, item.keys()) for item in self.items]
         return [
@@ -625,7 +626,7 @@ def plan_load(
     config: StoreConfig,
     target_of: Callable[[QueueKey], QueueTarget],
 ) -> LoadPlan:
-    """New segments behind what each queue has: no segment that is there is touched."""
+    """Plan new segments after the end of each queue. Existing segments are not touched."""
     by_queue: dict[QueueKey, list[StagedRun]] = {}
     for part in sorted(parts, key=lambda part: part.partition):
         for run in part.runs:
@@ -652,7 +653,7 @@ def plan_load(
 
 
 def _together(runs: Sequence[StagedRun], bytes_max: int) -> Iterator[tuple[StagedRun, ...]]:
-    """As many as one segment has room for."""
+    """Groups of consecutive runs, each with as many as fit in one segment."""
     some: list[StagedRun] = []
     size = 0
     for run in runs:
@@ -666,8 +667,8 @@ def _together(runs: Sequence[StagedRun], bytes_max: int) -> Iterator[tuple[Stage
 
 
 def _ends(tier: OwnedTier, plan: LoadPlan) -> tuple[list[Change], Mapping[QueueId, int]]:
-    """Up to where the index will have queues; and, of an index that somebody else made, that it
-    has what the catalogue knows."""
+    """Up to which queue offset the index will have each queue. If the index was made by somebody
+    else, also the changes that say that it covers what the catalogue knows."""
     marks = tier.watermarks
     is_foreign = not tier.check_index_sizes() and bool(tier.index_rows)
     ends = {}

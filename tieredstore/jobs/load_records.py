@@ -18,9 +18,9 @@ A load takes these columns, or the replacement of each:
     | flag       | integer                   | 0                                              |
     | sys_flag   | integer                   | 0; bits for addresses follow from the hosts    |
 
-A null counts as no column. Other columns of a read of a tier are ignored: offsets, sizes and
-checksums are computed anew. If `body_crc_ok` is false, the load is refused, because a new checksum
-would make a damaged body look sound.
+A null counts as a missing column. The other columns that a read of a tier returns are ignored:
+offsets, sizes and checksums are computed anew. If `body_crc_ok` is false, the load is refused,
+because a new checksum would make a damaged body look sound.
 
 `load_segments` shows what a task does with them.
 """
@@ -78,10 +78,10 @@ _MAP: Final = pa.map_(pa.string(), pa.string())
 _Rule = tuple[str, Callable[[pa.DataType], bool]]
 _COLUMNS: Final[Mapping[str, str]] = {TAGS: "tags", KEYS: "keys", UNIQUE_KEY: "unique_key"}
 _NO_TEXTS: Final = ""
-BATCH_BYTES_MAX: Final = 64 << 20  # of what is encoded at a time, or a single message
+BATCH_BYTES_MAX: Final = 64 << 20  # encoded at a time, or a single larger message
 _NOTHING: Final = pa.scalar(b"")
-_KEYS_BYTES: Final = 1 << 20  # of properties that are taken apart at a time, or of one message
-_COPIED_BYTES_MAX: Final = 512  # a body that is quicker copied than looked at through a view
+_KEYS_BYTES: Final = 1 << 20  # of properties parsed at a time, or those of one message
+_COPIED_BYTES_MAX: Final = 512  # up to this size, copying a body is faster than a view of it
 
 
 class LoadRefusedError(TieredStoreError, ValueError):
@@ -139,7 +139,7 @@ class LoadDefaults:
 
 
 class LoadColumns:
-    """The columns of one load, checked; it pickles."""
+    """The checked columns of one load. Can be pickled."""
 
     def __init__(self, schema: pa.Schema, defaults: LoadDefaults) -> None:
         _check(schema, defaults)
@@ -168,7 +168,7 @@ class LoadColumns:
         return pa.repeat(pa.scalar(b""), len(batch)) if given is None else given.fill_null(b"")
 
     def refuse_damaged(self, batch: pa.RecordBatch) -> None:
-        """A read of a tier has marked these bodies: their new records would not."""
+        """Refuse bodies that a read of a tier marked as damaged: new records would hide that."""
         place = batch.schema.get_field_index(BODY_CRC_OK)
         if place < 0 or not kinds.is_boolean(batch.schema.field(place).type):
             return
@@ -186,12 +186,12 @@ class LoadColumns:
         )
 
     def text(self, batch: pa.RecordBatch, name: str) -> pa.Array | None:
-        """None where there is no such column, or nothing in it; null where a message has none."""
+        """A column of texts; None if it is missing or all null. Null if a message has no text."""
         given = self._column(batch, name, _STRING)
         return None if given is None or given.null_count == len(given) else given
 
     def keys(self, batch: pa.RecordBatch) -> pa.Array | None:
-        """As one text for each message: the keys with a blank between them."""
+        """One text for each message: its keys, separated by blanks."""
         if "keys" not in self.names or _is_text(batch.schema.field("keys").type):
             return self.text(batch, "keys")
         lists = batch.column("keys").cast(pa.list_(_STRING))
@@ -268,7 +268,7 @@ def _is_nothing(field: pa.Field) -> bool:
 
 
 def check_topic(topic: str) -> None:
-    """LoadRefusedError for what can be no topic of a tier."""
+    """Raise LoadRefusedError for a name that cannot be a topic of a tier."""
     if reason := why_no_topic(topic):
         raise LoadRefusedError(f"column topic: {topic!r:.80} is none: {reason}")
     if topic == INDEX_TOPIC:
@@ -276,7 +276,7 @@ def check_topic(topic: str) -> None:
 
 
 def _check(schema: pa.Schema, defaults: LoadDefaults) -> None:
-    """One line for the first thing that is wrong."""
+    """Raise LoadRefusedError for the first thing that is wrong."""
     for column in schema:
         if len(schema.get_all_field_indices(column.name)) > 1:
             raise LoadRefusedError(f"column {column.name}: it is there twice")
@@ -300,11 +300,10 @@ def _check(schema: pa.Schema, defaults: LoadDefaults) -> None:
 
 
 class PropertyTexts:
-    """The texts of one batch, and the codes of the tags in them.
+    """The property texts of one batch, and the codes of its tags.
 
-    A separate column overrides the entry of the map and takes its place; an entry that the map
-    lacks comes after the others. The checksum of a whole record is dropped, because its offsets
-    change.
+    A separate column overrides the map's entry in place; if the map has no such entry, it is added
+    after the others. The checksum of a whole record is dropped, because its offsets change.
     """
 
     def __init__(self, columns: LoadColumns, batch: pa.RecordBatch) -> None:
@@ -321,8 +320,8 @@ class PropertyTexts:
         given = columns.properties(batch)
         pieces = [] if given is None else [self._of_maps(given)]
         if KEYS in self._own:
-            # A read gives no keys as an empty list. Where no entry was there to be emptied, none is
-            # made: no reader sees an empty one, and a message that is moved would grow by it.
+            # A read returns an empty list for a message without keys. Unless the map has KEYS to
+            # override, do not add an empty entry: readers ignore it, and copies would grow by it.
             keys = self._own[KEYS]
             self._own[KEYS] = pc.if_else(pc.equal(keys, ""), pa.scalar(None, pa.string()), keys)
         for name, values in self._own.items():
@@ -333,8 +332,8 @@ class PropertyTexts:
         self.texts = self._joined(pieces)
 
     def keys(self, before: NDArray[np.uint64]) -> Iterator[HashedKeys]:
-        """As an index has them, those of some rows after those of others; `before` are the hashes
-        of what stands before the keys of each row."""
+        """The key hashes for an index, some rows at a time. `before` are the hashes of what comes
+        before the keys of each row."""
         data, ends = span_bytes(self.texts)
         start = 0
         while start < self._count:
@@ -383,8 +382,8 @@ class PropertyTexts:
     def _merged(
         self, name: str, names: pa.Array, values: pa.Array, rows: NDArray[np.int64]
     ) -> pa.Array:
-        """The values with those of the column in their place; what stays of the column is what
-        the maps have not."""
+        """The map values, overridden by those of the column. The column keeps only values whose
+        maps have no such entry."""
         here = np.flatnonzero(pc.equal(names, name).to_numpy(zero_copy_only=False))
         own = self._own.get(name)
         if not len(here):
@@ -419,7 +418,7 @@ class PropertyTexts:
 
 
 def _may_hold(texts: pa.Array, mark: str) -> bool:
-    """False where no text holds this character of one byte: a look at all their bytes at once."""
+    """False if no text holds this one-byte character. Scans the bytes of all texts at once."""
     return bool(len(texts)) and bool((span_bytes(texts)[0] == ord(mark)).any())
 
 
@@ -434,8 +433,8 @@ def _refuse(texts: pa.Array, mark: str, what: str) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class EncodedRun:
-    """Messages of one queue in the order of their rows: their records one behind the other, and
-    the hashes of their keys likewise."""
+    """Messages of one queue in the order of their rows. Their records are concatenated, and so are
+    the hashes of their keys."""
 
     key: QueueKey
     records: memoryview
@@ -456,7 +455,7 @@ class EncodedRun:
 def encode_batch(
     batch: pa.RecordBatch, columns: LoadColumns, *, with_keys: bool = True
 ) -> Iterator[EncodedRun]:
-    """The messages of all queues of the batch. LoadRefusedError for what can be no message."""
+    """One run for each queue of the batch. LoadRefusedError for a row that cannot be a message."""
     if not len(batch):
         return
     if batch.nbytes > BATCH_BYTES_MAX and len(batch) > 1:
@@ -552,7 +551,7 @@ class _Encoded:
 
 
 def _topic_fields(names: list[str]) -> tuple[pa.Array, NDArray[np.uint32]]:
-    """What stands for each topic in a record, and the magic number of such a record."""
+    """The field of each topic in a record, and the magic number of such a record."""
     fields, magics = [], []
     for name in names:
         data = name.encode()
@@ -597,7 +596,7 @@ def _host(text: str, column: str) -> Host:
 
 
 def _headers(values: dict[str, Any], bits: NDArray[np.int64], fixed: NDArray[np.int64]) -> pa.Array:
-    """The records up to their bodies; those with like addresses are made together."""
+    """The records up to their bodies. Those with the same kinds of addresses are made together."""
     kinds = np.unique(bits).tolist()
     if len(kinds) == 1:
         made = _made(values, kinds[0], slice(None))

@@ -1,9 +1,9 @@
-"""Segments that tasks of a load write: whole and durable, and part of no tier before the commit.
+"""Segments that tasks of a load write: whole and durable, but not in the tier before the commit.
 
 A task writes the messages of each queue as segments that begin at the end of the queue, as the task
 saw it. If the queue still ends there at the commit, the segments are adopted as they are. Otherwise
-they are the source from which the run is written once more, at its true offsets; its keys stay as
-they were staged, and are shifted when they are read.
+the run is rewritten from them at its true offsets; its keys stay as they were staged, and are
+shifted when they are read.
 
 Names are `load/<run>/<ms>.<attempt>-<number>`, so that an audit sees how old they are.
 """
@@ -44,8 +44,8 @@ from tieredstore.model.errors import MetadataError
 from tieredstore.model.messages import MessageRun
 from tieredstore.model.values import QueueKey, SegmentType
 
-BLOCK_BYTES: Final = 16 << 20  # of records of all queues together, in memory of one task
-CHUNK_BYTES: Final = 8 << 20  # of records in memory, or one record
+BLOCK_BYTES: Final = 16 << 20  # of records, of all queues together, that a task holds in memory
+CHUNK_BYTES: Final = 8 << 20  # of records read at a time, or one larger record
 CHUNK_ROWS: Final = 1 << 16
 _PARTS: Final = ".parts"
 _ROW: Final = np.dtype([("size", "<i4"), ("keys", "<i4"), ("tags", "<i8"), ("time", "<i8")])
@@ -53,7 +53,7 @@ _HASH_BYTES: Final = 8
 
 
 def crc32c(block: Buffer, before: int) -> int:
-    """Of these bytes behind others. Google's function refuses a bytearray; its array is no copy."""
+    """Continue a CRC-32C. Google's function refuses a bytearray; the array is a view, no copy."""
     view = memoryview(block)
     return int(google_crc32c.extend(before, np.frombuffer(view, np.uint8))) if view else before
 
@@ -65,7 +65,7 @@ def run_folder(run_id: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedSegment:
-    """A segment as an object; `crc` is its CRC-32C, the times are of its messages."""
+    """A segment as an object. `crc` is its CRC-32C; `begin` and `end` are times of its messages."""
 
     name: str
     type: SegmentType
@@ -105,14 +105,14 @@ class StagedPart:
 
 
 def note_parts(config: StoreConfig, run_id: str, parts: Sequence[StagedPart], now_ms: int) -> None:
-    """Stage what was staged, for a commit by another process."""
+    """Stage the list of what was staged, for a commit by another process."""
     scratch = scratch_of(config, worker_provider(config))
     data = msgspec.json.encode(parts, enc_hook=np.ndarray.tolist)
     scratch.put(f"{run_folder(run_id)}/{now_ms:013d}{_PARTS}", [data])
 
 
 def noted_parts(config: StoreConfig, run_id: str) -> list[StagedPart]:
-    """MetadataError where they are not there, or damaged."""
+    """What `note_parts` staged. MetadataError if it is missing or damaged."""
     scratch = scratch_of(config, worker_provider(config))
     found = [each for each in scratch.listed(run_folder(run_id)) if each.name.endswith(_PARTS)]
     if len(found) != 1:
@@ -130,8 +130,8 @@ def _array(_: object, numbers: list[int]) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Rows:
-    """Messages that follow each other, how many keys each has, and the hashes of these. The
-    records are the holder's to change."""
+    """Consecutive messages, how many keys each has, and the hashes of the keys. Whoever gets them
+    may change the records."""
 
     sizes: NDArray[np.int64]
     tags: NDArray[np.int64]
@@ -141,7 +141,7 @@ class Rows:
     records: bytearray
 
     def parted(self, row: int) -> tuple[Rows, Rows]:
-        """Those before this row, and the others."""
+        """The rows before this one, and the rest."""
         at, key = int(self.sizes[:row].sum()), int(self.key_counts[:row].sum())
         return self._part(slice(row), slice(key), slice(at)), self._part(
             slice(row, None), slice(key, None), slice(at, None)
@@ -164,7 +164,7 @@ class Source(Protocol):
     def rows(self) -> Iterator[Rows]: ...
 
     def units(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """Sizes and codes of tags alone."""
+        """Only the sizes and tags codes."""
 
 
 class QueueEnds:
@@ -175,7 +175,7 @@ class QueueEnds:
         self._known: dict[str, list[int]] | None = None
         self._moved: dict[QueueKey, tuple[int, int]] = {}
         provider.refresh()
-        if provider.shares_rounds:  # one look shows all queues
+        if provider.shares_rounds:  # one listing shows all queues
             self._known = self._listed(broker)
 
     def of(self, key: QueueKey) -> tuple[int, int]:
@@ -188,7 +188,7 @@ class QueueEnds:
         return units // UNIT_BYTES, log_offset
 
     def move(self, run: StagedRun) -> None:
-        """The queue ends behind this run."""
+        """Note that the queue now ends after this run."""
         self._moved[run.key] = run.queue_offset + run.count, run.log_offset + run.log_bytes
 
     def _listed(self, below: str) -> dict[str, list[int]]:
@@ -233,7 +233,7 @@ class RunMaker:
 
 
 class _Run:
-    """One queue's run on its way into segments."""
+    """Writes the run of one queue into segments."""
 
     def __init__(
         self,
@@ -280,7 +280,8 @@ class _Run:
     def _log_blocks(
         self, first: Rows, stream: Iterator[Rows], bytes_max: int, times: list[int]
     ) -> Iterator[Buffer]:
-        """Of one segment; what is too much for it waits. A longer row stands alone in its own."""
+        """The blocks of one segment. Rows that do not fit wait for the next segment; a row that is
+        larger than a segment gets its own."""
         rows: Rows | None = first
         filled = 0
         while rows is not None:
@@ -384,7 +385,7 @@ def _widened(known: Sequence[int], times: NDArray[np.int64]) -> list[int]:
 
 
 def put_offsets(run: MessageRun) -> None:
-    """Queue offset and log offset of each record, as the run has them."""
+    """Write the run's queue offset and log offset of each message into its record."""
     words: NDArray[Any] = np.ndarray((len(run.records) - 7,), ">i8", run.records, strides=(1,))
     words[run.starts + QUEUE_OFFSET_POSITION] = np.arange(run.first_offset, run.end_offset)
     words[run.starts + LOG_OFFSET_POSITION] = run.log_offsets
@@ -392,7 +393,7 @@ def put_offsets(run: MessageRun) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedSource:
-    """A run that was staged, to be written once more elsewhere. Its keys stay where they are."""
+    """A staged run to be rewritten at other offsets. Its staged keys are not rewritten."""
 
     scratch: Scratch
     run: StagedRun
@@ -436,8 +437,8 @@ class StagedSource:
 
 @dataclass(frozen=True, slots=True)
 class _Spilled:
-    """Rows of one queue in the file of a task: numbers of all of them, the hashes of their keys,
-    and their records."""
+    """Rows of one queue in the spool file of a task: first the numbers of all rows, then the hashes
+    of their keys, then their records."""
 
     spool: Spool
     position: int
@@ -485,11 +486,11 @@ class _Spilled:
 @dataclass(slots=True, eq=False)
 class Stager:
     """Stages the batches of one attempt. The rows of one queue, the leading one, go straight into
-    its segments; rows of other queues wait in memory, at most a block of them, and then in an
-    unnamed local file: below SPARK_LOCAL_DIRS, if that is set.
+    its segments. Rows of other queues wait in memory, up to one block, and then in an unnamed local
+    file, which is below SPARK_LOCAL_DIRS if that is set.
 
-    If no row of the leading queue came for a block, the queue of the newest rows becomes the
-    leading one. So rows that are sorted by queue are written once.
+    If a whole block passes without a row of the leading queue, the queue of the newest rows becomes
+    the leading one. So rows that are sorted by queue are written once.
     """
 
     config: StoreConfig
@@ -538,11 +539,11 @@ class Stager:
             run = maker.made(key, [source], queue_offset=queue_offset, log_offset=log_offset)
             ends.move(run)
             yield run
-            if self._next is None:  # nothing comes any more
+            if self._next is None:  # no more rows will come
                 self._next = min({*self._waiting, *self._spilled}, default=None)
 
     def held(self, key: QueueKey) -> tuple[list[_Spilled], list[EncodedRun]]:
-        """All that there is of this queue; it is the caller's now."""
+        """Hand everything held of this queue over to the caller."""
         runs = self._waiting.pop(key, [])
         self._waiting_bytes -= sum(run.held_bytes for run in runs)
         return self._spilled.pop(key, []), runs
@@ -552,7 +553,7 @@ class Stager:
         self._waiting_bytes += run.held_bytes
 
     def coming_of(self, key: QueueKey) -> Iterator[EncodedRun]:
-        """What comes of the leading queue; what comes between is held."""
+        """The leading queue's runs as they come. Runs of other queues in between are held."""
         others = 0
         for run in self._coming:
             if run.key == key:
@@ -570,7 +571,7 @@ class Stager:
                 self._waiting, self._waiting_bytes = {}, 0
 
     def spilled(self, runs: Sequence[EncodedRun], *, with_records: bool = True) -> _Spilled:
-        """These runs of one queue, in the file."""
+        """Append these runs of one queue to the spool file."""
         if self._spool is None:
             folder = os.environ.get("SPARK_LOCAL_DIRS", "").partition(",")[0]
             self._spool = Spool(Path(folder) if folder else None)
@@ -590,7 +591,7 @@ class Stager:
 
 
 class _Leading:
-    """The rows of the leading queue: those that were there, and those that come."""
+    """The rows of the leading queue: those held so far, then those still to come."""
 
     def __init__(self, stager: Stager, key: QueueKey) -> None:
         self._stager, self._key = stager, key
@@ -636,7 +637,7 @@ def staged_segments_of(config: StoreConfig, provider: SegmentProvider) -> Scratc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewriteItem:
-    """Runs of one queue that follow each other, and where the first is to begin."""
+    """Consecutive runs of one queue, and the offsets at which the first is to begin."""
 
     key: QueueKey
     queue_offset: int
@@ -648,7 +649,7 @@ class RewriteItem:
         return sum(run.log_bytes for run in self.runs)
 
     def keys(self) -> tuple[KeyRun, ...]:
-        """Those that were staged, moved with the messages."""
+        """The staged keys, shifted along with their messages."""
         found = []
         queue_offset, log_offset = self.queue_offset, self.log_offset
         for run in self.runs:
@@ -660,7 +661,7 @@ class RewriteItem:
 
 
 def rewrite(config: StoreConfig, folder: str, now_ms: int, item: RewriteItem) -> StagedRun:
-    """Stage what these runs hold as segments at other offsets, without their keys."""
+    """Stage the messages of these runs as segments at other offsets, without their keys."""
     provider = worker_provider(config)
     stem = f"{folder}/{now_ms:013d}.again-{uuid.uuid4().hex[:12]}"
     maker = run_maker(config, provider, stem, with_keys=False)

@@ -1,4 +1,4 @@
-"""One slice of a queue, read whole: its units, the messages they name, and all other bytes."""
+"""Checks one slice of a queue: its units, the messages that they name, and all other bytes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _CODA_HEAD: Final = np.uint64(CODA_BYTES << 32 | BLANK_MAGIC)
 _PLACES_FROM: Final = -(2**63)
 _PLACES_TO: Final = _PLACES_FROM + 2**40  # a terabyte of one queue's extended units
 _HEAD_BYTES: Final = 36
-_LOOKED_AT_MAX: Final = 1_000  # records of one stretch
+_LOOKED_AT_MAX: Final = 1_000  # records in one stretch of unnamed bytes
 
 Rows: TypeAlias = NDArray[np.int64]
 Tell: TypeAlias = Callable[[VerifyKind, NDArray[np.bool_], Callable[[int], str]], None]
@@ -74,9 +74,10 @@ Tell: TypeAlias = Callable[[VerifyKind, NDArray[np.bool_], Callable[[int], str]]
 class SliceItem:
     """A slice of a queue, and the bytes of the log up to where the next slice begins.
 
-    `next_offset` is the queue offset of the first unit behind the slice, -1 if there is none;
-    `more_rows` is the row that has it. `is_first`: nothing of the queue lies before. `sure_below`:
-    the index must have the keys of all messages before this queue offset; None: nobody noted any.
+    `next_offset` is the queue offset of the first unit after the slice, -1 if there is none;
+    `more_rows` has the row with that unit. `is_first`: nothing of the queue lies before the slice.
+    `sure_below`: the index must have the keys of all messages before this queue offset; None if no
+    such offset was noted.
     """
 
     slice: Slice
@@ -93,7 +94,7 @@ class SliceItem:
 
 
 def verify_slice(config: StoreConfig, item: SliceItem) -> VerifyRow:
-    """Read all of it once. What cannot be read is a finding; raises BackendError all the same."""
+    """Read the slice once. What cannot be read is a finding; a BackendError is still raised."""
     check = SliceCheck(config, item)
     try:
         for keys in check.run():
@@ -104,7 +105,7 @@ def verify_slice(config: StoreConfig, item: SliceItem) -> VerifyRow:
 
 
 class SliceCheck:
-    """A slice being read; `run` gives the keys of its sound messages as it goes."""
+    """The check of one slice. `run` reads it, and yields the keys of its sound messages."""
 
     def __init__(self, config: StoreConfig, item: SliceItem) -> None:
         provider = worker_provider(config)
@@ -198,7 +199,7 @@ class SliceCheck:
         yield from self._named(named)
 
     def _plausible(self, named: Named) -> Named:
-        """The rows whose record may be read; the others are told of, or have expired."""
+        """The rows whose records can be read. The others are reported, or have expired."""
         start, end = self._log.start, self._log.end
         # A unit may name a coda that has expired with its segment.
         on_coda = named.places == start - CODA_BYTES
@@ -206,7 +207,7 @@ class SliceCheck:
             named = replace(named, places=np.where(on_coda, start, named.places))
         filled = (named.places == 0) & (named.sizes == INT32_MAX)
         self._describe_units(VerifyKind.FILLED_IN, named, filled, "there was no message for it")
-        # Places are compared with the end less the size: nothing wraps around.
+        # Compare places with end minus size: adding place and size could overflow.
         sound = ~filled & (named.sizes >= RECORD_BYTES_MIN)
         gone = sound & (named.places >= 0) & (named.places <= start - named.sizes)
         gone &= np.logical_and.accumulate(gone | filled)  # the oldest ones only
@@ -232,7 +233,7 @@ class SliceCheck:
     def _describe_units(
         self, kind: VerifyKind, named: Named, wrong: NDArray[np.bool_], why: str
     ) -> None:
-        """Units that name what cannot be."""
+        """Report units that name impossible bytes."""
         for row in self._findings.rows(kind, wrong):
             offset = int(named.queue_offsets[row])
             named_bytes = f"{named.sizes[row]} bytes at {named.places[row]}"
@@ -271,7 +272,7 @@ class SliceCheck:
             self._counts["messages"] += len(rows)
             self._counts["bytes"] += len(data)
             yield from self._records(rows, data, start)
-            del data  # the next read takes its place in memory
+            del data  # free the memory before the next read
 
     def _records(self, rows: Named, data: bytes, start: int) -> Iterator[MessageKeys]:
         wrong = np.zeros(len(rows), np.bool_)
@@ -293,7 +294,7 @@ class SliceCheck:
             yield keys_of_messages(self._key.topic, rows, checked)
 
     def _add_records(self, kind: VerifyKind, text: str, rows: Named) -> None:
-        """A finding for all of these rows, whose records are taken to be damaged."""
+        """Add one finding for all of these rows. Their records count as damaged."""
         at, first = self._log.place(int(rows.places[0])), int(rows.queue_offsets[0])
         self._findings.add(kind, at, text, queue_offset=first, count=len(rows))
         self._mark(rows.places, "damaged")
@@ -301,7 +302,7 @@ class SliceCheck:
     def _check_times(
         self, checked: Checked, rows: Named, untold: NDArray[np.bool_], tell: Tell
     ) -> None:
-        """Between the times that the catalogue has for the segment, where it has true ones."""
+        """Compare store times with the segment's times in the catalogue, if those are valid."""
         times = checked.fields.store_times()
         wanted = untold & ~of_ipv6(checked.fields)
         wrong = np.zeros(len(rows), np.bool_)
@@ -321,7 +322,7 @@ class SliceCheck:
     # What follows
 
     def _end_of_slice(self) -> None:
-        """The bytes up to the next slice, or to the end of the log."""
+        """Look at the bytes up to the next slice, or to the end of the log."""
         offset = self._item.next_offset
         if offset < 0:
             self._unnamed.end_at(self._log.end, after=-1)
@@ -339,7 +340,7 @@ class SliceCheck:
 
 
 def _beside(named: Named, wrong: NDArray[np.bool_]) -> Rows:
-    """Where the neighbours of these rows lie: their own messages are thereabouts."""
+    """Where the sound neighbours of wrong rows lie: the messages of the wrong rows are near."""
     beside = np.zeros(len(wrong), np.bool_)
     beside[1:] |= wrong[:-1]
     beside[:-1] |= wrong[1:]
@@ -362,8 +363,8 @@ class Named(Columns):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """What became of rows: `whole` are messages of this queue, with these properties; the fields
-    of all; where each ends."""
+    """The result for rows: `whole` marks messages of this queue, and `properties` are theirs;
+    `fields` and `ends` are those of all rows."""
 
     fields: Records
     whole: NDArray[np.bool_]
@@ -372,9 +373,9 @@ class Checked:
 
 
 def check_records(key: QueueKey, named: Named, data: bytes, start: int, tell: Tell) -> Checked:
-    """Compare each row with its record; `data` are the log's bytes from `start` on.
+    """Compare each row with its record; `data` is the log's bytes from `start` on.
 
-    A row is told of once: what comes after the first thing that is wrong follows from it.
+    Only the first problem of a row is reported: others follow from it.
     """
     starts = named.places - start
     fields = Records(data, starts, named.sizes)
@@ -430,7 +431,7 @@ def check_records(key: QueueKey, named: Named, data: bytes, start: int, tell: Te
 
 
 def _behind_codas(starts: Rows, data: bytes) -> Rows:
-    """Old stores may name the end marker before the record."""
+    """The starts, moved past end markers: old stores may name the marker before a record."""
     if len(data) < 8:
         return starts
     words: NDArray[Any] = np.ndarray((len(data) - 7,), ">u8", data, strides=(1,))
@@ -446,10 +447,11 @@ def _check_bodies(fields: Records, untold: NDArray[np.bool_], check: Any) -> Non
 
 
 def codes_agree(held: Rows, wanted: Rows) -> NDArray[np.bool_]:
-    """Whether each unit has the code of its message's tags, or may say where an extended unit has.
+    """Whether each unit has its message's tags code, or may name an extended unit that has it.
 
-    RocketMQ counts those places up from the smallest number. One whose place would be the very code
-    of its tags has that code with another first bit; place 0 is believed beside other places only.
+    RocketMQ counts the places of extended units up from the smallest number. A place that differs
+    from the tags code only in the first bit counts as a damaged code, unless it is place 0 and
+    other units name places too.
     """
     places = held < _PLACES_TO
     first_bit = held == (wanted ^ _PLACES_FROM)
@@ -460,7 +462,8 @@ def codes_agree(held: Rows, wanted: Rows) -> NDArray[np.bool_]:
 
 
 def groups_of(named: Named, log: SegmentBytes, limit: int) -> Iterator[slice]:
-    """Rows that one read takes: near each other, in order, of `limit` bytes or a single one."""
+    """Groups of rows that one read takes: in order, near each other, and of at most `limit` bytes
+    or a single row."""
     gaps = named.places[1:] - named.ends[:-1]
     torn = (gaps < 0) | (gaps > HOLE_BYTES_MAX)
     between = np.flatnonzero((gaps > 0) & ~torn)
@@ -469,7 +472,7 @@ def groups_of(named: Named, log: SegmentBytes, limit: int) -> Iterator[slice]:
 
 
 def keys_of_messages(topic: str, named: Named, checked: Checked) -> MessageKeys:
-    """Of the rows whose records are whole."""
+    """The keys of the rows whose records are whole."""
     rows, fields, properties = np.flatnonzero(checked.whole), checked.fields, checked.properties
     prefix = key_hash(f"{topic}#")
     keys = hashed_keys(properties, np.full(len(rows), prefix, np.uint64), np.uint32)
@@ -489,7 +492,7 @@ def keys_of_messages(topic: str, named: Named, checked: Checked) -> MessageKeys:
 
 
 def _with_empty_key(properties: Properties, gaps: Rows) -> Rows:
-    """Texts whose KEYS Java splits so that an empty piece is among them: not one at the end."""
+    """The rows whose KEYS, as Java splits them, have an empty key that is not at the end."""
     if not len(gaps):
         return gaps
     rows, starts, ends = properties.values(KEYS)
@@ -499,15 +502,15 @@ def _with_empty_key(properties: Properties, gaps: Rows) -> Rows:
 
 
 def of_ipv6(fields: Records) -> NDArray[np.bool_]:
-    """Messages with an address of IPv6: RocketMQ takes part of it for their store time."""
+    """Messages with an IPv6 address: RocketMQ takes part of it for the store time."""
     found: NDArray[np.bool_] = (fields.sys_flags & HOSTS_IPV6) != 0
     return found
 
 
 class UnnamedBytes:
-    """Where the last named record ends, and its queue offset.
+    """Finds bytes that no unit names. Knows where the last named record ends, and its queue offset.
 
-    Next to a unit or record that is damaged nothing is told: what is unnamed there is its.
+    Next to a damaged unit or record nothing is reported: the unnamed bytes there belong to it.
     """
 
     def __init__(self, log: SegmentBytes, findings: Findings) -> None:
@@ -517,14 +520,14 @@ class UnnamedBytes:
         self._offset = -1
 
     def begin_at(self, log_offset: int) -> None:
-        """The queue's log begins here, and its first unit is to come."""
+        """The queue's log begins here; its first unit comes next."""
         self._end, self._offset = log_offset, -1
 
     def lose_track(self) -> None:
         self._end = None
 
     def follow(self, named: Named, checked: Checked, wrong: NDArray[np.bool_]) -> None:
-        """The next records that units name, in order."""
+        """Look at the gaps before and between the next records that units name, in order."""
         if not len(named):
             return
         follows = self._offset < 0 or self._offset + 1 == named.queue_offsets[0]
@@ -532,7 +535,8 @@ class UnnamedBytes:
             self._between(self._end, int(named.places[0]), int(named.queue_offsets[0]))
         gaps = named.places[1:] > checked.ends[:-1]
         gaps &= ~(wrong[1:] | wrong[:-1])
-        gaps &= named.queue_offsets[1:] - named.queue_offsets[:-1] == 1  # else one was told of
+        # If offsets do not follow each other, the messages between have been reported.
+        gaps &= named.queue_offsets[1:] - named.queue_offsets[:-1] == 1
         for row in np.flatnonzero(gaps).tolist():
             self._offset = int(named.queue_offsets[row])
             after = int(named.queue_offsets[row + 1])
@@ -543,12 +547,12 @@ class UnnamedBytes:
             self._end, self._offset = int(checked.ends[-1]), int(named.queue_offsets[-1])
 
     def end_at(self, log_offset: int, *, after: int) -> None:
-        """Nothing more is named up to here: the next slice's first record, or the log's end."""
+        """Look at the rest up to here: the next slice's first record, or the end of the log."""
         if self._end is not None and self._end < log_offset:
             self._between(self._end, log_offset, after)
 
     def _between(self, start: int, stop: int, after: int) -> None:
-        """Look at bytes start to stop; `after`: the offset of the next unit, -1 behind the last."""
+        """Look at bytes start to stop; `after`: the offset of the next unit, -1 after the last."""
         looked_at = 0
         for part in self._log.there(start, stop):
             at = part.start
@@ -557,7 +561,7 @@ class UnnamedBytes:
                 at = self._look(at, part.stop, after)
 
     def _look(self, at: int, stop: int, after: int) -> int:
-        """What is here, and where to go on."""
+        """Report what is here, and return where to continue."""
         try:
             head = self._log.read(at, min(at + _HEAD_BYTES, stop))
         except SegmentError as error:
@@ -566,12 +570,12 @@ class UnnamedBytes:
         if is_coda(head):
             return at + CODA_BYTES
         is_short = len(head) < _HEAD_BYTES
-        # Who dies within a write leaves a part of a message that goes into the next segment then:
-        # its unit is there, or no message was committed behind it.
+        # A writer that dies during a write leaves part of a message at the end of a segment. The
+        # message then goes into the next segment: it has a unit, or nothing after it was committed.
         may_be_left = stop in self._log.ends and not self._offset + 1 < after
         unnamed = f"{stop - at} bytes that no unit names"
         if not is_short and may_be_left and not peek_message_bytes(head):
-            # As a power cut leaves sectors that were not synced.
+            # A power cut leaves unsynced sectors like this.
             self._tell(VerifyKind.SECOND_COPY, at, f"{unnamed}, never written")
             return stop
         if not is_short and peek_magic(head) not in MESSAGE_MAGICS:
@@ -604,9 +608,9 @@ class UnnamedBytes:
 
 
 class SegmentBytes:
-    """Segments one behind the other, by base; `start` and `end` are what the catalogue says.
+    """Segments in a row, sorted by base; `start` and `end` are what the catalogue says.
 
-    How long a segment really is, the backend is asked once, when its bytes are needed first.
+    The backend is asked once how long a segment really is, when its bytes are first needed.
     """
 
     def __init__(self, provider: SegmentProvider, rows: Sequence[SegmentRecord]) -> None:
@@ -626,7 +630,7 @@ class SegmentBytes:
 
     @property
     def ends(self) -> list[int]:
-        """Where each of them ends."""
+        """Where each segment ends."""
         return [row.end_offset for row in self.rows]
 
     def rows_within(self, start: int, stop: int) -> list[SegmentRecord]:
@@ -648,7 +652,7 @@ class SegmentBytes:
         return parts
 
     def holds(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Of many ranges, whether the backend has all of each."""
+        """For each of many ranges, whether the backend has all of it."""
         found = np.zeros(len(starts), np.bool_)
         if len(starts):
             for part in self.there(int(starts.min()), int(stops.max())):
@@ -656,7 +660,7 @@ class SegmentBytes:
         return found
 
     def read(self, start: int, stop: int) -> bytes:
-        """Bytes that are there; raises what the backend raises."""
+        """Read bytes that are there. Errors of the backend are raised."""
         pieces = []
         while start < stop:
             number = bisect_right(self._bases, start) - 1
@@ -687,7 +691,7 @@ class SegmentBytes:
             yield number
 
     def _size(self, number: int) -> int:
-        """At most up to where the next one begins: whose bytes overlapping ones are is settled."""
+        """Counted at most up to where the next segment begins: overlapping bytes are that one's."""
         size = self._sizes.get(number)
         if size is None:
             row = self.rows[number]
