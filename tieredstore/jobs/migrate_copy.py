@@ -1,4 +1,4 @@
-"""The copy of one segment, or of the rest of it, and the journal of what was copied.
+"""Copies one segment, or the rest of it, and keeps the journal of what was copied.
 
 The bodies of messages are checked during the copy, in blocks of any length. The journal is next to
 the target's catalogue until the cut-over:
@@ -7,8 +7,8 @@ the target's catalogue until the cut-over:
     first     {"format": 1, "source": {...}, "target": {...}}
     others    [path, type, base, size, crc]     the target has so many bytes, with this CRC-32C
 
-Of several lines about one segment the last one counts. A torn line and all lines after it are
-ignored. When `add` returns, the operating system has the line; it is on the disk after at most
+If several lines are about one segment, the last one counts. A torn line and all lines after it are
+ignored. When `add` returns, the operating system has the line; it is on disk after at most
 SYNC_LINES more.
 """
 
@@ -72,11 +72,11 @@ from tieredstore.model.values import INT32_MAX, SegmentRecord, SegmentType
 
 log = log_of(__name__)
 
-BLOCK_BYTES: Final = 8 << 20  # in memory for each item under way, twice where it is sent on
+BLOCK_BYTES: Final = 8 << 20  # in memory for each item under way; twice that while it is sent on
 NEAR_BYTES: Final = 2 << 20
 """The same between files: where a read costs no request, what the processor's cache holds is
 quicker."""
-_ATTEMPTS_MAX: Final = 3  # where somebody else copies the same segment at the same time
+_ATTEMPTS_MAX: Final = 3  # if somebody else copies the same segment at the same time
 SYNC_LINES: Final = 64
 SUFFIX: Final = ".migration"
 _FORMAT: Final = 1
@@ -107,26 +107,26 @@ class Proof(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """The first `size` bytes of a segment, their CRC-32C, and when it was created: one that was
-    created at another time is another segment of the same name."""
+    """The first `size` bytes of a segment, their CRC-32C, and when the segment was created. With
+    another creation time, it is another segment of the same name."""
 
     size: int
     crc: int
-    created_ms: int = 0  # unknown in journals of before
+    created_ms: int = 0  # unknown in older journals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyItem:
     """One segment of the source, as long as `row` says, and where it goes.
 
-    The target certainly has the part that is `known`.
+    The target is known to have the part in `known`.
     """
 
     row: SegmentRecord
     target_path: str
     is_growing: bool
     known: Copied = Copied(0, 0)
-    replaces: bool = False  # the target has one that is gone from the source
+    replaces: bool = False  # the target has an older segment that is gone from the source
 
     @property
     def missing_bytes(self) -> int:
@@ -135,7 +135,7 @@ class CopyItem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyRow:
-    """What the target has of one segment now."""
+    """What the target now has of one segment."""
 
     key: Key  # in the target
     held: Copied
@@ -154,9 +154,9 @@ def copy_segment(
 ) -> CopyRow:
     """Bring the target's segment to the length of the row, and prove what was sent.
 
-    May run twice, also at the same time: what lies in the target is compared, never written over.
-    Raises SegmentCorruptError where the target holds other bytes than the source, and with
-    `checks_bodies` where the body of a message has another checksum than its record names.
+    May run twice, even at the same time: bytes in the target are compared, never overwritten.
+    Raises SegmentCorruptError if the target holds other bytes than the source or, with
+    `checks_bodies`, if the checksum of a message's body differs from that in its record.
     """
     row = item.row
     is_near = not (source.reads_together or target.reads_together)
@@ -180,7 +180,7 @@ def copy_segment(
 
 @dataclass(slots=True, eq=False)
 class _Copy:
-    """One attempt at one segment, from `_taken` to `_given`."""
+    """One attempt to copy one segment from `_taken` to `_given`."""
 
     _item: CopyItem
     _taken: FileSegment
@@ -190,7 +190,7 @@ class _Copy:
     _bodies: PassingBodies | None
     _block_bytes: int
     _crc: int = 0
-    _crc_before: int = 0  # of what was there before this attempt
+    _crc_before: int = 0  # of the bytes that were there before this attempt
     _bodies_before: PassingBodies | None = None
     _source_gone: bool = False
 
@@ -231,7 +231,8 @@ class _Copy:
         )
 
     def _compare(self, start: int, end: int) -> None:
-        """What lies there and was not noted: an earlier run was killed, or a task ran twice."""
+        """Compare bytes of the target that are not in the journal: an earlier run was killed, or a
+        task ran twice."""
         for position, length in _blocks(start, end, self._block_bytes):
             ours = self._read(position, length)
             if self._given.read(position, length) != ours:
@@ -244,7 +245,7 @@ class _Copy:
     def _send(self, start: int, end: int) -> None:
         if start or self._item.is_growing:
             position = start
-            for block in self._sent(start, end, BLOCK_BYTES):  # each is synced
+            for block in self._sent(start, end, BLOCK_BYTES):  # large, as each is synced
                 self._given.write(position, block)
                 position += len(block)
             return
@@ -254,7 +255,8 @@ class _Copy:
             raise BackendUnavailableError(self._given.path, "create", reason)
 
     def _created(self, end: int) -> int:
-        """Whole or not at all. A stream cannot be sent twice, so this is where it starts over."""
+        """Create the segment whole or not at all. A stream cannot be sent twice, so retries are
+        made here, each with a new stream."""
         for _ in range(_ATTEMPTS_MAX - 1):
             try:
                 return self._provider.create(self._given, self._sent(0, end, self._block_bytes))
@@ -280,13 +282,13 @@ class _Copy:
             raise
 
     def _read_back(self, start: int, end: int) -> None:
-        """The checksum of what the target holds must be that of what was read."""
+        """Check that the target's bytes have the checksum of those read from the source."""
         crc = self._crc_before
         for position, length in _blocks(start, end, self._block_bytes):
             crc = extend(crc, self._given.read(position, length))
         if crc != self._crc:
             reason = "what was read back is not what was written"
-            if not start:  # ours from its first byte: the next run begins anew
+            if not start:  # all of it is ours: delete it, and the next run starts over
                 self._given.delete()
                 reason += "; it was deleted again"
             raise SegmentCorruptError(self._given.path, reason, position=start)
@@ -305,7 +307,7 @@ def _blocks(start: int, end: int, size: int) -> Iterator[tuple[int, int]]:
 
 
 def place_of(config: StoreConfig) -> Place:
-    """What tells one tier from another; no secrets."""
+    """What distinguishes a tier from others; no secrets."""
     path = os.path.realpath(config.path) if config.path else ""
     return {
         "provider": config.provider,
@@ -325,7 +327,7 @@ def journal_path(target: StoreConfig) -> Path:
 
 
 def read_journal(source: StoreConfig, target: StoreConfig) -> dict[Key, Copied]:
-    """What was copied so far; nothing where there is no file. MetadataError for another's file."""
+    """What was copied so far; empty without a file. MetadataError for another migration's file."""
     path = journal_path(target)
     try:
         data = path.read_bytes()
@@ -349,7 +351,7 @@ def read_journal(source: StoreConfig, target: StoreConfig) -> dict[Key, Copied]:
 
 
 def remove_journal(path: Path) -> None:
-    """The migration is over. A file that stays is no harm to it: the next run removes it."""
+    """Remove the journal of a finished migration. If that fails, the next run removes it."""
     try:
         path.unlink()
         fsync_directory(path.parent)  # else a power cut brings it back
@@ -360,7 +362,7 @@ def remove_journal(path: Path) -> None:
 
 
 def overtaken(target: StoreConfig) -> BackendRefusedError:
-    """For a run whose plan says what the target was, and not what it is."""
+    """The error of a run whose plan is outdated: another migration has run since."""
     reason = "another migration ran there meanwhile: run this again"
     return BackendRefusedError(str(journal_path(target)), "migrate", reason)
 
@@ -370,7 +372,7 @@ def _unwritten(path: Path, error: OSError) -> MetadataError:
 
 
 class MigrationJournal:
-    """The journal of a migration that runs: one at a time, in any process."""
+    """The journal of a running migration. Only one process at a time can have it open."""
 
     def __init__(self, path: Path, descriptor: int, end: int, lock: FileLock) -> None:
         self._path = path
@@ -383,10 +385,10 @@ class MigrationJournal:
     def open(
         cls, source: StoreConfig, target: StoreConfig, *, planned_with: Mapping[Key, Copied]
     ) -> Self:
-        """Ready to be added to; written anew, without what later lines made obsolete.
+        """Open the journal for adding lines, rewritten without obsolete ones.
 
-        Raises BackendRefusedError where another migration to this target is running, or has run
-        since the journal said what this one was `planned_with`.
+        Raises BackendRefusedError if another migration to this target is running, or has changed
+        the journal since this one was `planned_with` it.
         """
         path = journal_path(target)
         try:
@@ -413,7 +415,7 @@ class MigrationJournal:
         return cls(path, descriptor, sum(map(len, lines)), lock)
 
     def add(self, key: Key, copied: Copied) -> None:
-        """Raises MetadataError where the disk refuses, as `sync` and `close` do."""
+        """Append a line. Like `sync` and `close`, raises MetadataError if the disk refuses."""
         line = _line(_fields(key, copied))
         try:
             write_all(self._descriptor, line, self._end)
@@ -476,7 +478,7 @@ def _whole_lines(data: bytes) -> list[Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _OpenRecord:
-    """A record of which a part has passed by."""
+    """A record that continues in the next block."""
 
     queue_offset: int
     place: int
@@ -487,24 +489,24 @@ class _OpenRecord:
 
 
 class PassingBodies:
-    """Checks every record of a segment whose bytes from `position` on it is given, up to `size`.
+    """Checks the bodies of a segment's records while its bytes pass by, from `position` to `size`.
 
-    Holds no more than one head between two blocks, whatever length a record claims: a body that
-    continues in the next block is added to the checksum as it comes. Bytes that are no record are
-    skipped: readers by queue detect them. A copy continues from the same place.
+    Between two blocks it holds at most one head, whatever length a record claims: a body that
+    continues in the next block is added to the checksum as it comes. Bytes that are not a record
+    are skipped: readers by queue detect them. A copy of this object continues from the same place.
     """
 
     def __init__(self, path: str, base: int, position: int, size: int) -> None:
         self._path = path
         self._base = base
-        self._position = position  # of the first byte that is held, or comes next
+        self._position = position  # of the first byte held, or else of the next one
         self._size = size
         self._held = b""
         self._open: _OpenRecord | None = None
         self._is_lost = False
 
     def take(self, block: bytes) -> None:
-        """The next bytes. SegmentCorruptError for a body that is not what its record says."""
+        """Check the next bytes. SegmentCorruptError for a body that does not match its record."""
         at = 0 if self._open is None else self._gone_on(block)
         data, self._held = self._held + block if self._held else block, b""
         while at < len(data):
@@ -522,7 +524,7 @@ class PassingBodies:
         self._position += len(data)
 
     def _walked(self, data: bytes, at: int) -> tuple[Rows, Rows, int]:
-        """Where whole records begin that follow each other, their sizes, and where that ends."""
+        """The starts and sizes of consecutive whole records from `at` on, and where they end."""
         found: list[int] = []
         last, unpack = len(data) - _HEAD_BYTES, INT32.unpack_from
         while at <= last and not self._is_lost:
@@ -534,7 +536,7 @@ class PassingBodies:
                 at += CODA_BYTES
             else:
                 break
-        # Whether these are records is asked of all at once: it takes longer than the walk.
+        # Check all at once whether these are records: one by one it takes longer than the walk.
         starts, words = np.array(found, np.int64), Words(data)
         sizes, magics = words.int32(starts), words.uint32(starts + MAGIC_POSITION)
         whole = (magics == MESSAGE_MAGIC_V1) | (magics == MESSAGE_MAGIC_V2)
@@ -545,7 +547,7 @@ class PassingBodies:
         return starts[:count], sizes[:count], found[count]
 
     def _next_record(self, data: bytes, at: int) -> int | None:
-        """Where to go on; None where that takes more bytes, which `_open` may wait for."""
+        """Where to continue; None if that takes more bytes. `_open` may wait for them."""
         rest = len(data) - at
         if self._position + len(data) >= self._size and rest < _HEAD_BYTES:
             return self._last_ones(data, at)
@@ -561,7 +563,7 @@ class PassingBodies:
         return None
 
     def _last_ones(self, data: bytes, at: int) -> int | None:
-        """Short records, or a rest, at the very end of the segment."""
+        """Check short records at the very end of the segment. An incomplete rest is skipped."""
         while not self._is_lost and at + RECORD_BYTES_MIN <= len(data):
             size, magic = _HEAD.unpack_from(data, at)
             if magic not in MESSAGE_MAGICS or not RECORD_BYTES_MIN <= size <= len(data) - at:
@@ -571,7 +573,7 @@ class PassingBodies:
         return None
 
     def _begin(self, data: bytes, at: int) -> bool:
-        """A record that goes on in the next block, if its head is that of one."""
+        """If a head here starts a record that continues in the next block, open that record."""
         size, magic = _HEAD.unpack_from(data, at)
         place = self._position + at
         if magic not in MESSAGE_MAGICS or not len(data) - at < size <= self._size - place:
@@ -593,7 +595,7 @@ class PassingBodies:
         return True
 
     def _gone_on(self, block: bytes) -> int:
-        """How much of the block belongs to the record that began before it."""
+        """Add the block to the open record; returns how much of the block belongs to it."""
         known = self._open
         assert known is not None
         body = memoryview(block)[: known.body_left]
@@ -622,7 +624,7 @@ class PassingBodies:
             raise self._damage(peek_queue_offset(data, first), self._position + first)
 
     def _says_here(self, data: bytes, at: int) -> bool:
-        """Old stores count an end marker before a record to it."""
+        """Whether the record names its place or, in old stores, that of an end marker before it."""
         here = self._base + self._position + at
         return peek_log_offset(data, at) in (here, here - CODA_BYTES)
 
@@ -635,7 +637,7 @@ class PassingBodies:
 
 
 def _candidates(data: bytes, at: int) -> Iterator[int]:
-    """Where records may begin behind `at`, and all that is asked of their heads is there."""
+    """Where records may begin after `at`, if as much of the head is there as `_says_here` reads."""
     found = data.find(_MAGIC_START, at + 1 + MAGIC_POSITION)
     while found >= 0 and found - MAGIC_POSITION + LOG_OFFSET_POSITION + 8 <= len(data):
         yield found - MAGIC_POSITION

@@ -1,4 +1,4 @@
-"""The plan of a migration: segments, bytes, requests and dollars, from the source."""
+"""The plan of a migration, made from the source: segments, bytes, requests and dollars."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _LOOKS_MAX: Final = 3
 _NAMES_SHOWN: Final = 5
 OBJECT_PROVIDERS: Final = ("s3", "fsspec")
 _MULTIPART_BYTES: Final = 16 << 20  # of one part of a long object
-# Said even where they are the defaults: what the tier is made of, or what the host decides.
+# Written even if they have their defaults: the tier depends on them, or the default on the host.
 _ALWAYS: Final = (
     *("broker_name", "cluster_name", "provider", "metadata_path"),
     *("index_slot_count", "index_item_count"),
@@ -61,7 +61,7 @@ _ALWAYS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceQueue:
-    """One queue; its rows by base, the last of each kind still grows."""
+    """One queue. Its rows are sorted by base; the last one of each kind still grows."""
 
     record: QueueRecord
     path: str
@@ -72,13 +72,13 @@ class SourceQueue:
 
     @property
     def is_damaged(self) -> bool:
-        """Bytes that were committed are gone, or could not be asked for."""
+        """Whether committed bytes are gone, or could not be checked."""
         return self.problem is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceTier:
-    """All that is to be copied, as the catalogue and the backend had it a moment ago."""
+    """Everything to copy, as the catalogue and the backend had it when it was read."""
 
     topics: tuple[TopicRecord, ...]
     queues: tuple[SourceQueue, ...]
@@ -98,12 +98,12 @@ class SourceTier:
 
 
 def read_source(config: StoreConfig, *, topics: tuple[str, ...] = ()) -> SourceTier:
-    """The tier of these settings; only topics that match one of the patterns, if there are any.
+    """The tier of these settings; if there are patterns, only topics that match one of them.
 
-    What expires or grows while it is read looks damaged. So it is read again then.
+    A queue that expires or grows while it is read looks damaged, so the tier is then read again.
 
-    Raises UnknownNameError for a pattern that matches nothing or a broker that is not there,
-    MetadataError where there is no catalogue, and what the backend raises.
+    Raises UnknownNameError for a pattern that matches nothing or a broker that is not in the
+    catalogue, MetadataError if there is no catalogue, and errors of the backend.
     """
     for _ in range(_LOOKS_MAX - 1):
         tier = _read_once(config, topics)
@@ -113,7 +113,7 @@ def read_source(config: StoreConfig, *, topics: tuple[str, ...] = ()) -> SourceT
 
 
 def _read_once(config: StoreConfig, topics: tuple[str, ...]) -> SourceTier:
-    # Its keys and caches are not needed: only names and sizes are asked for.
+    # Only names and sizes are needed: no index, no caches.
     parts = open_tier(
         replace(config, index_enabled=False, read_ahead_enabled=False), read_only=True
     )
@@ -150,7 +150,7 @@ def _read_once(config: StoreConfig, topics: tuple[str, ...]) -> SourceTier:
 
 
 def _given(metadata: MetadataStore) -> Iterator[Change]:
-    # A topic that is gone has had its number: keys in the index name topics by them.
+    # The numbers of deleted topics stay taken: keys in the index name topics by number.
     contents = metadata.contents()
     gone = {each.topic for each in contents if isinstance(each, DeleteTopic)}
     for change in contents:
@@ -165,15 +165,16 @@ def _given(metadata: MetadataStore) -> Iterator[Change]:
 
 
 def _copy_of(metadata: MetadataStore) -> str | None:
-    """The log that lies with the bytes is whole as of when it was read."""
+    """Where a published copy was read from; None for the broker's own catalogue. The log that lies
+    with the bytes is no such copy: it was complete when it was read."""
     facts = metadata.facts
     return facts.describe() if facts.copy and facts.source != LOG else None
 
 
 def source_made_with(tier: SourceTier, provider: SegmentProvider) -> dict[str, int]:
-    """The settings that a tier fixes, by name: as it has noted them.
+    """The settings that the tier fixes, by name, from its notes.
 
-    RocketMQ notes nothing, and the length of its index files tells how many slots they have.
+    RocketMQ makes no such notes; then the length of an index file tells how many slots it has.
     """
     noted = watermarks.Watermarks.made_with(tier.index_notes.get(watermarks.STORE, {}))
     if noted or not tier.index:
@@ -219,14 +220,14 @@ def _queues(parts: Tier, topics: set[str]) -> list[SourceQueue]:
                 notes={kind: note for kind, note in notes.items() if note is not None},
             )
         )
-    if any(queue.is_damaged for queue in found):  # a backend that refuses says so itself
+    if any(queue.is_damaged for queue in found):  # if the backend refuses, raise its own error
         next(iter(parts.provider.list(found[0].record.broker_name)), None)
     return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigrationPlan(Plan[CopyItem]):
-    """The items, and the source as it was when they were made."""
+    """The items, and the source as it was when they were planned."""
 
     tier: SourceTier
     known: Mapping[Key, Copied]
@@ -254,9 +255,9 @@ def check_places(source: StoreConfig, target: StoreConfig, *, adopt: bool) -> No
 def with_names(
     source: StoreConfig, target: StoreConfig, *, broker: str | None, cluster: str | None
 ) -> StoreConfig:
-    """The target under the names of the source, or under those that were asked for.
+    """The target's settings with the names of the source, or with new names that were requested.
 
-    Raises InvalidConfigError where the target's settings have other names that were not asked for.
+    Raises InvalidConfigError if the target's settings have other names that were not requested.
     """
     defaults = StoreConfig()
     names: dict[str, Any] = {}
@@ -275,13 +276,13 @@ def with_names(
 
 
 def target_path(path: str, target: StoreConfig) -> str:
-    """The queue path that a segment of this one has in the target."""
+    """The target's queue path for this one of the source."""
     _, topic, queue_id = path.split("/")
     return queue_path(target.broker_name, topic, int(queue_id))
 
 
 def target_key(row: SegmentRecord, target: StoreConfig) -> Key:
-    """What names a segment of the source in the target."""
+    """The target's key for a segment of the source."""
     return target_path(row.path, target), row.type, row.base_offset
 
 
@@ -295,13 +296,13 @@ def plan_migration(
     proof: Proof,
     made_with: Mapping[str, int],
 ) -> MigrationPlan:
-    """The segments that are not known to be whole in the target, the largest first."""
+    """Plan to copy the segments that are not known to be whole in the target, largest first."""
     items = [
         item
         for row, is_last in _rows(tier, adopt=adopt)
         if row.size and (item := _item(row, known, target, is_growing=is_last and not adopt))
     ]
-    # A long one that began last would be waited for alone.
+    # A large one that starts last would run alone at the end.
     items.sort(key=lambda item: -item.missing_bytes)
     missing = [item.missing_bytes for item in items]
     rows = [row for row, _ in _rows(tier, adopt=adopt) if row.size]
@@ -353,7 +354,7 @@ def _item(
 def _requests(
     items: list[CopyItem], source: StoreConfig, target: StoreConfig, proof: Proof
 ) -> Counter[str]:
-    """About how many; a failed one is asked again, and what lies near is fetched together."""
+    """About how many requests: failed ones are repeated, and nearby reads are merged."""
     found: Counter[str] = Counter()
     for item in items:
         blocks = math.ceil(item.missing_bytes / BLOCK_BYTES)
@@ -364,7 +365,7 @@ def _requests(
         if item.is_growing or item.known.size:
             found["put"] += blocks
             found["head"] += blocks + 1
-        else:  # a mark, the object, and three looks
+        else:  # a mark, the object, and three lookups
             parts = math.ceil(item.missing_bytes / _MULTIPART_BYTES)
             found["put"] += 2 if parts < 2 else parts + 3
             found["head"] += 3
@@ -403,9 +404,9 @@ def _lines(
 
 
 def snippet(config: StoreConfig, made_with: Mapping[str, int] | None = None) -> str:
-    """TOML that `StoreConfig.from_toml` reads back, but for what is secret.
+    """TOML that `StoreConfig.from_toml` reads back, without secrets.
 
-    `made_with` are settings that the tier fixes, whatever `config` says: it refuses others.
+    `made_with` are settings that the tier fixes. They override `config`: the tier refuses others.
     """
     fixed: dict[str, Any] = dict(made_with or {})
     config = replace(config, **fixed)
@@ -430,5 +431,5 @@ def _text(value: Any) -> str:
         return json.dumps(value.name)
     if isinstance(value, tuple):
         return json.dumps(list(value), ensure_ascii=False)
-    # What JSON escapes in a text, TOML escapes alike.
+    # TOML escapes texts as JSON does, except for DEL.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,12 +1,12 @@
 """A scan of a tier: planned as slices and single messages, read as Arrow batches.
 
-A scan gives the columns of a message, and these:
+A scan has the columns of a message, and these:
 
     | column     | type   | what                                                                  |
     | ---------- | ------ | --------------------------------------------------------------------- |
-    | key        | string | a row for each key of a message, UNIQ_KEY or one of KEYS; null without |
-    | body_plain | binary | the body as its producer made it, of at most PLAIN_BYTES_MAX bytes     |
-    | damage     | string | null; or why a message cannot be read, and all but where it is is null |
+    | key        | string | UNIQ_KEY or one of KEYS: a row for each; null if a message has none   |
+    | body_plain | binary | the body as its producer made it, of at most PLAIN_BYTES_MAX bytes    |
+    | damage     | string | null; or why a message cannot be read: then all but its place is null |
 
 A body that cannot be decompressed is damage, but its message is still read: FAIL raises; otherwise
 `body_plain` is null and `damage` says why.
@@ -69,10 +69,10 @@ from tieredstore.model.values import INT64_MAX, QueueKey, SegmentRecord
 
 log = log_of(__name__)
 
-CLOCK_SLACK_MS: Final = 60_000  # so far a broker's clock may have been set back
-INDEX_LAG_MS: Final = 3_600_000  # so late a broker may tier one queue's messages after another's
-HITS_MAX: Final = 10_000  # of one key; a key that more messages have is found by reading
-PICKED_MAX: Final = 256  # messages of one piece of work
+CLOCK_SLACK_MS: Final = 60_000  # how far a broker's clock may have been set back
+INDEX_LAG_MS: Final = 3_600_000  # how much later than others a broker may tier a queue's messages
+HITS_MAX: Final = 10_000  # of one key; if more messages have a key, the queues are read instead
+PICKED_MAX: Final = 256  # messages of one work item
 PICKED_AT_ONCE: Final = 8  # of them in memory
 KEY: Final = "key"
 BODY_PLAIN: Final = "body_plain"
@@ -90,11 +90,11 @@ _DAMAGED_AT_ONCE: Final = 65_536
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PickedMessages:
-    """Places in one queue's log that may have single requested messages: where the record begins
-    and how long it is, in order, as an index has them.
+    """Places in one queue's log that may hold requested messages: where each record begins and how
+    long it is, as an index has them, in order.
 
-    Only messages with queue offsets in `offsets`, and in none of `others`, count. `rows` is what a
-    reader needs.
+    Only messages with queue offsets in `offsets`, and in none of `others`, count. `rows` is all
+    that a reader needs from the catalogue.
     """
 
     key: QueueKey
@@ -121,10 +121,10 @@ def selected_queues(reader: TieredReader, selection: Selection) -> list[QueueRow
 
 
 def topic_ids(reader: TieredReader) -> dict[str, int]:
-    """The number of each topic; a catalogue never gives one twice.
+    """The number of each topic. A catalogue never gives a number twice.
 
-    None at all where the catalogue is made from the bytes each time it is opened: it then gives
-    new numbers to topics that the key index does not know.
+    Empty if the catalogue is made from the bytes each time it is opened: topics that the key index
+    does not know then get new numbers each time.
     """
     if reader.catalogue.source == "rebuild":
         return {}
@@ -132,7 +132,7 @@ def topic_ids(reader: TieredReader) -> dict[str, int]:
 
 
 def refuse_unknown_topics(reader: TieredReader, topics: frozenset[str] | None) -> None:
-    """One line for a topic that the tier does not have, and what it has instead."""
+    """Raise InvalidConfigError for a topic that the tier lacks, and name some that it has."""
     known = {key.topic for key in reader.queues()} | {row.topic for row in reader.topics()}
     missing = sorted((topics or frozenset()) - known)
     if missing:
@@ -146,7 +146,7 @@ def refuse_unknown_topics(reader: TieredReader, topics: frozenset[str] | None) -
 def plan_scan(
     reader: TieredReader, selection: Selection, *, split_bytes: int = SPLIT_BYTES
 ) -> list[ScanItem]:
-    """The work that reads at least what is selected. Readers choose the rows that count."""
+    """Work items that cover at least what is selected. Readers then choose the matching rows."""
     queues = selected_queues(reader, selection)
     bounds = queue_bounds(reader, queues, selection)
     if selection.key_texts is None or not reader.config.index_enabled:
@@ -157,7 +157,7 @@ def plan_scan(
     for rows in queues:
         by_topic.setdefault(rows.key.topic, []).append(rows)
     for topic, its_queues in by_topic.items():
-        # First how far the index goes, then what it has: it may come further meanwhile.
+        # Ask how far the index goes before what it has: it may advance in between.
         lacking = {rows.path: _unindexed(reader, rows, bounds[rows.path]) for rows in its_queues}
         hits = _hits(reader, topic, selection)
         for rows in its_queues:
@@ -182,7 +182,7 @@ def _sliced(
 def queue_bounds(
     reader: TieredReader, queues: Sequence[QueueRows], selection: Selection
 ) -> dict[str, tuple[int, int]]:
-    """Queue offsets, by queue path, that hold all that is selected by offset and time."""
+    """By queue path, the range of queue offsets that holds all that offset and time select."""
     if not selection.is_timed:
         return {rows.path: selection.offsets_of(rows.key) for rows in queues}
     pool = worker_runtime().fetch
@@ -207,9 +207,9 @@ def _bounds_in_time(reader: TieredReader, rows: QueueRows, selection: Selection)
 def _hits(
     reader: TieredReader, topic: str, selection: Selection
 ) -> dict[int, dict[int, int]] | None:
-    """Sizes of records by queue id and place in the log; None where the index does not know all.
+    """Sizes of records by queue id and log offset; None if the index does not know all of them.
 
-    No message is read here: a key may have thousands, and each may be large.
+    No message is read here: thousands of messages may have a key, and each may be large.
     """
     begin, until = selection.times
     found: dict[int, dict[int, int]] = {}
@@ -228,7 +228,7 @@ def _hits(
 def _unindexed(
     reader: TieredReader, rows: QueueRows, whole: tuple[int, int]
 ) -> list[tuple[int, int]]:
-    """What of the queue is not in the index: its files are uploaded late, and dropped by age."""
+    """The parts of a queue not in the index: its files are uploaded late, and dropped by age."""
     times = reader.indexed_times()
     if times is None:
         return [whole]
@@ -273,11 +273,11 @@ class OnCorrupt(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scan:
-    """What to read of each piece of work, and how. It pickles: workers get all of it.
+    """What to read from each work item, and how. It is pickled for workers.
 
     * FAIL raises SegmentCorruptError, which names the file and the position. SKIP leaves damaged
       messages out. REPORT logs them, and returns a row for each if `damage` is a column.
-    * A body with another checksum than in its record is damage, whatever the columns; with
+    * A body whose checksum differs from that in its record is damage, whatever the columns. With
       `crc_check_enabled` False it is not, and only the column `body_crc_ok` shows it.
     * `fails_on_loss` False: a missing segment counts as expired, and is skipped with a line in the
       log, whatever `on_corrupt` says.
@@ -307,8 +307,11 @@ class Scan:
         provider: SegmentProvider | None = None,
         run_count: int = RUN_COUNT,
     ) -> Iterator[pa.RecordBatch]:
-        """What is selected of this piece of work, in order of the queue; through the provider of
-        this process, or one that has fetched it. At most `run_count` messages are read at once."""
+        """The selected messages of this work item, in queue order.
+
+        Reads through this process's provider, or through a given one that has fetched the bytes. At
+        most `run_count` messages are read at once.
+        """
         taken: list[Damage] = []
         made = _Batches(self, item.key)
         file = queue_file(config, item.key, item.path, item.rows, provider=provider)
@@ -369,7 +372,7 @@ class _Batches:
         more: dict[str, pa.Array],
         keys: KeyPairs | None,
     ) -> pa.RecordBatch:
-        """These rows, with columns that were made already; once for each key where it is asked."""
+        """These rows, with the columns in `more`. If `keys` are given, one row for each key."""
         batch = self._table.batch(self._key, fields, rows)
         if self._table.columns == self._scan.columns:
             return batch
@@ -385,7 +388,7 @@ class _Batches:
     def _plain(
         self, fields: RecordFields, rows: NDArray[np.int64], copies: NDArray[np.int64] | None
     ) -> Iterator[tuple[NDArray[np.int64], dict[str, pa.Array]]]:
-        """The rows in parts that are not too large, with what `body_plain` and `damage` say."""
+        """The rows in parts of limited size, with the columns `body_plain` and `damage`."""
         bodies: list[bytes | None] = []
         reasons: list[str | None] = []
         first = held = 0
@@ -418,7 +421,7 @@ class _Batches:
             return None, str(error)
 
     def damaged(self, taken: list[Damage]) -> Iterator[pa.RecordBatch]:
-        """A row for each damaged message, where that is asked for; takes them off the list."""
+        """A row for each damaged message, if the scan reports damage. Clears the list."""
         reported = [damage for damage in taken if self._reports]
         taken.clear()
         first, end = self._scan.selection.offsets
@@ -459,11 +462,11 @@ def _readers(
 
 
 class _PickedReader:
-    """The messages at places that an index has named, each in a run of its own.
+    """The messages at places that an index names, each in a run of its own.
 
     An index may name records that no longer exist. If there is no message at a place, the queue
-    decides: if a unit names the place, it is damage, and reported as for a slice; otherwise it is
-    ignored.
+    decides: if a unit names the place, this is damage, and reported as for a slice; otherwise the
+    place is ignored.
     """
 
     def __init__(
@@ -478,7 +481,7 @@ class _PickedReader:
         self._item = item
         self._on_damage = on_damage
         self._file = file
-        self._seen: set[int] = set()  # an index may have a message at the end mark before it too
+        self._seen: set[int] = set()  # an index may also name a message by an end mark before it
 
     def fields(self) -> Iterator[RecordFields]:
         pool = worker_runtime().fetch
@@ -503,12 +506,12 @@ class _PickedReader:
         return True
 
     def _run_at(self, place: int, size: int) -> MessageRun | None:
-        """None where there is no whole message of this queue."""
+        """The message at this place; None if there is no whole message of this queue."""
         log_file = self._file.log
         place = record_place(self._file, place)
         try:
             if size > RUN_BYTES and peek_message_bytes(log_file.read(place, 4)) != size:
-                return None  # what an index says of a length is not taken for granted
+                return None  # the length in an index may be wrong
             record = log_file.read(place, size)
             if is_coda(record):
                 place += CODA_BYTES
@@ -540,7 +543,7 @@ class _PickedReader:
         except SegmentCorruptError as error:
             if self._on_damage is None:
                 raise
-            nobody = self._item.offsets[0]  # which message it was cannot be said
+            nobody = self._item.offsets[0]  # it is unknown which message this was
             self._on_damage(
                 Damage(
                     key=self._item.key,
