@@ -6,18 +6,18 @@
     | queue_id     | int32               |                                                        |
     | queue_offset | int64               | number of the message in its queue                     |
     | log_offset   | int64               | byte in the queue's commit log in the tier             |
-    | store_time   | timestamp[us, UTC]  | null outside of the years 1 to 9999                    |
+    | store_time   | timestamp[us, UTC]  | null outside the years 1 to 9999                       |
     | born_time    | timestamp[us, UTC]  | likewise                                               |
     | born_host    | string              | 10.0.0.1:4711 or [2001:db8::1]:4711                    |
     | store_host   | string              | likewise                                               |
-    | flag         | int32               | the sender's own                                       |
+    | flag         | int32               | set by the sender                                      |
     | sys_flag     | int32               |                                                        |
-    | tags         | string              | null without                                           |
-    | keys         | list of string      | of the property KEYS, split at blanks; empty without   |
-    | unique_key   | string              | null without                                           |
+    | tags         | string              | null if the message has none                           |
+    | keys         | list of string      | the property KEYS, split at blanks; may be empty       |
+    | unique_key   | string              | null if the message has none                           |
     | properties   | map string → string |                                                        |
     | body         | binary              | as stored: compressed where sys_flag says so           |
-    | body_crc_ok  | bool                | computed for each message, and only when asked for     |
+    | body_crc_ok  | bool                | computed for each message, and only if requested       |
     | size         | int32               | bytes of the whole record                              |
 
 A batch has only the requested columns; no others are computed.
@@ -50,7 +50,7 @@ from tieredstore.model.values import INT32_MAX, QueueKey
 
 _PORT: Final = Struct(">i")
 _IPV4: Final = Struct(">q")
-_NAMES_IN_A_WORD: Final = 48  # a message has fewer than 2^13 entries: their bits add up in a word
+_NAMES_IN_A_WORD: Final = 48  # the bits of the fewer than 2^13 entries of a message fit in a sum
 MAP_TYPE: Final = pa.map_(pa.string(), pa.string())
 KEYS_TYPE: Final = pa.list_(pa.field("element", pa.string()))  # named as Spark names it
 TIME_TYPE: Final = pa.timestamp("us", tz="UTC")
@@ -59,7 +59,7 @@ _TIME_MAX_MS: Final = 253_402_300_799_999  # year 9999
 
 
 class _Columns:
-    """One batch being made: what several columns share is found once."""
+    """One batch being made. What several columns share is computed once."""
 
     def __init__(self, key: QueueKey, fields: RecordFields, rows: NDArray[np.int64]) -> None:
         self.key = key
@@ -86,7 +86,7 @@ class _Columns:
             sizes = np.where(is_ipv6, 8 + IPV6_BYTES, 8)
             packed = cut_spans(self.fields.data, starts, sizes, pa.binary()).dictionary_encode()
             hosts = packed.dictionary.to_pylist()
-        else:  # an address of 4 bytes and its port are one number, which is quicker to compare
+        else:  # compare a 4-byte address and its port as one number, which is faster
             packed = pa.array(self.fields.int64(starts)).dictionary_encode()
             hosts = [_IPV4.pack(number) for number in packed.dictionary.to_pylist()]
         texts = [_host_text(host) for host in hosts]
@@ -130,7 +130,7 @@ MESSAGE_COLUMNS: Final[Mapping[str, pa.DataType]] = MappingProxyType(
 
 
 class MessageTable:
-    """The columns that are asked for, and how a run of messages becomes a batch of them."""
+    """The requested columns. Turns runs of messages into batches of them."""
 
     def __init__(self, columns: Sequence[str] = tuple(MESSAGE_COLUMNS)) -> None:
         unknown = [name for name in columns if name not in MESSAGE_COLUMNS]
@@ -142,7 +142,7 @@ class MessageTable:
     def batch(
         self, key: QueueKey, fields: RecordFields, rows: NDArray[np.int64] | None = None
     ) -> pa.RecordBatch:
-        """These rows of a run of the queue, ascending; without `rows` all that are sound."""
+        """These rows of a run of the queue, in ascending order; by default all sound ones."""
         chosen = np.flatnonzero(fields.sound) if rows is None else rows
         made = _Columns(key, fields, chosen)
         arrays = [_of_kind(_COLUMNS[name][1](made), MESSAGE_COLUMNS[name]) for name in self.columns]
@@ -151,7 +151,7 @@ class MessageTable:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeyPairs:
-    """Pair i: the message in row `rows[i]` has the key `keys[i]`, null where it has none at all.
+    """Pair i: the message in row `rows[i]` has the key `keys[i]`, which is null if it has no key.
 
     Rows ascend; a message has each of its keys once.
     """
@@ -167,10 +167,10 @@ class KeyPairs:
 
 
 def key_pairs(fields: RecordFields, rows: NDArray[np.int64], selection: Selection) -> KeyPairs:
-    """UNIQ_KEY and each of KEYS of these rows, as far as they are wanted.
+    """The pairs of UNIQ_KEY and of each of KEYS of these rows, as far as they are wanted.
 
-    With keys to choose by, only pairs with one of them; else also one pair without a key for each
-    message that has none.
+    If the selection has keys, only pairs with one of them; otherwise also one pair with a null key
+    for each message that has none.
     """
     properties = PropertyColumns.of(fields, rows)
     uniques, lists = properties.unique_keys(), properties.keys()
@@ -203,14 +203,14 @@ def _are_in(values: pa.Array, wanted: frozenset[str]) -> NDArray[np.bool_]:
 
 
 def _once_each(owners: NDArray[np.int64], keys: pa.Array) -> NDArray[np.int64] | None:
-    """The first pair of each owner and key; None where no pair is there twice."""
+    """The first pair of each owner and key; None if no pair occurs twice."""
     codes = keys.dictionary_encode().indices.fill_null(-1).to_numpy(zero_copy_only=False)
     _, first = np.unique(owners * (len(keys) + 1) + codes, return_index=True)
     return None if len(first) == len(owners) else np.sort(first)
 
 
 class PropertyColumns:
-    """The property texts of some messages, taken apart together.
+    """The property texts of some messages, parsed together.
 
     `texts` is a binary array with one value for each message; columns have as many rows.
     """
@@ -237,7 +237,7 @@ class PropertyColumns:
         return self._values_of(UNIQUE_KEY)
 
     def keys(self) -> pa.Array:
-        """The single keys: only U+0020 separates, empty pieces are dropped, doubles stay."""
+        """The single keys. Only U+0020 separates them; empty ones are dropped, doubles stay."""
         (rows, starts, ends), _ = self._properties.keys()
         pieces = cut_spans(self._data, starts, ends - starts, pa.string())
         offsets = pa.array(_list_offsets(rows, self._count))
@@ -266,7 +266,8 @@ class PropertyColumns:
 
 
 def _last_of_each(rows: NDArray[np.int64], names: pa.Array) -> NDArray[np.int64] | None:
-    """The entries that count where a message has a name twice; None where none has."""
+    """The entries that count: of a name that a message has twice, the last. None if there is no
+    such message."""
     encoded = names.dictionary_encode()
     codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
     distinct = len(encoded.dictionary)
@@ -286,7 +287,7 @@ def _last_of_each(rows: NDArray[np.int64], names: pa.Array) -> NDArray[np.int64]
 
 
 def _list_offsets(rows: NDArray[np.int64], count: int) -> NDArray[np.int32]:
-    """Where the values of each row begin and end, from the ascending rows that values belong to."""
+    """Where the values of each row begin and end. `rows`: the row of each value, ascending."""
     offsets = np.zeros(count + 1, np.int32)
     np.cumsum(np.bincount(rows, minlength=count), out=offsets[1:])
     return offsets
@@ -297,7 +298,7 @@ def _is_utf8(data: NDArray[np.uint8], ends: NDArray[np.int64]) -> bool:
     if not len(data) or int(data.max()) < 0x80:
         return True
     heads = ends[:-1][ends[:-1] < len(data)]
-    if bool(((data[heads] & 0xC0) == 0x80).any()):  # a text does not begin in a character's middle
+    if bool(((data[heads] & 0xC0) == 0x80).any()):  # a text begins within a character
         return False
     raw: Any = data.tobytes()
     try:
@@ -316,14 +317,14 @@ def cut_spans(
 ) -> pa.Array:
     """`data[start : start + size]` of each row as an array of `kind`: binary or string.
 
-    The spans lie within the data, all of which is shorter than 2 GiB. That texts are UTF-8 is for
-    the caller to know.
+    The spans lie within the data, which is shorter than 2 GiB. The caller makes sure that texts are
+    UTF-8.
     """
     count = len(starts)
     if not count:
         return pa.array([], kind)
     ends = starts + sizes
-    if (starts[1:] < ends[:-1]).any():  # never, but for damage: then each is copied for itself
+    if (starts[1:] < ends[:-1]).any():  # only if damaged: then copy each by itself
         return _cut_one_by_one(data, starts, ends, kind)
     if int(ends[-1]) > INT32_MAX:
         raise ValueError(f"data: {len(data)} bytes are too many for one array")
@@ -337,9 +338,9 @@ def cut_spans(
 
 
 def span_bytes(array: pa.Array) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """The bytes of all values of a binary array one behind the other, and where each ends.
+    """The concatenated bytes of all values of a binary array, and where each value ends.
 
-    The second has one entry more than there are values, the first of them 0.
+    The ends have one entry more than there are values: the first is 0.
     """
     offsets = np.frombuffer(array.buffers()[1], np.int32)[
         array.offset : array.offset + len(array) + 1
@@ -364,7 +365,7 @@ def _of_kind(array: pa.Array, kind: pa.DataType) -> pa.Array:
     return array if array.type == kind else array.cast(kind)
 
 
-# Runs are of any length: a long array that was made once is cut to theirs.
+# Runs have any length: their arrays are cut from longer ones, which are made once.
 
 
 def _same(value: str | int, count: int) -> pa.Array:
@@ -391,7 +392,7 @@ def _counted(count: int) -> pa.Array:
 
 
 def _host_text(packed: bytes) -> str:
-    """10.0.0.1:4711 or [2001:db8::1]:4711, of 4 or 16 bytes of an address and 4 of a port."""
+    """10.0.0.1:4711 or [2001:db8::1]:4711, from 4 or 16 bytes of address and 4 of port."""
     address, port = packed[:-4], _PORT.unpack(packed[-4:])[0]
     if len(address) == 4:
         return f"{socket.inet_ntop(socket.AF_INET, address)}:{port}"

@@ -2,14 +2,14 @@
 
 * Workers stage ranges of queues: files that no reader looks at, and a mark for each range. The
   driver makes all of them visible in one commit, which records how far the queues are exported.
-  Readers see all of a run or nothing; each format has its own way: `export_parquet`, `export_delta`
-  and `export_iceberg`.
-* The next run commits the staged ranges of a killed run, and does not write them again.
+  Readers see all of a run or nothing. Each format does this in its own way: see `export_parquet`,
+  `export_delta` and `export_iceberg`.
+* If a run is killed, the next one commits its staged ranges, and does not write them again.
 * Any number of runs may work at the same time: a commit drops ranges that another run has exported
   meanwhile.
 * The next run exports only new messages.
 
-Messages that cannot be read fail their range, which the next run tries again. With `on_corrupt`
+If messages cannot be read, their range fails, and the next run tries it again. With `on_corrupt`
 SKIP they are left out with a note; with REPORT they are damage, and each has a row if `damage` is
 among the columns.
 """
@@ -97,7 +97,7 @@ from tieredstore.model.findings import Finding, Severity
 from tieredstore.model.values import Json
 
 ROW_GROUP_ROWS: Final = 131_072
-DAMAGED_SHOWN: Final = 20  # of one range
+DAMAGED_SHOWN: Final = 20  # per range
 _DAY_US: Final = 86_400_000_000
 DEFAULT_COLUMNS: Final = tuple(
     name for name in MESSAGE_COLUMNS if name not in ("topic", "body_crc_ok")
@@ -115,7 +115,7 @@ class TableFormat(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportItem:
-    """A range of a queue, and the directory or bucket that its files are staged in."""
+    """A range of a queue, and the directory or bucket where its files are staged."""
 
     source: str
     slice: Slice
@@ -173,7 +173,7 @@ class ExportJob:
             raise InvalidConfigError("columns: one is named twice")
         if self.times[0] >= self.times[1]:
             raise InvalidConfigError("times: the begin is not before the end")
-        # Workers may be in other folders.
+        # Workers may have other working directories.
         object.__setattr__(self, "config", self.config.with_full_paths())
         if self.format is not TableFormat.ICEBERG:
             object.__setattr__(self, "target", full_target(self.target))
@@ -252,7 +252,7 @@ class ExportJob:
         with self._opened() as table:
             if plan.items and not table.exists():
                 table.make()
-                # Workers could not know where the files of a table lie that was not there.
+                # The plan could not say where the files of a table go that did not exist yet.
                 if not plan.items[0].place:
                     return self
             damaged, names = 0, set[str]()
@@ -276,7 +276,7 @@ class ExportJob:
             if not brought_by_others:
                 text = f"{left[0]} was written, and is not there: do all workers see this folder?"
                 raise MetadataError(self.target, text)
-            state = JobState.INCOMPLETE  # another run has brought a part of it, and so none of it
+            state = JobState.INCOMPLETE  # another run exported a part, so the range was dropped
         failures = [*rows.failures, *_remade(plan)]
         if len(failures) > len(rows.failures):
             state = JobState.INCOMPLETE
@@ -315,12 +315,12 @@ class ExportJob:
 
     @property
     def file_columns(self) -> tuple[str, ...]:
-        """Those in the files: Iceberg has no column that is only in a path."""
+        """The columns in the files. In Iceberg, no column can be in the path only."""
         return ("topic", *self.columns) if self.format is TableFormat.ICEBERG else self.columns
 
     @property
     def staging(self) -> str:
-        """Where files lie until the commit; those of a table stay there."""
+        """Where files lie until the commit; the files of a table stay there."""
         return STAGED if self.format is TableFormat.PARQUET else "data"
 
     @property
@@ -351,13 +351,13 @@ class ExportJob:
             yield ParquetTable(target)
 
     def _staged(self, target: ExportTarget, mine: Collection[str]) -> list[StagedRange]:
-        """What can be committed. A range with damage counts only from the run that tells of it:
-        one of a run that was killed is read again."""
+        """The staged ranges that can be committed. A range with damage must be of this run, which
+        reports the damage; if an earlier run was killed, the range is read again."""
         found = marked(target, self.settings)
         return [each for each in found if not each.damaged or each.name in mine]
 
     def _not_there(self, plan: Plan[ExportItem], ledger: Ledger) -> list[str]:
-        """Ranges of the plan that the target does not hold, or not all of them."""
+        """Ranges of the plan that the target lacks in whole or in part."""
         return [
             item.name
             for item in plan.items
@@ -393,8 +393,8 @@ class ExportJob:
 
 
 def _problem_of(reader: TieredReader, rows: QueueRows) -> str | None:
-    """What a queue has lost: from its end it is in no range. Where its beginning cannot be read the
-    range with it fails."""
+    """What a queue has lost at its end, which is in no range. A loss at the beginning makes its
+    range fail."""
     try:
         summary = reader.summary(*rows.key)
     except TieredStoreError:
@@ -403,7 +403,8 @@ def _problem_of(reader: TieredReader, rows: QueueRows) -> str | None:
 
 
 def _remade(plan: Plan[ExportItem]) -> Iterator[ItemFailure]:
-    """Messages of another topic have these offsets in the target."""
+    """Failures of topics that were made anew: the target has messages of the old topic at the same
+    offsets."""
     topics = plan.facts["topics_made_anew"]
     assert isinstance(topics, list)
     for topic in topics:
@@ -415,7 +416,7 @@ def _remade(plan: Plan[ExportItem]) -> Iterator[ItemFailure]:
 
 
 def _with(ledger: Ledger, staged: Sequence[StagedRange]) -> Ranges:
-    """What is there, or only has to be committed."""
+    """The ranges that are exported, or staged and only need a commit."""
     ranges: Ranges = {source: list(held) for source, held in ledger.exported.items()}
     for each in staged:
         ranges[each.source] = joined([*ranges.get(each.source, ()), each.part])
@@ -423,17 +424,17 @@ def _with(ledger: Ledger, staged: Sequence[StagedRange]) -> Ranges:
 
 
 def stage_range(job: ExportJob, item: ExportItem) -> ExportRow:
-    """A file for each day of the range, then its mark.
+    """Stage a file for each day of the range, then its mark.
 
-    BackendUnavailableError where a part of it expired, or its topic was deleted, since the plan:
-    the next plan has what is left, and says what of that is damaged.
+    Raises BackendUnavailableError if a part of the range has expired or its topic was deleted since
+    the plan: the next plan has what is left, and reports damage in that.
 
-    Files of each attempt have names of their own: a task that runs twice replaces none that the
-    other has committed. The range is held in memory: it is as large as a piece of work.
+    Each attempt has file names of its own, so a task that runs twice cannot replace a committed
+    file. The whole range, which is one work item, is held in memory.
     """
     columns = list(job.file_columns)
     target = ExportTarget(item.place, job.target_options)
-    if job.format is TableFormat.PARQUET:  # else the commit, of all that was staged, would fail
+    if job.format is TableFormat.PARQUET:  # else the commit of all ranges would fail later
         target.check_names(folder(item.slice.key.topic, None))
     days: dict[int | None, list[pa.RecordBatch]] = {}
     damaged: list[tuple[str, int, int, str]] = []

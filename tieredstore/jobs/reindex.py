@@ -74,11 +74,11 @@ def reindex(
     on_plan: Callable[[Plan[Any]], None] | None = None,
     on_progress: OnProgress = no_progress,
 ) -> JobReport:
-    """Make all index files anew from the commit logs, and put them in the place of the old ones.
+    """Make all index files anew from the commit logs, and replace the old ones with them.
 
-    The order is that of an index which took each message when it was stored: by store time, of
-    equal times by topic number, queue id and queue offset. Nobody may write the tier meanwhile.
-    Raises CatalogueLockedError where somebody does; run again after a failure, it goes on.
+    Keys are in the order of an index that took each message when it was stored: by store time, and
+    for equal times by topic number, queue id and queue offset. Nobody may write the tier meanwhile:
+    raises CatalogueLockedError if somebody does. Run again after a failure, it resumes.
     """
     with ReindexKeys(config=config).held(dry_run=dry_run) as job:
         return run_job(
@@ -93,7 +93,7 @@ def reindex(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReindexKeys:
-    """The first step. Runs that an earlier one staged for the same slice are reused."""
+    """The first step. It reuses runs that an earlier job staged for the same slice."""
 
     name: ClassVar[str] = FOLDER
     config: StoreConfig
@@ -105,8 +105,8 @@ class ReindexKeys:
 
     @contextmanager
     def held(self, *, dry_run: bool = False) -> Iterator[ReindexKeys]:
-        """The job to be run within the block. The catalogue is locked before a byte is read, and
-        until the block ends: CatalogueLockedError where a broker runs, and nothing is staged."""
+        """The job to run within the block. The catalogue is locked before anything is read, and
+        until the block ends. CatalogueLockedError if a broker runs; then nothing is staged."""
         if dry_run:
             yield self
             return
@@ -138,7 +138,7 @@ class ReindexKeys:
         )
 
     def work(self, item: KeysItem) -> Iterable[int]:
-        """How many keys there are, of this slice."""
+        """How many keys this slice has."""
         yield sum(run.count for run in stage_keys(self.config, item))
 
     def finish(self, plan: Plan[KeysItem], rows: RowStream[int]) -> JobReport | ReindexFiles:
@@ -157,7 +157,7 @@ class ReindexKeys:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeysItem:
-    """One slice whose keys are read; `stem` names the runs that will have them."""
+    """One slice whose keys are read. `stem` names the runs for them."""
 
     slice: Slice
     topic_id: int
@@ -165,7 +165,7 @@ class KeysItem:
 
 
 def planned_keys(config: StoreConfig, *, split_bytes: int) -> list[KeysItem]:
-    """The slices of all queues, as the catalogue has them now."""
+    """The slices of all queues that the catalogue has now."""
     if not config.index_enabled:
         raise InvalidConfigError("index_enabled: it is off: this tier is to have no index")
     check_catalogue(config, wanted=lambda _topic: True)
@@ -187,8 +187,8 @@ def planned_keys(config: StoreConfig, *, split_bytes: int) -> list[KeysItem]:
 
 
 def _stem(slice: Slice, topic_id: int) -> str:
-    """The same for the same messages: bytes that were committed never change. A queue that was
-    made anew has rows of another time."""
+    """A name that is the same for the same messages: committed bytes never change. A queue that was
+    made anew has rows with other creation times."""
     made = sorted(row.create_timestamp for row in slice.rows)
     facts = (slice.path, topic_id, slice.first_offset, slice.end_offset, made[:1])
     return f"{KEYS}/{sha256(repr(facts).encode()).hexdigest()[:32]}"
@@ -208,7 +208,7 @@ def _scope(wanted: Sequence[KeysItem]) -> ReindexScope:
 def stage_keys(config: StoreConfig, item: KeysItem) -> list[KeyRun]:
     """Read a slice, and stage the keys of its messages in sorted runs.
 
-    Messages that are damaged are passed over, as the index does, and counted.
+    Damaged messages are skipped, as the index does, and counted.
     """
     key = item.slice.key
     writer = RunWriter(
@@ -222,7 +222,7 @@ def stage_keys(config: StoreConfig, item: KeysItem) -> list[KeyRun]:
     def passed_over(damage: Damage) -> None:
         writer.damaged_count += damage.end_offset - damage.first_offset
 
-    # A message whose body is damaged has its keys all the same.
+    # A message with a damaged body still has its keys.
     reader = SliceReader(config, item.slice, on_damage=passed_over, checks_bodies=False)
     for fields in reader.fields():
         queue = key.topic, item.topic_id, key.queue_id
@@ -232,7 +232,7 @@ def stage_keys(config: StoreConfig, item: KeysItem) -> list[KeyRun]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReindexFiles:
-    """Makes files, stages them and installs them. A staged file is reused."""
+    """The second step: makes files, stages them and installs them. It reuses staged files."""
 
     name: ClassVar[str] = FOLDER
     config: StoreConfig
@@ -254,7 +254,7 @@ class ReindexFiles:
         ]
         return Plan(
             items=items,
-            item_bytes=[item.plan.count for item in items],  # keys: the bytes are not known yet
+            item_bytes=[item.plan.count for item in items],  # in keys, as bytes are not known yet
             counts={
                 "keys": sum(run.count for run in runs),
                 "runs": len(runs),
@@ -305,13 +305,13 @@ class ReindexFiles:
         return [run for stem in self.scope.stems for run in staged[stem]]
 
     def _name(self, plan: FilePlan, begin: int) -> str:
-        """The same for the same bytes."""
+        """A name that is the same for the same bytes."""
         sizes = self.config.index_slot_count, self.config.index_item_count
         facts = sha256(repr((plan.parts, begin, sizes)).encode()).hexdigest()[:32]
         return f"{FILES}/{facts}"
 
     def _check(self, tier: OwnedTier) -> None:
-        """The tier is still what was read."""
+        """Check that the tier still has what was read."""
         tier.check_index_sizes()
         for name, topic_id, queue_id, _ in self.scope.ends:
             topic = tier.metadata.topic(name)
@@ -346,7 +346,7 @@ class ReindexFiles:
     def _changes(self, tier: OwnedTier, rows: Sequence[SegmentRecord]) -> list[Change]:
         ends = {QueueId(topic_id, queue_id): end for _, topic_id, queue_id, end in self.scope.ends}
         marks = tier.watermarks
-        # What is in a local file of the broker is found in the new ones too.
+        # The new files also have all keys of the broker's local files.
         local = [note for begin in marks.begins() for note in marks.forgotten(begin)]
         return [*index_changes(tier, rows, ends), *local]
 
@@ -361,7 +361,7 @@ class ReindexScope:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileItem:
-    """One file to be made, and the name that it is staged under."""
+    """One file to make, and the name under which it is staged."""
 
     plan: FilePlan
     begin: int
@@ -392,8 +392,8 @@ def _findings(damaged: int) -> tuple[Finding, ...]:
 
 
 def next_base(tier: OwnedTier) -> int:
-    """Where the next file begins: behind all that the index ever had, so no name is used twice.
-    An upload that was cut short has this very name; see `drop_unfinished_index`."""
+    """Where the next file begins: after everything that the index ever had, so that no name is used
+    twice. An upload that was cut short has this same name; see `drop_unfinished_index`."""
     return max([tier.watermarks.end(), *(row.end_offset for row in tier.index_rows)])
 
 
@@ -413,7 +413,7 @@ def index_row(tier: OwnedTier, base: int, *, begin: int, end: int, size: int = 0
 def index_changes(
     tier: OwnedTier, rows: Sequence[SegmentRecord], ends: Mapping[QueueId, int]
 ) -> list[Change]:
-    """What the catalogue is to say together: the files are there, and hold queues up to here."""
+    """The changes to apply together: the files exist, and have the keys of queues up to `ends`."""
     config, now, marks = tier.config, tier.runtime.clock.now_ms(), tier.watermarks
     end = max([next_base(tier), *(row.end_offset for row in rows)])
     return [
@@ -426,16 +426,17 @@ def index_changes(
 
 
 def begins_in_use(tier: OwnedTier) -> set[int]:
-    """Of files that the catalogue knows: a local one of the same begin would be taken for them."""
+    """The begins of files that the catalogue knows. Local and uploaded files are matched by their
+    begins, so none is used twice."""
     uploaded = {row.begin_timestamp or 0 for row in tier.index_rows}
     return uploaded | set(tier.watermarks.begins())
 
 
 def begin_timestamps(first_times: Sequence[int], used: set[int]) -> list[int]:
-    """When each file begins: with its first message, but before the file behind it, and at a
-    millisecond of its own. RocketMQ asks only files that begin before the end of its question.
+    """When each file begins: with its first message, but before the next file, and at a millisecond
+    of its own. RocketMQ searches only files that begin before the end of the requested time.
 
-    The first milliseconds of all times may be too few: only there a file begins after a message.
+    Near time 0 there may be too few milliseconds: only then does a file begin after a message.
     """
     begins: list[int] = []
     taken = set(used)

@@ -13,7 +13,7 @@ reconsume times, the prepared offset and the properties other than TAGS, KEYS an
 time is compared with the times of its segment and the seconds of its index entries.
 
 A broker may run meanwhile: data that seems damaged is checked again with the current catalogue, so
-data that expires or moves is no finding.
+data that expires or moves is not a finding.
 
 Damage ends with exit code 4; notes and leftovers do not. Nothing is changed: there is no repair.
 """
@@ -86,8 +86,8 @@ log = log_of(__name__)
 
 VerifyItem: TypeAlias = SliceItem | IndexItem
 OnFindings: TypeAlias = Callable[[Findings], None]
-LOOKS_MAX: Final = 8  # at what seems damaged; another one only if some of it has gone since
-DAMAGED_ITEMS_MAX: Final = 100  # that were looked at again and were damaged; others are believed
+LOOKS_MAX: Final = 8  # at what seems damaged; one more only if some of it has gone since
+DAMAGED_ITEMS_MAX: Final = 100  # whose damage was confirmed; further ones are not checked again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +119,7 @@ class VerifyJob:
             work += picture.index_items()
         item_bytes = [size for _, size in work]
         messages = sum(queue.message_count for queue in picture.queues)
-        # Of one item it is an estimate.
+        # The sizes of single items are estimates.
         size = picture.byte_count(with_index=self._compares_keys)
         queues = counted(len(picture.queues), "queue")
         text = f"{queues} with {counted(messages, 'message')}, {shown_size(size)}"
@@ -154,7 +154,7 @@ class VerifyJob:
         *,
         told: OnFindings = lambda _: None,
     ) -> JobReport:
-        """`told` gets what is found as it is found."""
+        """`told` gets the findings as they are made."""
         findings, sums, counts = Findings(), SumTable(), Counter[str]()
         log_starts: dict[QueueId, int] = {}
 
@@ -171,7 +171,7 @@ class VerifyJob:
             row = worked
             if worked.item is not None and damaged < DAMAGED_ITEMS_MAX:
                 if len(unsure) >= DAMAGED_ITEMS_MAX:
-                    continue  # the backend is away: that was said often enough
+                    continue  # the backend is away, and the report says so often enough
                 try:
                     row = self._looked_at_again(worked)
                 except BackendError as error:
@@ -209,9 +209,9 @@ class VerifyJob:
         )
 
     def _looked_at_again(self, row: VerifyRow) -> VerifyRow:
-        """What is still damaged of it, in the tier as its catalogue is now; all of it where the
-        catalogue cannot be read. Raises BackendError, also where keys have expired: then what seems
-        damaged may only have gone."""
+        """What is still damaged according to the current catalogue; if that cannot be read, the row
+        as it is. Raises BackendError, also for expired credentials: what seems damaged may then
+        only have gone."""
         try:
             for look in range(LOOKS_MAX):
                 worker_provider(self.config).refresh()
@@ -237,8 +237,8 @@ class VerifyJob:
         findings: Findings,
         log_starts: Mapping[QueueId, int],
     ) -> dict[str, int]:
-        """Hold the keys of all that was planned against the index as it is now; once more where
-        some of what was compared has gone meanwhile."""
+        """Compare the keys of all that was planned with the current index. Repeat this if it finds
+        damage and some of what was compared has gone in the meantime."""
         queues = indexed_queues(plan.items, log_starts)
         left = LOOKS_MAX
         while True:
@@ -253,7 +253,7 @@ class VerifyJob:
     def _has_lost_some(
         self, local: frozenset[int], then: TierPicture, queues: Mapping[QueueId, IndexedQueue]
     ) -> bool:
-        """Whether any of these local files, or of what the tier had, has gone since."""
+        """Whether any of these local files, or of what the tier had then, has gone since."""
         if local - set(LocalFolder(self.config).begins()):
             return True
         now = TierPicture.take(self.config)
@@ -268,7 +268,7 @@ class VerifyJob:
         findings: Findings,
         queues: Mapping[QueueId, IndexedQueue],
     ) -> tuple[dict[str, int], frozenset[int], TierPicture]:
-        """The counts, and with what was compared: local files by their begins, and the tier."""
+        """The counts, and what was compared with: local files by their begins, and the tier."""
         shift = plan.items[0].shift if plan.items else SHIFT_MIN
         planned = {item.row.key: item for item in plan.items if isinstance(item, IndexItem)}
         compared = partial(KeyComparison, self.config, shift=shift, findings=findings)
@@ -283,14 +283,14 @@ class VerifyJob:
             kept = then.within(items)
             sums.add(held_sums(items[kept], times[kept], shift=shift))
 
-        # Before the catalogue is looked at: what is gone from the disk by then is in the backend.
+        # Read local files before the catalogue: what is gone from the disk is then in the backend.
         local = verify_local_index(self.config, then.uploaded, findings, take)
         now = TierPicture.take(self.config)
         there = {row.key: row for row in now.index}
         gone = [item.row for key, item in planned.items() if key not in there]
         new = [row for key, row in there.items() if key not in planned]
         if len(gone) == len(planned) and (gone or (new and now.index_has_expired)):
-            # Files may have come and gone, too; or `reindex` has made all of them anew.
+            # Other files may have come and gone too, or `reindex` has made all of them anew.
             text = "no index file is left of those that were there when it was planned"
             findings.add(VerifyKind.KEYS_UNCOMPARED, ("the key index", None), text)
             return {}, frozenset(local), now
@@ -334,9 +334,9 @@ def _summary(counts: Counter[str], kinds: dict[str, Json]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierPicture:
-    """Queues, topic numbers and index files.
+    """The queues, topic numbers and index files of a tier at one moment.
 
-    Index files are read from the catalogue before the queues: so everything that they name was
+    Index files are read from the catalogue before the queues, so everything that they name was
     committed.
     """
 
@@ -348,12 +348,12 @@ class TierPicture:
     dropped_before: int
     sure_below: Mapping[QueueId, int]
     shift: int
-    has_segments: bool  # of any topic; else it is new,
-    is_of_others: bool  # or another broker's
+    has_segments: bool  # of this broker, in any topic
+    is_of_others: bool  # the catalogue has segments of other brokers
 
     @classmethod
     def take(cls, config: StoreConfig, *, topics: tuple[str, ...] = ()) -> TierPicture:
-        """Raises UnknownNameError for a topic that is not there, MetadataError without a
+        """Read the tier. UnknownNameError for a topic that is not there, MetadataError without a
         catalogue."""
         plain = replace(config, index_enabled=False, read_ahead_enabled=False)
         parts = open_tier(plain, read_only=True)
@@ -369,7 +369,7 @@ class TierPicture:
                 for row in metadata.segments()
                 if row.path.startswith(below) and row.type is not SegmentType.INDEX
             }
-            for file in parts.files.files():  # the last segments may be longer than was noted
+            for file in parts.files.files():  # last segments may be longer than their rows say
                 for segment in (*file.log.segments, *file.queue.segments):
                     known = rows.get(segment.record.key)
                     if known is None or known.size < segment.record.size:
@@ -395,7 +395,7 @@ class TierPicture:
             parts.close()
 
     def as_now(self, item: VerifyItem) -> VerifyItem | None:
-        """The same piece of a tier as it was planned before; None if nothing of it is there."""
+        """The same part of the tier as it is now; None if nothing of it is left."""
         if isinstance(item, IndexItem):
             return item if any(row.key == item.row.key for row in self.index) else None
         slice_ = item.slice
@@ -415,8 +415,8 @@ class TierPicture:
         )
 
     def gone_from(self, queues: Mapping[QueueId, IndexedQueue]) -> dict[QueueId, IndexedQueue]:
-        """The queues as they are now: what has expired or was deleted of them is before their
-        start, and what the index has lost since is no longer sure."""
+        """The queues as they are now. What has expired or was deleted lies before their start, and
+        keys that the index has lost since are no longer sure."""
         there = {
             QueueId(self.topic_ids.get(rows.key.topic, -1), rows.key.queue_id): rows
             for rows in self.queues
@@ -424,7 +424,7 @@ class TierPicture:
         found = {}
         for number, queue in queues.items():
             now = there.get(number)
-            # Units expire before their records: the log may be there still.
+            # Units expire before their records, so the log may still be there.
             if now is None or not now.log or now.min_offset >= queue.offsets.stop:
                 found[number] = replace(queue, log_start=queue.log_end, sure_below=0)
                 continue
@@ -438,17 +438,17 @@ class TierPicture:
         return found
 
     def byte_count(self, *, with_index: bool) -> int:
-        """Of all segments that are to be read."""
+        """The bytes of all segments to read."""
         rows = [row for queue in self.queues for row in (*queue.log, *queue.queue)]
         return sum(row.size for row in (*rows, *(self.index if with_index else ())))
 
     def slice_items(self, split_bytes: int) -> Iterator[tuple[SliceItem, int]]:
-        """Each slice with what is read of it; it has the log up to where the next one begins."""
+        """Each slice and the bytes that it reads, with the log up to where the next one begins."""
         for queue in self.queues:
             slices = plan_slices([queue], split_bytes=split_bytes)
             topic_id = self.topic_ids.get(queue.key.topic, -1)
             nexts = [*(slice_.first_offset for slice_ in slices[1:]), -1]
-            for slice_, next_offset in zip(slices, nexts, strict=False):  # none, if it is empty
+            for slice_, next_offset in zip(slices, nexts, strict=False):  # an empty queue has none
                 item = SliceItem(
                     slice=slice_,
                     topic_id=topic_id,
@@ -461,8 +461,8 @@ class TierPicture:
                 yield item, slice_.approximate_bytes + len(slice_) * UNIT_BYTES
 
     def index_items(self) -> Iterator[tuple[IndexItem, int]]:
-        """The newest files first: of those that expire meanwhile none is older than one that could
-        not be read any more."""
+        """The index files, newest first: so if one has expired before it is read, no older one has
+        been read."""
         for row in reversed(self.index):
             items = index_parts(row, slot_count=self.slot_count, shift=self.shift)
             for item in items:
@@ -470,7 +470,7 @@ class TierPicture:
 
 
 def _is_as_before(now: VerifyItem, before: VerifyItem | None) -> bool:
-    """Whether all is there that was read before: not how much there is behind it by now."""
+    """Whether everything that was read before is still there. Newer data does not count."""
     if isinstance(now, IndexItem) or not isinstance(before, SliceItem):
         return now == before
 
@@ -484,7 +484,7 @@ def _is_as_before(now: VerifyItem, before: VerifyItem | None) -> bool:
 def indexed_queues(
     items: Iterable[VerifyItem], log_starts: Mapping[QueueId, int]
 ) -> dict[QueueId, IndexedQueue]:
-    """The queues of these slices, as they were when it was planned."""
+    """The queues of these slices, as they were when the job was planned."""
     slices: dict[QueueId, list[SliceItem]] = {}
     for item in items:
         if isinstance(item, SliceItem) and item.topic_id >= 0:
@@ -512,8 +512,8 @@ def indexed_queues(
 def _sure_below(
     config: StoreConfig, queues: list[QueueRows], topic_ids: Mapping[str, int], marks: Watermarks
 ) -> Iterator[tuple[QueueId, int]]:
-    """Up to where our own notes say that an index file which can be seen here has all keys; nothing
-    where there are none."""
+    """For each queue, the offset up to which our own notes say that the index files visible here
+    have all keys. Nothing if there are no such notes."""
     if marks.slot_count() is None:
         return
     unseen: dict[QueueId, int] = {}
@@ -531,13 +531,13 @@ def _sure_below(
 
 
 def _is_whole(folder: LocalFolder, begin: int, marks: Watermarks) -> bool:
-    """Whether a local file has all items that were made durable. One of an older copy of the disk
-    has not: a broker puts them again when it starts."""
+    """Whether a local file has all items that were made durable. A file from an older copy of the
+    disk lacks some: a broker puts them again when it starts."""
     durable = folder.counted(begin, marks.durable(begin))
     if durable is None:
         return True
     try:
         with closing(folder.open_to_read(begin)) as file:
             return file.item_count >= durable.item_count
-    except (TieredStoreError, FileNotFoundError):  # the file's own check says what is wrong
+    except (TieredStoreError, FileNotFoundError):  # the check of the file reports what is wrong
         return True

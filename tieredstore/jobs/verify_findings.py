@@ -1,13 +1,13 @@
 """The findings of a verification, and the sums that compare keys of messages with entries of the
 index.
 
-Sums tell in one pass whether the keys of all messages and the entries of the index are the same.
-The log offset of an entry alone says which stretch of a queue's log it belongs to, and each stretch
-has one row of sums. Stretches are so long that all rows fit into memory; only those whose sums are
-not zero are then compared entry by entry.
+The sums tell in one pass whether the keys of all messages and the entries of the index are the
+same. The log offset of an entry says which stretch of a queue's log it belongs to, and each stretch
+has one row of sums. Stretches are long enough for all rows to fit into memory; only those whose
+sums are not zero are then compared entry by entry.
 
-RocketMQ also puts an empty key if KEYS has two blanks in a row or begins with one; we do not. Such
-keys are therefore summed up separately, and a stretch is right with all of them or with none.
+RocketMQ also puts an empty key if KEYS has two blanks in a row or begins with one; we do not. So
+such keys are summed up separately, and a stretch is right with all of them or with none.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from tieredstore.index.watermarks import QueueId
 from tieredstore.model.findings import Finding, FindingKind, Place, Severity
 from tieredstore.model.values import INT64_MAX, QueueKey
 
-FINDINGS_A_KIND: Final = 20  # of one piece of work; the rest is only counted
-STRETCHES_MAX: Final = 65_536  # of a whole tier, about
+FINDINGS_A_KIND: Final = 20  # described for one work item; the rest is only counted
+STRETCHES_MAX: Final = 65_536  # about, in a whole tier
 SHIFT_MIN: Final = 10
 CONSOLIDATED_ROWS: Final = 1 << 20
 
@@ -34,25 +34,25 @@ _PLACE: Final = ("topic_id", "queue_id", "stretch")
 _BEGINNINGS: Final[Mapping[str, Any]] = {
     "wanted": 0,  # keys of messages
     "held": 0,  # entries
-    "print": np.uint64(0),  # wanted less held, modulo 2^64; so are the times
+    "print": np.uint64(0),  # wanted minus held, modulo 2^64; likewise the times
     "times": 0,
     "first": INT64_MAX,  # queue offsets of the messages
     "end": 0,
     "damaged": 0,  # messages without keys
-    "ipv6": 0,  # messages of no sure time
+    "ipv6": 0,  # messages without a sure time
     "empties": 0,
     "empty_print": np.uint64(0),
     "empty_times": 0,
 }
-_COMBINED: Final = {"first": np.minimum, "end": np.maximum}  # others are added up
+_COMBINED: Final = {"first": np.minimum, "end": np.maximum}  # the others are added
 _COLUMNS: Final = ("wanted", "print", "times")
 _EMPTY_COLUMNS: Final = ("empties", "empty_print", "empty_times")
 _SIGN: Final = 1 << 31
-_SHORT: Final = 1 << 16  # numbers of 16 bits are sorted by their digits, in a tenth of the time
+_SHORT: Final = 1 << 16  # 16-bit numbers get a radix sort, in a tenth of the time
 
 
 class VerifyKind(FindingKind):
-    """What the bytes can have wrong."""
+    """What can be wrong with the bytes."""
 
     LOST_BYTES = "lost-bytes"
     UNREADABLE = "unreadable"
@@ -84,9 +84,9 @@ class VerifyKind(FindingKind):
 
 
 class Sums:
-    """Columns by name, each an array of its own: rows of all of them together are slow to move.
+    """Columns by name, each an array of its own: moving rows of a structured array is slow.
 
-    A column that nobody has set is made when it is asked for, of what each row begins with.
+    A column that was not set has the initial value in every row.
     """
 
     def __init__(self, columns: Mapping[str, NDArray[Any]]) -> None:
@@ -94,7 +94,7 @@ class Sums:
 
     @classmethod
     def of(cls, topics: Any, queues: Any, stretches: NDArray[np.int64]) -> Sums:
-        """A row for each stretch, with no message yet."""
+        """A row for each stretch, without any message yet."""
         zeros = np.zeros(len(stretches), np.int64)
         return cls({"topic_id": zeros + topics, "queue_id": zeros + queues, "stretch": stretches})
 
@@ -130,7 +130,7 @@ class Sums:
         return Sums({name: column[rows] for name, column in self._columns.items()})
 
     def rows(self) -> Iterator[dict[str, int]]:
-        """One by one, for a few of them."""
+        """The rows one by one; slow, so only for a few."""
         names = (*_PLACE, *_BEGINNINGS)
         for row in zip(*(self[name].tolist() for name in names), strict=True):
             yield dict(zip(names, row, strict=True))
@@ -146,7 +146,7 @@ At: TypeAlias = tuple[str, int | None]
 class Findings:
     """What was found: the first `kept` of each kind are described, all are counted.
 
-    They are about the queue `key`, unless one says otherwise.
+    They are about the queue `key`, unless a finding names another.
     """
 
     key: QueueKey | None = None
@@ -157,7 +157,7 @@ class Findings:
     _described: Counter[VerifyKind] = field(default_factory=Counter)
 
     def room(self, kind: VerifyKind, count: int, *, stand_for: int | None = None) -> int:
-        """How many of `count` findings are to be described; all that they stand for is counted."""
+        """How many of `count` findings to describe. Counts all of them, or what they stand for."""
         kept = min(count, max(0, self.kept - self._described[kind]))
         self._described[kind] += kept
         self.left_out += count - kept
@@ -165,7 +165,7 @@ class Findings:
         return kept
 
     def rows(self, kind: VerifyKind, wrong: NDArray[np.bool_]) -> list[int]:
-        """The first rows that are wrong, as many as are to be described."""
+        """The first wrong rows, as many as there is room to describe."""
         places = np.flatnonzero(wrong)
         if not len(places):
             return []
@@ -181,7 +181,7 @@ class Findings:
         key: QueueKey | None = None,
         queue_offset: int | None = None,
     ) -> None:
-        """A finding that was counted by `room` or `rows`."""
+        """Describe a finding that `room` or `rows` has counted."""
         topic, queue_id = key or self.key or (None, None)
         path, position = at
         place = Place(
@@ -205,12 +205,12 @@ class Findings:
         queue_offset: int | None = None,
         count: int = 1,
     ) -> None:
-        """One finding that stands for `count` things."""
+        """Add one finding that stands for `count` things."""
         if self.room(kind, 1, stand_for=count):
             self.describe(kind, at, detail, key=key, queue_offset=queue_offset)
 
     def take(self, others: Findings) -> None:
-        """Those of another piece of work, all of them."""
+        """Add all findings of another work item."""
         self.found += others.found
         self.totals.update(others.totals)
         self.left_out += others.left_out
@@ -222,8 +222,8 @@ class Findings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyRow:
-    """What became of one piece of work. `log_start`: of a slice of `queue`, the first byte of the
-    log that its units name; None where there is none. `item`: that piece, where it has damage."""
+    """The result of one work item. `log_start`: for a slice of `queue`, the first byte of the log
+    that its units name; None if there is none. `item`: the work item itself, if it has damage."""
 
     findings: Findings
     counts: Mapping[str, int]
@@ -247,8 +247,8 @@ class Columns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageKeys(Columns):
-    """One row for each key of each message; `is_empty` rows are of the empty key, which only
-    RocketMQ puts. `ipv6`: whether RocketMQ takes part of an address for the store time."""
+    """One row for each key of each message. `is_empty` marks empty keys, which only RocketMQ puts.
+    `ipv6`: whether RocketMQ takes part of an address for the store time."""
 
     log_offsets: NDArray[np.int64]
     sizes: NDArray[np.int64]
@@ -260,7 +260,7 @@ class MessageKeys(Columns):
 
 
 def stretch_shift(log_bytes: int) -> int:
-    """Stretches of 2^shift bytes make few enough of so long a log."""
+    """The shift for which a log of this length has few enough stretches of 2^shift bytes."""
     shift = SHIFT_MIN
     while log_bytes >> shift > STRETCHES_MAX:
         shift += 1
@@ -268,7 +268,7 @@ def stretch_shift(log_bytes: int) -> int:
 
 
 def entry_hashes(item_hashes: NDArray[Any]) -> NDArray[np.int64]:
-    """The hash of an entry, alike for both rules by which brokers make it positive.
+    """The hash of an entry, made the same for both rules by which brokers make it positive.
 
     The classic rule takes -h for a negative h, the later one h + 2^31; their sum is 2^31.
     """
@@ -278,7 +278,7 @@ def entry_hashes(item_hashes: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def key_entry_hashes(hashes: Hashes) -> NDArray[np.int64]:
-    """The same of hashes of keys."""
+    """`entry_hashes` for hashes of keys."""
     return entry_hashes(hashes.astype(np.uint32).view(np.int32))
 
 
@@ -291,7 +291,7 @@ def prints(
 
 
 def wanted_sums(queue: QueueId, keys: MessageKeys, shift: int, *, are_empty: bool) -> Sums:
-    """Of the keys of some messages of one queue, one entry for each key; or of empty keys."""
+    """The sums of keys of messages of one queue, with one entry for each key; or of empty keys."""
     stretches = keys.log_offsets >> shift
     if (stretches[1:] < stretches[:-1]).any():
         order = np.argsort(stretches, kind="stable")
@@ -308,7 +308,7 @@ def wanted_sums(queue: QueueId, keys: MessageKeys, shift: int, *, are_empty: boo
 
 
 def held_sums(items: NDArray[Any], times: NDArray[np.int64], *, shift: int) -> Sums:
-    """Of items of an index file, as it is written or uploaded."""
+    """The sums of items of an index file, local or uploaded."""
     if not len(items):
         return NO_SUMS
     log_offsets = items["log_offset"].astype(np.int64)
@@ -326,7 +326,7 @@ def held_sums(items: NDArray[Any], times: NDArray[np.int64], *, shift: int) -> S
 
 
 def marked_sums(queue: QueueId, stretches: NDArray[np.int64], name: str) -> Sums:
-    """Messages that are counted as `damaged` or `ipv6`, one for each of the stretches."""
+    """The sums that count messages as `damaged` or `ipv6`: one for each of the stretches."""
     sums = Sums.of(queue.topic_id, queue.queue_id, stretches)
     sums[name] = np.ones(len(stretches), np.int64)
     return sums.consolidated()
@@ -341,7 +341,7 @@ def _by_stretch(
     width = int(queues.max() - queues.min()) + 1
     depth = int(topics.max() - topics.min()) + 1
     count = spread * width * depth
-    if count < INT64_MAX:  # one number has all three
+    if count < INT64_MAX:  # all three fit in one number
         codes = (topics - topics.min()) * width + (queues - queues.min())
         codes = codes * spread + (stretches - low)
         if count <= _SHORT:
@@ -359,7 +359,7 @@ def _by_stretch(
 
 
 class SumTable:
-    """Puts sums together as they come, in bounded memory."""
+    """Combines sums as they come, in bounded memory."""
 
     def __init__(self) -> None:
         self._parts: list[Sums] = []
@@ -382,9 +382,10 @@ class SumTable:
 def read_groups(
     starts: NDArray[np.int64], ends: NDArray[np.int64], torn: NDArray[np.bool_], limit: int
 ) -> Iterator[slice]:
-    """Rows that one read takes: at most `limit` bytes of them, or a single one.
+    """Groups of rows that one read takes: at most `limit` bytes of them, or a single row.
 
-    Row i has the bytes from `starts[i]` to `ends[i]`. Where `torn[i]`, row i + 1 is read apart.
+    Row i has the bytes from `starts[i]` to `ends[i]`. If `torn[i]`, a new group begins with row
+    i + 1.
     """
     apart = (np.flatnonzero(torn) + 1).tolist()
     for first, stop in zip([0, *apart], [*apart, len(starts)], strict=True):

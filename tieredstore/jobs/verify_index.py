@@ -1,4 +1,4 @@
-"""One index file, or a range of its slots, read whole."""
+"""Checks one index file, or a range of its slots."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ first of them and how many bytes lie from one to the next."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexItem:
-    """Part `part` of `parts` of the slots of one file. The first part has header and footer too."""
+    """Part `part` of `parts` of one file's slots. The first part also has header and footer."""
 
     row: SegmentRecord
     slot_count: int
@@ -93,7 +93,7 @@ def index_parts(row: SegmentRecord, *, slot_count: int, shift: int) -> list[Inde
 
 
 def verify_index(config: StoreConfig, item: IndexItem) -> VerifyRow:
-    """Read the part once. What cannot be read is a finding; raises BackendError all the same."""
+    """Read the part once. What cannot be read is a finding; a BackendError is still raised."""
     findings, sums = Findings(), SumTable()
     counts = {"entries": 0, "bytes": 0}
 
@@ -109,7 +109,7 @@ def verify_index(config: StoreConfig, item: IndexItem) -> VerifyRow:
 def read_index(config: StoreConfig, item: IndexItem, findings: Findings, take: OnItems) -> None:
     """Give `take` all items of the part."""
     row, provider = item.row, worker_provider(config)
-    provider.catch_up([row])  # else one that came since would seem to be missing
+    provider.catch_up([row])  # else a file that was added since would seem to be missing
     with provider.open(row.path, row.type, row.base_offset) as segment:
         try:
             at_once = _ITEMS_AT_ONCE if provider.reads_together else _NEAR_ITEMS_AT_ONCE
@@ -121,9 +121,10 @@ def read_index(config: StoreConfig, item: IndexItem, findings: Findings, take: O
 def verify_local_index(
     config: StoreConfig, uploaded: Collection[int], findings: Findings, take: OnItems
 ) -> dict[int, int]:
-    """All items of files that no uploaded one (by begin) has replaced; how many each file has.
+    """Give `take` all items of local files that have not been uploaded (by begin). Returns how many
+    items each file has.
 
-    Nothing is changed. A file that a broker is filling may be shorter than it is a moment later.
+    Nothing is changed. A broker may be filling a file and append to it meanwhile.
     """
     folder = LocalFolder(config)
     counts: dict[int, int] = {}
@@ -133,21 +134,21 @@ def verify_local_index(
         path = folder.path / str(begin)
         try:
             with path.open("rb") as file:
-                # Closed with the last array over it: one may be held by an error.
+                # It is closed with the last array over it; an error may hold one.
                 data = mmap(file.fileno(), 0, access=ACCESS_READ) if path.stat().st_size else None
             if data is not None:
                 counts[begin] = _of_file(data, path, config, findings, take)
         except FileNotFoundError:
-            continue  # it has been uploaded meanwhile
+            continue  # it was uploaded meanwhile
         except SegmentError as error:
             findings.add(VerifyKind.INDEX_FILE, (str(path), _position(error)), str(error))
     return counts
 
 
 class IndexFileCheck:
-    """One file being read; what is wrong with it goes to `findings`.
+    """The check of one file; what is wrong goes to `findings`.
 
-    Raises SegmentError where so much is wrong that its items cannot be recognised.
+    Raises SegmentError if the damage is so bad that its items cannot be recognised.
     """
 
     def __init__(
@@ -188,7 +189,7 @@ class IndexFileCheck:
             text = f"{used} slots are in use, its header says {header.used_slot_count}"
             self._add(VerifyKind.INDEX_FILE, text, 20)
         if first and self._footer is not None:
-            # Where slots are wrong, the fences cannot be like them.
+            # If slots are wrong, the fences cannot match them.
             with_fences = not self._findings.totals[VerifyKind.INDEX_SLOT]
             for text, at in wrong_in_footer(self._segment, self._footer, header, with_fences):
                 self._add(VerifyKind.INDEX_FOOTER, text, at)
@@ -232,13 +233,13 @@ class IndexFileCheck:
         if row.size != wanted and (footer is not None or not self._ends_in_footer()):
             text = f"{row.size} bytes, but {header.item_count} items take {wanted}"
             self._add(VerifyKind.INDEX_FILE, text, 24)
-        # The first row may begin earlier than its file, so that no other begins before it.
+        # The first row may have an earlier begin than its file, so that it stays the first.
         begin = header.begin_timestamp if row.begin_timestamp is None else row.begin_timestamp
         is_earlier = footer is not None and begin < header.begin_timestamp
         if begin != header.begin_timestamp and not is_earlier:
             text = f"it begins at {header.begin_timestamp}, its row at {row.begin_timestamp}"
             self._add(VerifyKind.INDEX_FILE, text, 4)
-        # RocketMQ forgets the end of a file that was open over a restart: then both are the begin.
+        # RocketMQ loses the end of a file that was open over a restart: then both are the begin.
         if row.end_timestamp not in (None, header.end_timestamp):
             text = f"it ends at {header.end_timestamp}, its row at {row.end_timestamp}"
             self._add(VerifyKind.INDEX_FILE, text, 12)
@@ -254,7 +255,7 @@ class IndexFileCheck:
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Positions and sizes; slots that do not follow each other are findings.
 
-        One whose items cannot be there is taken to be empty; they are then missed.
+        A slot whose items cannot be where it says counts as empty; its keys are then missing.
         """
         positions = table["position"].astype(np.int64)
         sizes = table["items_bytes"].astype(np.int64)
@@ -307,7 +308,7 @@ class IndexFileCheck:
         wanted = slots_of(hashes, self._slot_count)
         wrong = wanted != slots
         negative = hashes < 0
-        if INT32_MIN % self._slot_count == 0:  # then a slot is found for this one
+        if INT32_MIN % self._slot_count == 0:  # then this hash has a slot
             negative &= hashes != INT32_MIN
         wrong |= negative
         if self._is_legacy:
@@ -318,14 +319,14 @@ class IndexFileCheck:
             self._findings.describe(VerifyKind.INDEX_SLOT, (self._segment.path, at), text)
 
     def _check_sums(self, footer: Footer) -> None:
-        """Read the items again, group by group as a look-up does: slots may be cut elsewhere."""
+        """Read the items again, in groups like a look-up: slots may be divided in other places."""
         blocks = footer.fence_blocks
         start = blocks * self._item.part // self._item.parts
         stop = blocks * (self._item.part + 1) // self._item.parts
         for number in range(start, stop):
             at = footer.position + footer.fence_block_position(number)
             block = self._read(at, BLOCK_BYTES)
-            with suppress(SegmentError):  # the block is a finding of the first part
+            with suppress(SegmentError):  # the first part reports the block
                 self._check_groups(all_groups(block, footer, path=self._segment.path, position=at))
 
     def _check_groups(self, groups: list[Group]) -> None:
@@ -349,7 +350,7 @@ class IndexFileCheck:
 def wrong_in_footer(
     segment: FileSegment, footer: Footer, header: TieredIndexHeader, with_fences: bool
 ) -> Iterator[tuple[str, int]]:
-    """What is wrong, and at which byte of the file."""
+    """What is wrong with the footer, and at which byte of the file."""
     said = footer.item_count, footer.used_slot_count, footer.begin_timestamp, footer.end_timestamp
     if said != (
         *(header.item_count, header.used_slot_count),
@@ -390,7 +391,7 @@ def _blocks(segment: FileSegment, footer: Footer) -> Iterator[tuple[int, bytes]]
 
 
 def _starts(segment: FileSegment, footer: Footer) -> NDArray[np.int32]:
-    """Where the items of each slot begin, and where those of the last end."""
+    """Where the items of each slot begin, and where those of the last slot end."""
     slots = footer.slot_count
     starts = np.empty(slots + 1, np.int32)
     for at in range(0, slots, _SLOTS_AT_ONCE):
@@ -415,7 +416,7 @@ def _of_file(data: mmap, path: Path, config: StoreConfig, findings: Findings, ta
         )
     except SegmentError:
         if is_empty:
-            return 0  # it is being made
+            return 0  # it is just being made
         raise
     if is_empty and not header.item_count:
         return 0
@@ -427,7 +428,7 @@ def _of_file(data: mmap, path: Path, config: StoreConfig, findings: Findings, ta
     items_held = header.item_count
     found = _wrong_links(data, sizes, items_held)
     if found.has_damage and (durable := _durable_count(config, begin, items_held)) is not None:
-        # What a power cut left behind the durable items is mended when the broker starts.
+        # What a power cut left after the durable items is repaired when the broker starts.
         items_held, found = durable, _wrong_links(data, sizes, durable, is_cut=True)
     findings.take(found)
     if found.totals[VerifyKind.INDEX_FILE]:
@@ -443,7 +444,7 @@ def _of_file(data: mmap, path: Path, config: StoreConfig, findings: Findings, ta
 def _wrong_links(
     data: mmap, sizes: FileSizes, item_count: int, *, is_cut: bool = False
 ) -> Findings:
-    """What is wrong with the chains of the first items; `is_cut`: a slot may lead behind them."""
+    """What is wrong with the chains of the first items. `is_cut`: slots may lead to later ones."""
     findings, head = Findings(), data[:HEADER_BYTES]
     try:
         examined = examine(data, sizes, item_count)
@@ -454,7 +455,7 @@ def _wrong_links(
     wrong = heads != examined.heads
     if is_cut:
         wrong &= heads <= item_count
-    # A broker that is just putting has changed the header before the slots.
+    # A changed header means that a broker is just putting: it changes the slots afterwards.
     if wrong.any() and data[:HEADER_BYTES] == head:
         at = int(np.flatnonzero(wrong)[0])
         text = f"slot {at} leads to item {heads[at]}, not to {examined.heads[at]}"
@@ -463,7 +464,7 @@ def _wrong_links(
 
 
 def _durable_count(config: StoreConfig, begin: int, items_held: int) -> int | None:
-    """How many of the items the catalogue calls durable by now; None of a file that is not ours."""
+    """How many items the catalogue calls durable by now; None if the file is not ours."""
     plain = replace(config, index_enabled=False, read_ahead_enabled=False)
     with closing(open_tier(plain, read_only=True)) as parts:
         noted = Watermarks(parts.metadata, config.broker_name).durable(begin)

@@ -1,15 +1,15 @@
-"""The keys of all messages compared with the entries of the index: first their sums, then, where
-those differ, the suspects entry by entry.
+"""Compares the keys of all messages with the entries of the index: first their sums, then, if those
+differ, the suspects entry by entry.
 
-There are good reasons why a key may be in no index file. A broker fills index files on its own
-disk, uploads them later, and puts the messages of a queue in their order. So if only the newest
-messages of a queue are missing, their keys may be in a file that is not visible here, or not be put
+A key may be in no index file for good reasons. A broker fills index files on its own disk, uploads
+them later, and puts the messages of a queue in their order. So if only the newest messages of a
+queue are missing, their keys may be in a file that is not visible here, or may not have been put
 yet; if a newer message is found, a missing key is damage. Our own notes in the catalogue say more
 exactly up to where all keys must be found. Later keys are put again at the next start, and may be
 missing even if newer messages are found: a file that the disk could not sync is dropped, and those
-after it are uploaded. RocketMQ updates no notes: its items are certain only once we have opened the
-tier again. Index files also expire at a time of their own: if the oldest have been dropped, the
-oldest messages of a queue may be missing.
+after it are uploaded. RocketMQ does not update these notes: its items are certain only once we have
+opened the tier again. Index files also expire independently of messages: if the oldest files have
+been dropped, the oldest messages of a queue may be missing.
 """
 
 from __future__ import annotations
@@ -50,10 +50,12 @@ _ENTRY: Final = np.dtype(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexedQueue:
-    """A queue that the index is about, with the messages `offsets`. `log_start`: records before
-    this byte have expired, be it with their units only. `oldest_offset`: the units before this one
-    have gone by now. `sure_below`: keys of messages before this queue offset must be found,
-    whatever comes behind, and others need not be; None where nobody noted that."""
+    """An indexed queue with the messages `offsets`.
+
+    `log_start`: records before this byte have expired, or at least their units have.
+    `oldest_offset`: the units before this one are gone by now. `sure_below`: keys of messages
+    before this queue offset must be found, and later ones need not be; None if that was not noted.
+    """
 
     key: QueueKey
     path: str
@@ -72,10 +74,10 @@ class IndexedQueue:
 
 
 class KeyComparison:
-    """The keys of the messages of `queues` against the index; what differs goes to `findings`.
+    """Compares the keys of the messages of `queues` with the index; differences go to `findings`.
 
-    `index` are the uploaded files, in parts. Suspects are read once more, and all index files with
-    them, where that takes a bounded time on one machine.
+    `index` are the uploaded files, in parts. Suspects and all index files are read once more if
+    that takes a bounded time on one machine.
     """
 
     def __init__(
@@ -95,21 +97,21 @@ class KeyComparison:
         self._shift = shift
         self._findings = findings
         self._has_expired = has_expired
-        self._dropped_before = dropped_before  # what was stored before may have been in such files
-        # Of each queue the first and the last stretch that the index has anything of.
+        self._dropped_before = dropped_before  # keys of older messages may have been dropped
+        # For each queue, the first and the last stretch with entries in the index.
         self._first_held: dict[QueueId, int] = {}
         self._last_held: dict[QueueId, int] = {}
-        self._oldest: dict[QueueId, int] = {}  # of a suspect's, in the index as it is now
-        self._paths: list[str] = []  # of index files that entries are numbered by
+        self._oldest: dict[QueueId, int] = {}  # oldest log offset in the index, by suspect queue
+        self._paths: list[str] = []  # of index files; the `file` of an entry is a place in it
 
     @property
     def uploaded(self) -> set[int]:
-        """The begins of the uploaded files: local ones of the same begin are left alone."""
+        """The begins of the uploaded files: local files with the same begin are ignored."""
         return {item.row.begin_timestamp or 0 for item in self._index}
 
     def within(self, items: NDArray[Any]) -> NDArray[np.bool_]:
-        """Items of an index file that a broker may be filling: not those of messages that are newer
-        than what was planned."""
+        """Which items count in an index file that a broker may be filling: not those of messages
+        newer than the plan."""
         topics, numbers = items["topic_id"].astype(np.int64), items["queue_id"].astype(np.int64)
         offsets = items["log_offset"].astype(np.int64)
         kept = np.ones(len(items), np.bool_)
@@ -121,7 +123,7 @@ class KeyComparison:
         return kept
 
     def compare(self, sums: Sums) -> dict[str, int]:
-        """Find what differs; counts for the report."""
+        """Find the differences; returns counts for the report."""
         bounds = self._bounds(sums)
         known = bounds[:, 1] >= 0
         starts = sums["stretch"] << self._shift
@@ -135,7 +137,7 @@ class KeyComparison:
             self._findings.add(VerifyKind.KEY_STALE, ("the key index", None), text, count=stale)
         rows = sums.chosen(here)
         wrong = _are_wrong(rows)
-        # Entries of what has expired lie in the same stretch as the oldest messages.
+        # The stretch of the oldest messages also has entries of messages that have expired.
         at_edge = starts[here] < bounds[here, 0]
         wrong &= ~(at_edge & (rows["held"] >= rows["wanted"]))
         damaged = wrong & (rows["damaged"] > 0)
@@ -159,7 +161,7 @@ class KeyComparison:
     # Sums
 
     def _bounds(self, sums: Sums) -> NDArray[np.int64]:
-        """Start and end of the log of each row's queue; an end of -1 for an unknown one."""
+        """For each row, start and end of its queue's log; the end is -1 if the queue is unknown."""
         bounds = np.full((len(sums), 2), -1, np.int64)
         starts = _queue_starts(sums)
         stops = np.append(starts, len(sums))[1:]
@@ -170,14 +172,14 @@ class KeyComparison:
         return bounds
 
     def _sort_out_expired(self, wrong: Sums) -> Sums:
-        """Stretches before the first one that the index still has; gives the others."""
+        """Take out stretches before the first one that the index still has; returns the others."""
         before = wrong["stretch"] < _limits(wrong, self._first_held, INT64_MAX)
         for number, mine in _by_queue(wrong.chosen(before)):
             self._add_expired(number, int(mine["wanted"].sum()), int(mine["first"].min()))
         return wrong.chosen(~before)
 
     def _sort_out_unseen(self, wrong: Sums) -> Sums:
-        """Stretches behind the last one that the index has anything of; gives the others."""
+        """Take out stretches after the last one with entries in the index; returns the others."""
         behind = wrong["stretch"] > _limits(wrong, self._last_held, -1)
         unseen = wrong.chosen(behind)
         if len(unseen) and not self._last_held:
@@ -188,7 +190,7 @@ class KeyComparison:
             self._findings.add(kind, ("the key index", None), text, count=count)
             return wrong.chosen(~behind)
         for number, mine in _by_queue(unseen):
-            # Times grow along a queue, but for clocks that went back.
+            # Times grow along a queue, unless a clock was set back.
             firsts = mine["first"].tolist()
             old = bisect_left(firsts, True, key=partial(self._is_young, number))
             if old:
@@ -207,7 +209,7 @@ class KeyComparison:
         )
 
     def _add_suspects(self, suspects: Sums) -> None:
-        """Add what is known of suspects without a closer look."""
+        """Add findings for suspects that are not compared entry by entry."""
         for row in suspects.rows():
             wanted, held = int(row["wanted"]), int(row["held"])
             start = int(row["stretch"]) << self._shift
@@ -234,8 +236,8 @@ class KeyComparison:
                 self._add(kind, number, text, max(1, wanted - held), first, position=start)
 
     def _is_young(self, number: QueueId, queue_offset: int) -> bool:
-        """Whether no file that was dropped can have had this message. A file with older ones may be
-        there still: they are dropped by their times, and not in the order of what they have."""
+        """Whether no dropped file can have had this message. Files with older messages may still be
+        there: files are dropped by their times, and not in the order of their messages."""
         if not self._dropped_before:
             return True
         with closing(self._slice(number, queue_offset, queue_offset + 1)) as check:
@@ -280,7 +282,7 @@ class KeyComparison:
         self._find_missing(wanted[is_held], missing)
 
     def _wanted(self, suspects: Sums) -> NDArray[Any]:
-        """The keys of the suspects' messages, which are read once more."""
+        """Read the suspects' messages once more, and return their keys."""
         found = []
         for row in suspects.rows():
             number = _queue_of(row)
@@ -309,13 +311,13 @@ class KeyComparison:
             approximate_bytes=0,
             rows=queue.rows,
         )
-        # With `next_offset` nothing is read that lies behind.
+        # With `next_offset`, nothing after the slice is read.
         item = SliceItem(slice=slice_, topic_id=number.topic_id, shift=self._shift, next_offset=end)
         return SliceCheck(self._config, item)
 
     def _log_start(self, number: QueueId) -> int:
-        """Where the oldest unit leads that is still there, if others have expired since one was
-        read: their records go later."""
+        """Where the log of a queue starts now. If units have expired since they were read, this is
+        the place that the oldest remaining unit names: records expire later than units."""
         queue = self._queues[number]
         oldest = queue.oldest_offset
         if oldest <= queue.offsets.start:
@@ -327,7 +329,7 @@ class KeyComparison:
         return queue.log_start if start is None else max(queue.log_start, start)
 
     def _held(self, suspects: Sums) -> NDArray[Any]:
-        """The entries of the suspects, of all index files."""
+        """The suspects' entries in all index files."""
         codes = _codes(suspects["topic_id"], suspects["queue_id"], suspects["stretch"])
         suspected = set(_queues(suspects))
         found: list[NDArray[Any]] = []
@@ -387,9 +389,10 @@ class KeyComparison:
         self._findings.describe(kind, at, text, key=self._queues[_queue_of(row)].key)
 
     def _find_missing(self, found: NDArray[Any], missing: NDArray[Any]) -> None:
-        """The newest and the oldest of a queue may be explained; the others are missing.
+        """Report missing keys. Those of the newest and the oldest messages of a queue may have an
+        explanation; the others are damage.
 
-        A file may be full in the middle of the keys of one message.
+        A file may become full between two keys of one message.
         """
         explained = np.zeros(len(missing), np.bool_)
         for number in {_queue_of(row) for row in missing}:
@@ -400,7 +403,7 @@ class KeyComparison:
             newest = theirs["log_offset"][stretches == last]
             sure_below = self._queues[number].sure_below
             if not len(newest) and last == (start := self._log_start(number)) >> self._shift:
-                newest = np.array([start - 1])  # it has there what has expired, and nothing else
+                newest = np.array([start - 1])  # the index only has expired messages there
             if self._has_expired:
                 oldest = self._oldest.get(number, INT64_MAX)
                 before = missing["log_offset"] <= oldest
@@ -428,7 +431,7 @@ class KeyComparison:
 
 
 def _are_wrong(rows: Sums) -> NDArray[np.bool_]:
-    """Neither as we put keys nor as RocketMQ does, with the empty ones."""
+    """Which rows match neither the keys that we put nor those of RocketMQ, with empty ones."""
     right = np.zeros(len(rows), np.bool_)
     for with_empties in (0, 1):
         wanted = rows["wanted"] + with_empties * rows["empties"]
@@ -452,7 +455,7 @@ def _are_of(rows: Rows, number: QueueId) -> NDArray[np.bool_]:
 
 
 def _queue_of(row: Any) -> QueueId:
-    """The queue that a row of sums, or of entries, is about."""
+    """The queue of a row of sums or entries."""
     return QueueId(int(row["topic_id"]), int(row["queue_id"]))
 
 
@@ -466,7 +469,7 @@ def _limits(rows: Rows, held: Mapping[QueueId, int], default: int) -> NDArray[np
 
 
 def _queue_starts(rows: Rows) -> NDArray[np.int64]:
-    """Where each queue begins in rows that are in order."""
+    """Where each queue begins in sorted rows."""
     topics, queues = rows["topic_id"], rows["queue_id"]
     new = np.append(True, (topics[1:] != topics[:-1]) | (queues[1:] != queues[:-1]))
     return np.flatnonzero(new[: len(rows)])

@@ -50,15 +50,15 @@ from tieredstore.model.values import (
 
 log = log_of(__name__)
 
-PROVIDERS_MAX: Final = 8  # tiers that one worker keeps open; the one used longest ago goes
-FETCH_THREADS: Final = 4  # reads under way in one worker: a machine has several workers
+PROVIDERS_MAX: Final = 8  # that one worker keeps open; the least recently used one is closed
+FETCH_THREADS: Final = 4  # for reads in one worker; a machine has several workers
 DISPATCH_THREADS: Final = 4
 DELETED_AT_ONCE: Final = 1_000
 
 
 class _Measured:
-    """What this process reads and writes, told to whoever wants to know it: providers stay open
-    longer than anybody asks."""
+    """Passes measurements of this process on to the metrics that are current. Providers keep this
+    object, because they stay open longer than any of these metrics."""
 
     def __init__(self) -> None:
         self.by: Metrics = NoMetrics()
@@ -70,7 +70,7 @@ class _Measured:
         self.by.record(metric, value, labels)
 
     def observe(self, metric: Metric, read: GaugeRead) -> None:
-        """Nothing: a gauge would keep what it was made of."""
+        """Ignored: a gauge would keep alive what it reads."""
 
     def forget(self, label: str, values: Collection[str]) -> None:
         self.by.forget(label, values)
@@ -81,7 +81,7 @@ _MEASURED: Final = _Measured()
 
 @contextmanager
 def measured_by(metrics: Metrics) -> Iterator[None]:
-    """Tell these metrics what the workers of this process read and write within the block."""
+    """Within the block, record in these metrics what this process's workers read and write."""
     before, _MEASURED.by = _MEASURED.by, metrics
     try:
         yield
@@ -97,11 +97,11 @@ class _Parts:
     providers: OrderedDict[tuple[StoreConfig, str], SegmentProvider] = field(
         default_factory=OrderedDict
     )
-    # Two providers of one object store would be two writers, and stop each other.
+    # Two providers of one object store would be two writers, and fence each other off.
     guard: threading.RLock = field(default_factory=threading.RLock)
 
     def forget(self) -> None:
-        """Drop all of it unclosed: it is the parent's."""
+        """Drop everything without closing it: it belongs to the parent process."""
         self.guard = threading.RLock()
         self.runtime = None
         self.providers = OrderedDict()
@@ -122,10 +122,10 @@ def worker_runtime() -> Runtime:
 
 
 def worker_provider(config: StoreConfig, *, run: str = "") -> SegmentProvider:
-    """The provider of these settings in this process; stays open for the next item.
+    """The provider of these settings in this process. It stays open for the next item.
 
-    A job that writes names its run: a provider that has written takes itself for the only writer,
-    and would not see what others wrote since.
+    A job that writes names its run, and so gets a new provider: one that has written takes itself
+    for the only writer, and would not see what others have written since.
     """
     place = config.with_full_paths(), run
     with _PARTS.guard:
@@ -141,13 +141,14 @@ def worker_provider(config: StoreConfig, *, run: str = "") -> SegmentProvider:
 
 
 def worker_scratch(config: StoreConfig) -> Scratch:
-    """Where a worker stages what is on its way into this tier; InvalidConfigError without such."""
+    """Where a worker stages data for this tier. InvalidConfigError if there is no such place."""
     return scratch_of(config, worker_provider(config))
 
 
 def newest_catalogue(config: StoreConfig) -> MetadataStore | None:
-    """The newest that can be had here, for the caller to close: a bucket's log, the broker's file,
-    or what is published. None without one, and where it was found out from the bytes."""
+    """The newest catalogue that can be read here: a bucket's log, the broker's file, or what is
+    published. None if there is none, or if the catalogue is rebuilt from the bytes. The caller
+    closes it."""
     provider = worker_provider(config)
     found = provider.catalogue(config.broker_name, read_only=True)
     if found is not None or config.catalogue == "rebuild":
@@ -158,8 +159,8 @@ def newest_catalogue(config: StoreConfig) -> MetadataStore | None:
 
 
 def check_catalogue(config: StoreConfig, *, wanted: Callable[[str], bool]) -> None:
-    """MetadataError where the newest catalogue names messages of `wanted` topics in no queue, or
-    no segment at all of a broker that has some."""
+    """Raise MetadataError if the newest catalogue has segments of `wanted` topics without their
+    queues, or names no segment at all of a broker that has some."""
     catalogue = newest_catalogue(config)
     if catalogue is not None:
         with closing(catalogue):
@@ -169,7 +170,7 @@ def check_catalogue(config: StoreConfig, *, wanted: Callable[[str], bool]) -> No
 
 def _check_segments(config: StoreConfig, catalogue: MetadataStore) -> None:
     below = f"{config.broker_name}/"
-    is_older = catalogue.facts.copy  # perhaps of a broker that has made its first segment since
+    is_older = catalogue.facts.copy  # the broker may have made its first segment since
     if is_older or any(row.path.startswith(below) for row in catalogue.segments()):
         return
     facts = TierFacts.gather(catalogue, worker_provider(config), config.broker_name)
@@ -187,10 +188,10 @@ def queue_file(
     *,
     provider: SegmentProvider | None = None,
 ) -> FlatMessageFile:
-    """A queue as these rows of the catalogue show it, to be read only. Makes no request unless
-    this process remembers an older tier.
+    """A queue as these rows of the catalogue show it, for reading only. Makes no request unless
+    this process remembers an older state of the tier.
 
-    The rows are those of its commit log and its consume queue, in any order, their sizes true.
+    The rows are those of its commit log and its consume queue, in any order, with true sizes.
     """
     opened = worker_provider(config) if provider is None else provider
     opened.catch_up(rows)
@@ -216,7 +217,7 @@ def queue_file(
 
 
 class _NoCatalogue:
-    """Stands where a queue has its catalogue: a worker that asks it anything has a bug."""
+    """Takes the place of a queue's catalogue. A worker that uses it has a bug."""
 
     def __getattr__(self, name: str) -> NoReturn:
         raise MetadataError("", f"a worker has no catalogue to {name}")
@@ -230,8 +231,8 @@ class OwnedTier:
     """The parts of a tier whose catalogue is locked: no other process writes it.
 
     No row names what a job puts into the backend until the job changes the catalogue. A note
-    announces it before; after a crash in between, the next process that opens the tier deletes it.
-    The lock stays in the process that holds it: a job that is pickled takes None with it.
+    announces it first; after a crash in between, the next process that opens the tier deletes it.
+    The lock stays in the process that holds it: pickling a job turns its tier into None.
     """
 
     config: StoreConfig
@@ -246,12 +247,13 @@ class OwnedTier:
 
     @contextmanager
     def installing(self, paths: Sequence[str]) -> Iterator[None]:
-        """Around announcing, making and installing segments below these paths. Where the block
-        fails, what it made is deleted again; where it ends, what is no longer used is, once readers
-        elsewhere are told.
+        """Enter this to announce, make and install segments below these paths. If the block fails,
+        what it made is deleted again. If it succeeds, segments no longer in use are deleted, once
+        readers elsewhere have been told.
 
-        After a failure of the catalogue it is not known what the catalogue says, and what cannot be
-        published is not known elsewhere: then all stays until the tier is opened next.
+        If the catalogue fails, it is unknown what the catalogue says. If publishing fails, readers
+        elsewhere do not know of the change. In both cases everything stays until the tier is opened
+        next.
         """
         try:
             yield
@@ -269,17 +271,18 @@ class OwnedTier:
             self._withdraw(paths)
 
     def _tell(self, path: str | None) -> None:
-        """Readers elsewhere of what is about to go there, or anywhere. What is marked and in the
-        catalogue stays: only its mark goes."""
+        """Tell readers elsewhere, by publishing, what is about to be deleted at `path` or anywhere.
+        Marked segments that the catalogue names are not deleted: they only lose the mark."""
         marked = append_file.PendingDeletions(self.provider, self.metadata).marked()
         going = (key for key in marked if path in (None, key[0]))
         if self.publisher is not None and any(self.metadata.segment(*key) is None for key in going):
             self.publisher.publish()
 
     def announce(self, rows: Sequence[SegmentRecord]) -> None:
-        """Segments of these names are about to be made, and go unless they are installed.
+        """Note that segments of these names are about to be made. Unless installed, they are
+        deleted.
 
-        MetadataError where one is there, which an older catalogue does not name: it may be data.
+        MetadataError if one exists already: an old catalogue may not name it, and it may be data.
         """
         for row in rows:
             with self.provider.open(*row.key) as segment:
@@ -297,7 +300,7 @@ class OwnedTier:
             append_file.delete_pending(self.provider, self.metadata, path)
 
     def create(self, row: SegmentRecord, blocks: Iterable[Buffer]) -> int:
-        """Make a segment of these bytes; where the row says how many, all of them."""
+        """Make a segment of these bytes. If the row has a size, there must be as many."""
         with self.provider.open(row.path, row.type, row.base_offset) as segment:
             size = self.provider.create(segment, blocks)
             if row.size and size != row.size:
@@ -306,17 +309,16 @@ class OwnedTier:
         return size
 
     def delete_pending(self, path: str | None = None) -> None:
-        """Delete what an earlier writer left to be deleted there, or anywhere; before, readers
-        elsewhere are told. BackendUnavailableError where it is still there, since its names are
-        needed."""
+        """Delete what an earlier writer left to be deleted at `path`, or anywhere, after telling
+        readers elsewhere. BackendUnavailableError if something remains: its name is needed."""
         self._tell(path)
         if append_file.delete_pending(self.provider, self.metadata, path):
             place = path or self.config.broker_name
             raise BackendUnavailableError(place, "create", "a deleted segment is still there")
 
     def drop_unfinished_index(self) -> None:
-        """Uploads of a broker that were cut short, whose names are needed: what they were made
-        from is still on its disk."""
+        """Delete a broker's uploads that were cut short: their names are needed, and the local
+        files that they were made from are still on the broker's disk."""
         rows = [row for row in self.index_rows if not row.size]
         if rows:
             self.metadata.apply(append_file.mark_for_deletion(rows))
@@ -336,14 +338,14 @@ class OwnedTier:
         return Watermarks(self.metadata, self.config.broker_name)
 
     def check_index_sizes(self) -> bool:
-        """Whether the tier has an index of ours; InvalidConfigError where it has other sizes."""
+        """Whether the tier has an index of ours. InvalidConfigError if that has other sizes."""
         return self.watermarks.check_sizes(
             slot_count=self.config.index_slot_count, item_capacity=self.config.index_item_count
         )
 
     def settle(self, folder: str) -> None:
-        """Publish the catalogue for readers that start from the tier alone, and remove what was
-        staged. A failure is not the job's: all is in the tier, and the next writer makes up for
+        """Publish the catalogue for readers that have only the tier, and remove what was staged. A
+        failure here is only logged: everything is in the tier, and the next writer makes up for
         it."""
         try:
             if self.publisher is not None:
@@ -367,8 +369,11 @@ def _no_tier() -> None:
 
 @contextmanager
 def owned_tier(config: StoreConfig, *, threads: int) -> Iterator[OwnedTier]:
-    """Raises CatalogueLockedError where a writer is alive on this machine, and StaleCatalogueError
-    where what is published is not this catalogue's. In a bucket a writer elsewhere is fenced."""
+    """Lock and open a tier. In a bucket, this fences off a writer elsewhere.
+
+    Raises CatalogueLockedError if a writer is alive on this machine, and StaleCatalogueError if
+    what is published is not from this catalogue.
+    """
     with ExitStack() as opened:
         runtime = Runtime.threads(dispatch_threads=threads, fetch_threads=threads)
         opened.callback(runtime.close)
@@ -392,7 +397,7 @@ def owned_tier(config: StoreConfig, *, threads: int) -> Iterator[OwnedTier]:
 def owned_already(
     tier: OwnedTier | None, config: StoreConfig, *, threads: int
 ) -> Iterator[OwnedTier]:
-    """The tier that the whole run holds; without one, a tier that is held for this block."""
+    """The tier that the whole run holds or, without one, a tier opened for this block."""
     if tier is not None:
         yield tier
         return
@@ -401,7 +406,7 @@ def owned_already(
 
 
 def scratch_of(config: StoreConfig, provider: SegmentProvider) -> Scratch:
-    """InvalidConfigError without one."""
+    """The scratch of this provider; InvalidConfigError if it has none."""
     return given_scratch(config, provider.scratch(config.broker_name))
 
 
