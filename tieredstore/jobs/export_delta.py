@@ -1,13 +1,13 @@
 """A Delta table that an export appends to, partitioned by topic and day.
 
-* A commit is version N + 1 of the table that was read as version N, or it is refused: no commit is
-  retried before the table is read again. After an error the version tells whether we or another
+* If the table was read as version N, a commit makes version N + 1 or is refused: no commit is
+  retried before the table is read again. After an error, the version tells whether we or another
   writer committed: only then is the table read again.
-* Its `txn` entry is for the application `tieredstore`; its number names
-  `_tieredstore/offsets/<number>.json`, written before, which has the offsets. The entry outlives
-  compaction, checkpoints and clean-ups of the log, and vacuum leaves folders with `_` alone. The
-  same is in the commit's own facts as `tieredstore.offsets`. RESTORE of an older version keeps the
-  entry: what it took away is not exported again.
+* The commit has a `txn` entry for the application `tieredstore`. The entry's number names
+  `_tieredstore/offsets/<number>.json`, which is written first and has the offsets. The entry
+  outlives compaction, checkpoints and clean-ups of the log, and vacuum leaves folders with `_`
+  alone. The offsets are also in the commit's own metadata as `tieredstore.offsets`. RESTORE of an
+  older version keeps the entry: what it took away is not exported again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from tieredstore.model.errors import (
 APPLICATION: Final = "tieredstore"
 OFFSETS: Final = "_tieredstore/offsets"
 PARTITIONS: Final = (pa.field("topic", pa.string()), pa.field("day", pa.date32()))
-NUMBERS_KEPT: Final = 16  # of the newest commits: somebody may be about to read an older one
+NUMBERS_KEPT: Final = 16  # of the newest commits: another run may be about to read one
 _VERSION: Final = re.compile(r"\d{20}\.(json|checkpoint\.)")
 _ESCAPE: Final = re.compile("%[0-9A-Fa-f]{2}")
 _CHANCE_BITS: Final = 32
@@ -51,7 +51,7 @@ class DeltaTarget:
     """A Delta table at a path or URL."""
 
     def __init__(self, target: ExportTarget, options: TargetOptions, schema: pa.Schema) -> None:
-        if escape := _ESCAPE.search(target.url):  # deltalake would have the log elsewhere
+        if escape := _ESCAPE.search(target.url):  # deltalake would put the log elsewhere
             text = (
                 f"target: {target.url!r} has a {escape[0]}, which deltalake takes for another sign"
             )
@@ -64,7 +64,7 @@ class DeltaTarget:
         self._version = -1
 
     def exists(self) -> bool:
-        # Not deltalake's own question: it holds all threads of the process while it asks a bucket.
+        # Not by deltalake: it blocks all threads of the process while it asks a bucket.
         return any(_VERSION.match(name) for name in self.target.names("_delta_log"))
 
     def make(self) -> None:
@@ -87,7 +87,7 @@ class DeltaTarget:
     def read(self) -> Ledger:
         delta = _delta()
         if not self.exists():
-            if commit_numbers(self.target):  # which a vacuum of the table would delete
+            if commit_numbers(self.target):  # a vacuum of the table would delete their files
                 raise InvalidConfigError(
                     f"target: {self.name} has an export to Parquet; export to another one"
                 )
@@ -112,7 +112,7 @@ class DeltaTarget:
 
     def append(self, ranges: Sequence[StagedRange], after: Ledger) -> None:
         delta = _delta()
-        # Two runs may make the same commit: the number has a part by chance, so each has its file.
+        # Two runs may make the same commit: a random part of the number gives each its own file.
         number = after.commits << _CHANCE_BITS | randbits(_CHANCE_BITS)
         self.target.put(f"{OFFSETS}/{number}.json", (json.dumps(after.row()) + "\n").encode())
         actions = [
@@ -141,7 +141,7 @@ class DeltaTarget:
         self._drop_older(after.commits)
 
     def _is_changed(self) -> bool:
-        """Whether there is a newer version than the one that was read, be it ours."""
+        """Whether there is a newer version than the one that was read; it may be ours."""
         delta = _delta()
         try:
             now = delta.DeltaTable(self.name, storage_options=self._options).version()
@@ -167,7 +167,7 @@ class DeltaTarget:
         for field in _delta().Schema.from_arrow(self._schema).fields:
             if field.name not in held:
                 raise InvalidConfigError(f"target: {self.name} has no column {field.name!r}")
-            # Nobody else compares them: a commit names files, and readers fail at what is in them.
+            # Nobody else compares types: a commit only names files, and then readers fail on them.
             if held[field.name] != field.type:
                 raise InvalidConfigError(
                     f"target: column {field.name!r} of {self.name} is"
@@ -193,7 +193,7 @@ def _added(topic: str, file: StagedFile, columns: Sequence[str]) -> Any:
     most: dict[str, Any] = {}
     if "queue_offset" in columns:
         least["queue_offset"], most["queue_offset"] = file.offsets
-    if file.times is not None and "store_time" in columns:  # in milliseconds, never too narrow
+    if file.times is not None and "store_time" in columns:  # in milliseconds, rounded outwards
         least["store_time"], most["store_time"] = _time(file.times[0]), _time(file.times[1] + 999)
     stats = {"numRecords": file.rows, "minValues": least, "maxValues": most}
     return AddAction(
@@ -207,7 +207,7 @@ def _added(topic: str, file: StagedFile, columns: Sequence[str]) -> Any:
 
 
 def _time(micros: int) -> str:
-    # Not by strftime: it writes the year 1 as 1, which readers take for no time.
+    # Not with strftime: it writes the year 1 as 1, which readers cannot parse as a time.
     moment = _EPOCH + timedelta(microseconds=micros)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 

@@ -2,9 +2,9 @@
 
 * The offsets are packed in the snapshot's property `tieredstore.offsets` and, set in the same step,
   in the table's: the first is rolled back with the table, the second remains when the snapshot has
-  expired. Offsets of thousands of queues are in a file that both name instead, since every commit
+  expired. Offsets of thousands of queues are in a file that both name instead, because every commit
   rewrites the properties of all snapshots.
-* A commit that lost a race is not retried before the table is read again. After an error the
+* A commit that lost a race is not retried before the table is read again. After an error, the
   table's metadata tell whether we or another writer committed: only then is the table read again.
 """
 
@@ -35,10 +35,10 @@ OFFSETS: Final = "tieredstore.offsets"
 RUN: Final = "tieredstore.run"
 SEQUENCE: Final = "tieredstore.sequence"
 """Of the table: the number of the snapshot that its offsets are of."""
-INLINE_MAX: Final = 16 << 10  # bytes of packed offsets: some 1500 queues
-FILES_KEPT: Final = 16  # of the newest commits: somebody may be about to name one
+INLINE_MAX: Final = 16 << 10  # bytes of packed offsets, of about 1500 queues
+FILES_KEPT: Final = 16  # of the newest commits: another run may be about to name one
 _FOLDER: Final = "_tieredstore/offsets"
-_FILE: Final = "file:"  # no sign of Base64
+_FILE: Final = "file:"  # the colon does not occur in Base64
 _NUMBERED: Final = re.compile(r"(\d{20})-[0-9a-f]{16}\.packed")
 _PARTITIONS: Final = (("topic", "identity"), ("store_time", "day"))
 _RETRIES: Final = "commit.retry.num-retries"
@@ -46,7 +46,7 @@ _RETRIES: Final = "commit.retry.num-retries"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Catalog:
-    """The catalogue with the table: its name in pyiceberg's settings, and what replaces them."""
+    """The catalogue with the table: its name in pyiceberg's settings, and overrides for them."""
 
     name: str = "default"
     properties: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -70,12 +70,12 @@ class IcebergTarget:
         except (ValueError, ImportError) as error:
             text = " ".join(str(error).split())
             raise InvalidConfigError(f"catalog: {catalog.name}: {text}") from error
-        except Exception as error:  # of whatever client the catalogue has
+        except Exception as error:  # each kind of catalogue has its own client and errors
             raise self._failed(error, "open the catalogue of") from error
         self._table: Any = None
 
     def close(self) -> None:
-        """Let go of what the catalogue's client holds, such as a connection."""
+        """Release what the catalogue's client holds, such as a connection."""
         self._catalog.close()
 
     @property
@@ -91,7 +91,7 @@ class IcebergTarget:
     def make(self) -> None:
         from pyiceberg.transforms import DayTransform, IdentityTransform
 
-        # Of two that make the namespace at once one is refused, and makes the table afterwards.
+        # If two runs make the namespace at once, one is refused, and tries again with the table.
         for is_last in (False, True):
             try:
                 self._catalog.create_namespace_if_not_exists(self.name.rpartition(".")[0])
@@ -123,14 +123,14 @@ class IcebergTarget:
             oldest, snapshot = snapshot, snapshots.pop(snapshot.parent_snapshot_id, None)
         text = metadata.properties.get(OFFSETS)
         if oldest is None or oldest.sequence_number == 1 or not text:
-            return Ledger()  # empty, or back at the first that there ever was
+            return Ledger()  # empty, or rolled back to the very first snapshot
         if newest.sequence_number < _number(metadata.properties.get(SEQUENCE)):
             raise MetadataError(self.name, "it was rolled back behind all that has its offsets")
         return self._unpacked(self.name, text)
 
     def append(self, ranges: Sequence[StagedRange], after: Ledger) -> None:
         table = self._table
-        # Of this copy only: pyiceberg would put the files upon whatever came in between.
+        # Set in this copy only: a retry of pyiceberg would add the files to a changed table.
         table.metadata.properties[_RETRIES] = "0"
         was = table.metadata_location
         location = table.location().rstrip("/")
@@ -172,7 +172,7 @@ class IcebergTarget:
         return Ledger.unpacked(place, text)
 
     def _drop_older(self, metadata: Any, commits: int) -> None:
-        """Remove files of offsets that no snapshot and no run needs any more."""
+        """Remove files of offsets that no snapshot and no run needs."""
         needed = {_offsets_of(each) for each in metadata.snapshots}
         for name in self.target.names(_FOLDER):
             found = _NUMBERED.fullmatch(name)

@@ -1,13 +1,13 @@
 """Which messages of a tier a table has, which are staged, and the one commit that adds them.
 
 A run stages ranges of queues: files that no reader looks at, and a mark for each range, written
-last, which names its files. The commit names files and records how far the queues are exported, in
-one step. It is based on the table as it was read: if another run was first, the table is read
+last, which names its files. In one step, the commit names files and records how far the queues are
+exported. It is based on the table as it was read: if another run was first, the table is read
 again, and ranges that the other run exported are dropped.
 
     | file                              | holds                                                  |
     | --------------------------------- | ------------------------------------------------------ |
-    | _tieredstore/staged/<range>.json  | a range whose files are all there, and what they are   |
+    | _tieredstore/staged/<range>.json  | a range, and its files, which are all there            |
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from tieredstore.model.values import Json
 
 STAGED: Final = "_tieredstore/staged"
 COMMIT_TRIES: Final = 20
-RUNS_KEPT: Final = 16  # so many commits of others between a try and the look whether it landed
-PLAIN_BYTES_MAX: Final = 256 << 20  # of a ledger, unpacked: millions of queues
+RUNS_KEPT: Final = 16  # commits of others that may follow ours before we check that it is there
+PLAIN_BYTES_MAX: Final = 256 << 20  # of an unpacked ledger: enough for millions of queues
 _NAMED: Final = re.compile(r"([0-9a-f]{16})-\d+-(\d{20})-(\d{20})\b")
 Settings: TypeAlias = Mapping[str, Json]
 Ranges: TypeAlias = dict[str, list[tuple[int, int]]]
@@ -37,12 +37,12 @@ Ranges: TypeAlias = dict[str, list[tuple[int, int]]]
 
 
 class TableChangedError(Exception):
-    """Another commit was first, or the outcome of ours is unknown: read the table again."""
+    """Another commit was first, or the outcome of ours is unknown: the table must be read again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedFile:
-    """A Parquet file of one topic and day, none where the day is None; `path` is in the target.
+    """A Parquet file of one topic and day; None if its rows have no day. `path` is in the target.
 
     Offsets and times (in microseconds) are the least and the greatest of its rows.
     """
@@ -57,7 +57,7 @@ class StagedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedRange:
-    """A range of a queue whose files are all there; none where nothing in it was wanted."""
+    """A range of a queue whose files are all there. It has no files if nothing in it was wanted."""
 
     source: str
     first: int
@@ -83,7 +83,7 @@ class StagedRange:
 
     @classmethod
     def of(cls, held: Any) -> Self:
-        """KeyError, TypeError or ValueError for what is none."""
+        """Decode a `row`. KeyError, TypeError or ValueError if it is not one."""
         files = tuple(
             StagedFile(
                 path=str(each["path"]),
@@ -111,8 +111,8 @@ class StagedRange:
 class Ledger:
     """What a table holds: settings, ranges, and the runs that made the newest commits.
 
-    `topic_ids` has the number of each topic, `<cluster>/<broker>/<topic>`, where it is known. A
-    catalogue never gives one twice: another number means another topic of the same name.
+    `topic_ids` has the number of each topic, `<cluster>/<broker>/<topic>`, if it is known. A
+    catalogue never gives a number twice: another number means another topic of the same name.
     """
 
     VERSION: ClassVar[int] = 2
@@ -155,7 +155,7 @@ class Ledger:
 
     @classmethod
     def of(cls, place: str, held: Any) -> Self:
-        """MetadataError for what cannot be understood."""
+        """Decode a `row`. MetadataError if it cannot be understood."""
         try:
             if held["version"] != cls.VERSION:
                 raise MetadataError(place, f"it is of version {held['version']!r}")
@@ -167,7 +167,7 @@ class Ledger:
                     str(source): [_pair(part) for part in parts]
                     for source, parts in held["ranges"].items()
                 },
-                # A ledger of an earlier version has none.
+                # Ledgers of earlier versions have none.
                 topic_ids={
                     str(topic): int(number) for topic, number in held.get("topic_ids", {}).items()
                 },
@@ -176,7 +176,7 @@ class Ledger:
             raise MetadataError(place, "its ranges cannot be understood") from error
 
     def packed(self) -> str:
-        """The same as a short text, for the properties of a table."""
+        """The ledger as a short text, for the properties of a table."""
         text = json.dumps(self.row(), separators=(",", ":")).encode()
         return base64.b64encode(zlib.compress(text, 9)).decode()
 
@@ -192,7 +192,7 @@ class Ledger:
         return cls.of(place, held)
 
     def refuse_other(self, place: str, settings: Settings) -> None:
-        """InvalidConfigError where it was exported with others: one table has one shape."""
+        """InvalidConfigError if the table was exported with other settings: it has one shape."""
         if self.settings is None or dict(self.settings) == dict(settings):
             return
         names = [name for name in settings if self.settings.get(name) != settings[name]]
@@ -204,7 +204,7 @@ class Ledger:
 
 
 class ExportTable(Protocol):
-    """What an export adds to. `target` is where its files lie."""
+    """The table that an export adds to. `target` is where its files lie."""
 
     name: str
 
@@ -212,25 +212,26 @@ class ExportTable(Protocol):
     def target(self) -> ExportTarget: ...
 
     def exists(self) -> bool:
-        """Whether there is something that files can be added to."""
+        """Whether there is a table to add files to."""
 
     def make(self) -> None:
-        """The empty table. That somebody else makes it meanwhile is no error."""
+        """Make the empty table. It is no error if somebody else makes it meanwhile."""
 
     def read(self) -> Ledger:
-        """As it is now; what is appended next is appended to this."""
+        """The current ledger. The next `append` is based on this state of the table."""
 
     def append(self, ranges: Sequence[StagedRange], after: Ledger) -> None:
         """Make the files and the ledger part of the table in one step.
 
-        TableChangedError where it is not as it was read, or where the outcome is unknown.
+        TableChangedError if the table has changed since `read`, or if the outcome is unknown.
         """
 
 
 def commit_staged(
     table: ExportTable, settings: Settings, staged: Sequence[StagedRange], run: str
 ) -> tuple[list[StagedRange], Ledger]:
-    """Add what is not there yet, in one step; what this run added, and what is there then."""
+    """Add the staged ranges that the table lacks, in one step. Returns those that this run added,
+    and the ledger afterwards."""
     added: list[StagedRange] = []
     for _ in range(COMMIT_TRIES):
         ledger = table.read()
@@ -243,7 +244,7 @@ def commit_staged(
         lost = _lost(table.target, added)
         if lost is not None:
             if table.read().commits != ledger.commits:
-                continue  # another run has committed it, and removed what was staged
+                continue  # another run has committed it and removed the staged files
             text = f"{lost} was written, and is not there: do all workers see this folder?"
             raise MetadataError(table.target.url, text)
         after = ledger.after(run, settings, added)
@@ -256,7 +257,7 @@ def commit_staged(
 
 
 def known_topics(ledger: Ledger, more: Sequence[StagedRange]) -> dict[str, int]:
-    """The number of each topic of which something is there, or is about to be."""
+    """The number of each topic that has ranges in the ledger or among `more`."""
     found = dict(ledger.topic_ids)
     for each in more:
         if each.topic_id is not None:
@@ -265,12 +266,12 @@ def known_topics(ledger: Ledger, more: Sequence[StagedRange]) -> dict[str, int]:
 
 
 def topic_of(source: str) -> str:
-    """What names the topic of a source in a ledger."""
+    """The name of a source's topic in a ledger."""
     return source.rpartition("/")[0]
 
 
 def addable(staged: Sequence[StagedRange], ledger: Ledger) -> list[StagedRange]:
-    """Those of which nothing is there, and which do not overlap; the first wins."""
+    """The ranges that overlap neither the ledger nor each other; the first one wins."""
     taken = {source: list(parts) for source, parts in ledger.exported.items()}
     found = []
     for each in staged:
@@ -282,7 +283,7 @@ def addable(staged: Sequence[StagedRange], ledger: Ledger) -> list[StagedRange]:
 
 
 def _lost(target: ExportTarget, ranges: Sequence[StagedRange]) -> str | None:
-    """A file that is not there as it was written."""
+    """The first file that is missing or has another size than was written."""
     files = [file for each in ranges for file in each.files]
     sizes = target.sizes([file.path for file in files])
     wrong = (file.path for file, size in zip(files, sizes, strict=True) if size != file.size)
@@ -298,7 +299,7 @@ def put_mark(target: ExportTarget, settings: Settings, range_: StagedRange) -> N
 
 
 def marked(target: ExportTarget, settings: Settings) -> list[StagedRange]:
-    """What was staged with these settings, by runs that did not commit it; its files are there."""
+    """The ranges staged with these settings that still have their marks, and all of their files."""
     names = [name for name in target.names(STAGED) if name.endswith(".json")]
     reads = [worker_runtime().fetch.submit(target.read, f"{STAGED}/{name}") for name in names]
     found = [_mark_of(read.result(), settings) for read in reads]
@@ -313,11 +314,11 @@ def _mark_of(data: bytes | None, settings: Settings) -> StagedRange | None:
         held = json.loads(data or b"{}")
         return StagedRange.of(held) if held.get("settings") == dict(settings) else None
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
-        return None  # what it is about is staged anew
+        return None  # the range is then staged anew
 
 
 def drop_marks(target: ExportTarget, ledger: Ledger) -> None:
-    """Remove everything staged that the table holds; what somebody is writing it does not hold."""
+    """Remove staged files of ranges that the table has. Others may be in use by another run."""
     digests = {_digest(source): held for source, held in ledger.exported.items()}
     for path in target.paths(STAGED):
         found = _NAMED.match(path.rpartition("/")[2])
@@ -340,7 +341,7 @@ def _digest(source: str) -> str:
 
 
 def joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """In order, those that touch made one."""
+    """The ranges sorted, with touching ones merged."""
     found: list[tuple[int, int]] = []
     for first, end in sorted(ranges):
         if found and first <= found[-1][1]:
@@ -351,7 +352,7 @@ def joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def free(first: int, end: int, taken: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The parts of [first, end) outside of `taken`, which is in order and apart."""
+    """The parts of [first, end) outside of `taken`, whose ranges are sorted and do not overlap."""
     parts = []
     for start, stop in taken:
         if first < min(start, end):
@@ -363,5 +364,5 @@ def free(first: int, end: int, taken: Iterable[tuple[int, int]]) -> list[tuple[i
 
 
 def range_name(source: str, first: int, end: int) -> str:
-    """The name of a range; also of its Parquet files, so the source is in it, and shortly."""
+    """The name of a range, and of its Parquet files. So it has the source in it, as a digest."""
     return f"{_digest(source)}-{source.rpartition('/')[2]}-{first:020d}-{end:020d}"

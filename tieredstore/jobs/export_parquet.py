@@ -2,11 +2,11 @@
 
 * On a disk the folder gets its name in one step, when it is complete: a reader that lists folders
   sees all of a commit or nothing. If two runs make the same commit, the rename of one is refused,
-  and it makes the next commit.
+  and that run makes the next commit.
 * A bucket has no rename. There files are copied into the folder, and `commit=…/_commit.json` is
-  written last: a reader that uses `exported_files` sees all or nothing, one that lists sees files
-  before the commit. Only one run at a time may write there.
-* `_commit.json` has the files of its commit, and the offsets that all commits up to it have
+  written last: a reader that uses `exported_files` sees all or nothing, but one that lists folders
+  sees files before the commit. Only one run at a time may write there.
+* `_commit.json` names the files of its commit, and the offsets that all commits up to it have
   exported.
 """
 
@@ -43,12 +43,12 @@ class ParquetTable:
         return True
 
     def make(self) -> None:
-        """Folders come with their files."""
+        """Nothing to do: folders are made with their files."""
 
     def read(self) -> Ledger:
         for number in reversed(commit_numbers(self.target)):
             record = _record(self.target, number)
-            if record is not None:  # else a copy into a bucket that did not end
+            if record is not None:  # else copying into a bucket did not end
                 return Ledger.of(f"{self.name}/{_folder(number)}/{RECORD}", record.get("ledger"))
         if self.target.names("_delta_log"):
             raise InvalidConfigError(
@@ -82,7 +82,7 @@ class ParquetTable:
                 {name: file.path for name, file in named.items()},
                 (RECORD, data),
             )
-        except FileNotFoundError as error:  # another run has committed it and dropped the mark
+        except FileNotFoundError as error:  # another run has committed and removed it
             raise TableChangedError from error
         if not done:
             raise TableChangedError
@@ -91,7 +91,7 @@ class ParquetTable:
 def exported_files(
     target: str, options: TargetOptions | None = None, *, after: int = 0
 ) -> list[str]:
-    """The full paths of all files of all commits behind commit `after`: all of a commit or none."""
+    """The full paths of the files of all commits after commit `after`: all of a commit or none."""
     place = ExportTarget(target, options or TargetOptions())
     numbers = [number for number in commit_numbers(place) if number > after]
     reads = [worker_runtime().fetch.submit(_record, place, number) for number in numbers]
@@ -114,7 +114,7 @@ def folder(topic: str, day: int | None) -> str:
 
 
 def escaped(text: str) -> str:
-    """As Hive and Spark do: what a path cannot have, or would mean something else in it."""
+    """Escape as Hive and Spark do what a path cannot have, or what means something else in it."""
     return "".join(f"%{ord(sign):02X}" if sign in _ESCAPED or sign < " " else sign for sign in text)
 
 
@@ -123,7 +123,7 @@ def _folder(number: int) -> str:
 
 
 def commit_numbers(target: ExportTarget) -> list[int]:
-    """Of all commits, be they whole or not, in order."""
+    """The numbers of all commits, complete or not, in order."""
     found = (_FOLDER.fullmatch(name) for name in target.names(""))
     return sorted(int(match[1]) for match in found if match is not None)
 

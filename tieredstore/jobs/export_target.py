@@ -35,7 +35,7 @@ _TAKEN: Final = frozenset({errno.EEXIST, errno.ENOTEMPTY})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetOptions:
-    """How to reach an object store; empty: as Arrow finds it, which is the usual AWS chain."""
+    """How to reach an object store. Arrow finds what is empty, in the usual AWS chain."""
 
     endpoint: str = ""
     region: str = ""
@@ -49,23 +49,24 @@ class TargetOptions:
 
 
 def full_target(url: str) -> str:
-    """The same for a process in whatever folder. One that holds a password is refused, unquoted."""
+    """The target for a process in any working directory. If it holds a password, it is refused, and
+    the error does not quote it."""
     if has_password(url):
         raise InvalidConfigError("target: holds credentials; keys are from the environment")
     return url if "://" in url else os.path.abspath(url)
 
 
 class ExportTarget:
-    """One directory, or one folder of a bucket; paths are relative to it, `/`-separated.
+    """One directory, or one folder of a bucket. Paths are relative to it and `/`-separated.
 
     * A file is there whole or not at all: on a disk it is renamed into place, in a bucket it is one
-      upload. An older one of that name is replaced.
-    * Errors are BackendRefusedError, or BackendUnavailableError where another try may help.
+      upload. It replaces an older file of that name.
+    * Errors are BackendRefusedError, or BackendUnavailableError if another try may help.
     """
 
     def __init__(self, url: str, options: TargetOptions) -> None:
         scheme, _, rest = url.partition("://") if "://" in url else ("", "", url)
-        # Paths of files are made from it: to a bucket a//b is another name than a/b.
+        # Without a slash at the end, as paths are added to it: in a bucket, a//b is not a/b.
         self.url = url.rstrip("/") if rest.strip("/") else url
         if scheme in _LOCAL:
             self._local: Path | None = Path(rest or ".").absolute()
@@ -87,7 +88,7 @@ class ExportTarget:
             raise InvalidConfigError(f"target: {url!r} has a folder without a name")
 
     def check_names(self, path: str) -> None:
-        """Raises BackendRefusedError where no disk has such a name; a bucket has any."""
+        """Raise BackendRefusedError for a name that no disk can have. A bucket can have any."""
         if self._local is None:
             return
         if max(len(os.fsencode(name)) for name in path.split("/")) > NAME_BYTES_MAX:
@@ -95,7 +96,7 @@ class ExportTarget:
             raise BackendRefusedError(f"{self.url}/{path}", "write", text)
 
     def read(self, path: str) -> bytes | None:
-        """The whole file; None where there is none."""
+        """The whole file; None if there is none."""
         try:
             with self._files.open_input_stream(self._at(path)) as stream:
                 data: bytes = stream.read()
@@ -106,7 +107,7 @@ class ExportTarget:
             raise self._failed(error, path, "read") from error
 
     def put(self, path: str, data: Any) -> None:
-        """The whole file in one step, durable on return; `data` is a buffer."""
+        """Write the whole file in one step, durable on return. `data` is a buffer."""
         try:
             if self._local is not None:
                 self._put_locally(self._local, path, data)
@@ -117,7 +118,7 @@ class ExportTarget:
             raise self._failed(error, path, "write") from error
 
     def _put_locally(self, root: Path, path: str, data: Any) -> None:
-        """By way of another name, which begins as that of the file does and ends in `.half`."""
+        """Write the file under its name plus a random part and `.half`, then rename it."""
         place = root / path
         make_directories(place.parent)
         descriptor, half = mkstemp(dir=place.parent, prefix=f"{place.name}.", suffix=".half")
@@ -135,7 +136,7 @@ class ExportTarget:
         fsync_directory(place.parent)
 
     def names(self, folder: str) -> list[str]:
-        """The files and folders in a folder, by name; none where there is no such folder."""
+        """The names of files and folders in a folder; none if there is no such folder."""
         return sorted(entry.base_name for entry in self._entries(folder, recursive=False))
 
     def paths(self, folder: str) -> list[str]:
@@ -148,7 +149,7 @@ class ExportTarget:
         )
 
     def sizes(self, paths: Sequence[str]) -> list[int | None]:
-        """How long each file is; None for one that is not there."""
+        """How long each file is; None if it does not exist."""
         try:
             found = self._files.get_file_info([self._at(path) for path in paths])
         except OSError as error:
@@ -163,11 +164,11 @@ class ExportTarget:
             raise self._failed(error, folder, "list") from error
 
     def publish(self, folder: str, files: Mapping[str, str], last: tuple[str, bytes]) -> bool:
-        """Make a folder of files that are here under other names, and of `last`: name and bytes.
+        """Make a folder of existing files under new names, and of `last`: name and bytes.
 
-        On a disk the folder is there in one step, and False says that there was one already. In a
-        bucket files are copied one by one, without passing here, and `last` comes last; what was
-        left there before is removed. FileNotFoundError where a file is gone.
+        On a disk the folder appears in one step; False means that it was there already. In a bucket
+        files are copied one by one within the store, and `last` is written at the end; leftovers in
+        the folder are removed first. FileNotFoundError if a file is gone.
         """
         if self._local is not None:
             return self._publish_locally(self._local, folder, files, last)
@@ -206,8 +207,8 @@ class ExportTarget:
             self._put_locally(new, *last)
             for held, _, _ in os.walk(new):
                 fsync_directory(held)
-            # Whoever took the folder away meanwhile may have taken a part of it only: what is made
-            # below it makes it again.
+            # `drop_unpublished` may have moved the folder away in the middle, and what was made
+            # afterwards made it again with only a part of the files.
             for name in files:
                 (new / name).stat()
             os.rename(new, root / folder)
@@ -222,10 +223,10 @@ class ExportTarget:
         return True
 
     def drop_unpublished(self) -> None:
-        """Remove folders that were never published, of runs that were killed.
+        """Remove folders of killed runs, which were never published.
 
-        One that somebody is about to publish is taken away in one step, before its files go: he
-        finds it gone, and makes another.
+        If another run is about to publish one, it finds the folder gone and makes another: a folder
+        is moved away in one step before its files are deleted.
         """
         if self._local is None:
             return
@@ -239,7 +240,7 @@ class ExportTarget:
         rmtree(self._local / TRASH, ignore_errors=True)
 
     def delete(self, path: str) -> None:
-        """Idempotent."""
+        """Delete a file. It may be gone already."""
         try:
             self._files.delete_file(self._at(path))
         except FileNotFoundError:
@@ -267,7 +268,7 @@ def make_directories_of(path: Path) -> Path:
 
 
 def _link(old: Path, new: Path) -> None:
-    """A second name for the file; a copy where the disk has no such names."""
+    """A hard link to the file; a copy if the disk has no hard links."""
     try:
         os.link(old, new)
     except OSError as error:

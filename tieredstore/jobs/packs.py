@@ -1,9 +1,9 @@
-"""Small pieces of work in one partition; bytes that are stored together are read together.
+"""Packs small work items into one partition, and reads together the bytes that are stored together.
 
 A partition for each small queue costs more than its read. And if many queues share an object,
 reading queue by queue makes a request for each queue in each object. So the bytes of a whole window
 of slices are fetched first, and each slice is then read from memory. Bytes that could not be
-fetched this way are read piece by piece: the reader of a slice finds and reports damage.
+fetched this way are read item by item: the reader of a slice finds and reports damage.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from tieredstore.model.values import INT64_MAX, SegmentRecord, SegmentType
 
 log = log_of(__name__)
 
-PACKED_MAX: Final = 4_096  # pieces that are worked off one after the other
+PACKED_MAX: Final = 4_096  # pieces that one partition reads one after the other
 PACKED_BYTES_MIN: Final = 16 * 1024  # a smaller piece takes as long as one of this size
-WINDOW_BYTES: Final = 64 * 1024 * 1024  # of slices that are fetched together
+WINDOW_BYTES: Final = 64 * 1024 * 1024  # of slices fetched together
 HELD_BYTES_MAX: Final = 96 * 1024 * 1024
 """What is fetched may be more than was planned with: messages have other sizes than on average."""
 NEARLY_ALL: Final = 0.9
@@ -40,7 +40,7 @@ time than asking the units first where its messages lie."""
 
 
 class Piece(Protocol):
-    """A piece of work: a slice, or something like it."""
+    """A work item: a slice, or something like it."""
 
     @property
     def approximate_bytes(self) -> int: ...
@@ -55,8 +55,8 @@ PieceT = TypeVar("PieceT", bound=Piece)
 def packed(
     pieces: Iterable[PieceT], *, split_bytes: int, provider: SegmentProvider
 ) -> list[tuple[PieceT, ...]]:
-    """Partitions of about `split_bytes`: large pieces alone and first, small ones with those that
-    lie beside them in the backend."""
+    """Partitions of about `split_bytes` each. Large pieces come first, one to a partition; small
+    ones are grouped with those next to them in the backend."""
     every = list(pieces)
     large = [piece for piece in every if 2 * piece.approximate_bytes >= split_bytes]
     small = [piece for piece in every if 2 * piece.approximate_bytes < split_bytes]
@@ -74,7 +74,8 @@ def packed(
 
 
 def _in_reading_order(pieces: Sequence[PieceT], provider: SegmentProvider) -> list[PieceT]:
-    """By the newest log segment of each: a small queue has one. Else the order stays."""
+    """Sorted by where the newest log segment of each lies: a small queue has only one. Otherwise
+    the order stays."""
     newest = [
         max(piece.rows, key=lambda row: (row.type is SegmentType.COMMIT_LOG, row.base_offset))
         for piece in pieces
@@ -87,10 +88,10 @@ def _in_reading_order(pieces: Sequence[PieceT], provider: SegmentProvider) -> li
 def read_packed(
     config: StoreConfig, pieces: Sequence[PieceT]
 ) -> Iterator[tuple[PieceT, SegmentProvider]]:
-    """Each piece, and the provider to read it through: it may have the bytes in memory already.
+    """Each piece, and the provider to read it through, which may have its bytes in memory.
 
-    Those of one window are in memory at a time; a slice's are let go when the next one is asked
-    for.
+    Only the bytes of one window are in memory at a time. Those of a slice are released when the
+    next one is requested.
     """
     provider = worker_provider(config)
     for window in _windows(pieces) if provider.reads_together else [pieces]:
@@ -119,16 +120,16 @@ def _windows(pieces: Sequence[PieceT]) -> Iterator[Sequence[PieceT]]:
 
 
 def _fetched(provider: SegmentProvider, window: Sequence[PieceT]) -> list[SegmentProvider]:
-    """A provider for each piece; a slice's has what could be fetched of it.
+    """A provider for each piece. That of a slice has the bytes that could be fetched.
 
-    Units and logs are asked for at once where a slice is nearly all of its queue, else the logs
-    when the units have said where the messages lie.
+    If a slice is nearly all of its queue, units and logs are requested at once. Otherwise logs are
+    requested when the units have told where the messages lie.
     """
     found: list[SegmentProvider] = []
     both: list[_Wanted] = []
     logs: list[tuple[Slice, _HeldProvider]] = []
     for piece in window:
-        if not isinstance(piece, Slice):  # single messages lie anywhere
+        if not isinstance(piece, Slice):  # single messages may lie anywhere
             found.append(provider)
             continue
         held = _HeldProvider(provider, worker_runtime())
@@ -153,7 +154,7 @@ def _fetched(provider: SegmentProvider, window: Sequence[PieceT]) -> list[Segmen
 
 
 def _reads(slice: Slice, type: SegmentType, start: int, stop: int) -> list[SegmentRead]:
-    """What the segments of this type have of these bytes of the queue's file."""
+    """Reads of bytes `start` to `stop` of the queue's file, from the segments of this type."""
     return [
         SegmentRead(row.path, type, row.base_offset, low - row.base_offset, high - low)
         for row in slice.rows
@@ -163,17 +164,17 @@ def _reads(slice: Slice, type: SegmentType, start: int, stop: int) -> list[Segme
 
 
 def _named(slice: Slice, held: _HeldProvider) -> list[SegmentRead]:
-    """The log that the slice's units name, from the first message to the last."""
+    """Reads of the log from the first message that the slice's units name to the last."""
     data = b"".join(data for _, data in held.ranges(SegmentType.CONSUME_QUEUE))
     if len(data) != len(slice) * UNIT_BYTES:
-        return []  # not all of them could be fetched
+        return []  # not all units could be fetched
     units = decode_units(data)
     end = int(units.log_offsets[-1]) + int(units.message_bytes[-1])
     return _reads(slice, SegmentType.COMMIT_LOG, int(units.log_offsets[0]), end)
 
 
 def _fetch(provider: SegmentProvider, wanted: Sequence[_Wanted]) -> int:
-    """Fetch ranges for their holders; how many bytes have come."""
+    """Fetch ranges for their holders; returns how many bytes were fetched."""
     flat = [(held, read) for held, reads in wanted for read in reads]
     try:
         answers = provider.read_together([read for _, read in flat]) if flat else []
@@ -199,7 +200,7 @@ class _HeldProvider(ProviderWrapper):
         self._held[read.path, read.type, read.base] = read.position, data
 
     def ranges(self, type: SegmentType) -> list[tuple[int, bytes]]:
-        """What is held of segments of one type, by base offset: positions and bytes."""
+        """What is held of segments of one type, sorted by base offset: positions and bytes."""
         return [self._held[key] for key in sorted(key for key in self._held if key[1] is type)]
 
     def wrap(self, segment: FileSegment) -> SegmentWrapper:

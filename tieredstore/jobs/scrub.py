@@ -1,7 +1,7 @@
 """Verifies a tier over and over, slowly enough not to disturb anything.
 
-One pass follows the other, with a pause in between. Within a pass one part is read after the other,
-and each takes at least the time that the given rate allows for its bytes.
+Passes follow each other with a pause in between. Within a pass, parts are read one after the other,
+and each takes at least as long as its bytes need at the given rate.
 """
 
 from __future__ import annotations
@@ -66,15 +66,15 @@ def place_of(item: VerifyItem) -> Place:
 
 @dataclass(slots=True)
 class ScrubState:
-    """The progress of a pass and its findings by severity; the same for the pass before.
+    """The progress of a pass, its findings by severity, and those of the pass before.
 
-    `left_out`: a part of it could not be read, and the pass continues without it.
+    `left_out`: a part of the tier could not be read, and the pass continues without it.
     """
 
     after: Place | None = None
     found: Counter[str] = field(default_factory=Counter)
     found_before: Counter[str] = field(default_factory=Counter)
-    ended_ms: int | None = None  # the last whole pass
+    ended_ms: int | None = None  # when the last whole pass ended
     left_out: bool = False
 
     def as_json(self, tier: str) -> dict[str, Json]:
@@ -90,7 +90,7 @@ class ScrubState:
 
     @classmethod
     def read(cls, path: Path, tier: str) -> ScrubState:
-        """That of a file; a new one where there is none. InvalidConfigError for another file."""
+        """The state in a file; a new one without a file. InvalidConfigError for any other file."""
         try:
             with path.open("rb") as file:
                 data = file.read(STATE_BYTES_MAX + 1)
@@ -107,7 +107,7 @@ class ScrubState:
                 kind, topic, number, end = after
                 after = int(kind), str(topic), int(number), int(end)
             state = cls(after, ended_ms=None if ended_ms is None else int(ended_ms))
-            state.left_out = bool(row.get("left_out", False))  # an earlier version wrote none
+            state.left_out = bool(row.get("left_out", False))  # not in earlier versions
             for severity in Severity:
                 state.found[severity.value] = int(row["found"].get(severity.value, 0))
                 state.found_before[severity.value] = int(row["found_before"].get(severity.value, 0))
@@ -119,15 +119,15 @@ class ScrubState:
 
 
 class Scrub:
-    """Verifies a tier in passes without an end; changes nothing but its own `state` file.
+    """Verifies a tier in endless passes. Changes nothing but its own `state` file.
 
-    * An interrupted pass is resumed, also by another process if `state` names a file. A resumed
-      pass compares no keys: the keys read before are forgotten.
-    * A part that the backend does not return is left for the next pass, and a pass that cannot be
-      planned or ended is tried again after a pause; only the first pass raises.
-    * It keeps the same data as `verify` in memory: the plan, and sums of keys, which are bounded.
-    * Used by one thread, and ended by an exception in it, such as KeyboardInterrupt: every wait is
-      `clock.sleep`.
+    * An interrupted pass is resumed, even by another process if `state` names a file. A resumed
+      pass does not compare keys: those read before are forgotten.
+    * A part that the backend does not return is left for the next pass. A pass that cannot be
+      planned or finished is tried again after a pause; only the first pass raises.
+    * In memory it keeps the same data as `verify`: the plan, and sums of keys, which are bounded.
+    * One thread uses it, and an exception in that thread, such as KeyboardInterrupt, ends it: every
+      wait is `clock.sleep`.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class Scrub:
         told: OnFindings = lambda _: None,
         on_progress: OnProgress = no_progress,
     ) -> None:
-        """`told` gets what is found as it is found."""
+        """`told` gets the findings as they are made."""
         if rate_bytes < 1:
             raise InvalidConfigError(f"rate_bytes: {rate_bytes} is less than 1")
         self._job = job
@@ -162,7 +162,7 @@ class Scrub:
         self._metrics.observe(SCRUB_AGE, self._shown_age)
 
     def passes(self) -> Iterator[JobReport]:
-        """The report of each pass, when it has ended."""
+        """The report of each pass when it ends."""
         has_worked = False
         while True:
             try:
@@ -193,13 +193,13 @@ class Scrub:
         return replace(report, seconds=self._clock.monotonic() - begun)
 
     def _results(self, plan: Plan[VerifyItem]) -> Generator[ItemResult[VerifyRow], None, None]:
-        """Of the parts that are left of this pass."""
+        """The results of the parts that are left in this pass."""
         bytes_done = 0
         for number, item in enumerate(plan.items):
             size, place = plan.bytes_of(number), place_of(item)
             if self._state.after is None or place > self._state.after:
                 begun = self._clock.monotonic()
-                worker_provider(self._job.config).refresh()  # what was merged lies elsewhere now
+                worker_provider(self._job.config).refresh()  # merged bytes lie elsewhere now
                 result = run_item(self._job.work, item, number)
                 self._state.left_out |= result.failure is not None
                 yield result
@@ -226,7 +226,7 @@ class Scrub:
         self._told(findings)
 
     def _shown_findings(self) -> Iterator[tuple[float, Labels]]:
-        """Until a whole pass has found less, what the one before has found stays."""
+        """The findings of the last pass stay until a whole pass has found less."""
         found, before = self._state.found, self._state.found_before
         for severity in Severity:
             name = severity.value
@@ -244,12 +244,12 @@ class Scrub:
         try:
             data = json.dumps(self._state.as_json(self._tier)).encode()
             write_atomically(self._path, [data])
-        except OSError as error:  # then a restart begins where it was noted last
+        except OSError as error:  # a restart then begins at the last state that was written
             log.warning("%s: the state of the scrub is not written: %s", self._path, error)
 
 
 def _name_of(job: VerifyJob) -> str:
-    """Which tier, and which topics of it."""
+    """A name for the tier and the topics that are verified."""
     config = job.config
     place = config.path or f"{config.bucket}/{config.prefix}"
     topics = f" {','.join(job.topics)}" if job.topics else ""
