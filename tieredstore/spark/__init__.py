@@ -13,7 +13,7 @@ __all__ = ["load", "register"]
 
 
 def __getattr__(name: str) -> Any:
-    """`load` needs pyspark, which this package is imported without."""
+    """Import `load` when it is used: it needs pyspark, and this package does not."""
     if name != "load":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from tieredstore.model.extras import brought_by

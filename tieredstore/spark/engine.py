@@ -1,4 +1,4 @@
-"""Jobs as Spark tasks: items, findings as a DataFrame, and errors in one line."""
+"""Runs jobs as Spark tasks; findings become a DataFrame, and errors one line."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ WAVE_ITEMS: Final = 1_000
 """Items of one Spark job: it bounds what the driver holds of their rows."""
 TASKS_A_CORE: Final = 4
 TASK_BYTES: Final = 64 << 20
-_NO_WORKER: Final = re.compile(  # what Spark says where a worker has no interpreter that will do
+_NO_WORKER: Final = re.compile(  # what Spark says if a worker has no suitable interpreter
     r'Cannot run program "[^"]*"'
     r"|Python in worker has different version: \S+ than that in driver: \d+\.\d+"
     r"|No module named '[^']*'"
 )
-_HAS_JVM: Final = "PYSPARK_GATEWAY_PORT"  # spark-submit made it, and said which Python runs where
+_HAS_JVM: Final = "PYSPARK_GATEWAY_PORT"  # set by spark-submit, which also chose the interpreters
 FINDINGS_SCHEMA: Final = (
     "severity string, kind string, topic string, queue_id int, path string, position bigint, "
     "queue_offset bigint, text string"
@@ -58,9 +58,9 @@ _HIDE = "SPARK_HIDE_TRACEBACK"
 class SparkEngine(Engine):
     """Runs items in waves of tasks; small ones share a task.
 
-    * What the tier refuses is the failure of its item; any other error is the task's, which Spark
-      tries again as often as it is set to, and then ends the job. InvalidConfigError where workers
-      have no interpreter that will do.
+    * If the tier refuses something, only that item fails. Any other error fails the task, which
+      Spark retries as configured, and then ends the job. InvalidConfigError if workers have no
+      suitable interpreter.
     * Workers need `tieredstore` installed, or shipped as a zip (`--py-files`).
     """
 
@@ -82,7 +82,7 @@ class SparkEngine(Engine):
             yield from _collected(tasks.mapPartitions(task))
 
     def _task_count(self, wave: Sequence[tuple[int, object, int]]) -> int:
-        """Enough to keep all cores busy to the end; not so many that Spark is busy with them."""
+        """Enough tasks to keep all cores busy to the end, but not so many that they cost time."""
         cores = self._context.defaultParallelism
         size = sum(item_bytes for _, _, item_bytes in wave)
         wanted = max(TASKS_A_CORE * cores, size // TASK_BYTES)
@@ -92,7 +92,7 @@ class SparkEngine(Engine):
 def _collected(results: RDD[ItemResult[RowT]]) -> list[ItemResult[RowT]]:
     try:
         return results.collect()
-    except Exception as error:  # the JVM's, or Python's with the text of the worker's
+    except Exception as error:  # of the JVM, or of Python with the text of the worker's error
         found = _NO_WORKER.search(str(error))
         if found is None:
             raise
@@ -105,7 +105,7 @@ def _collected(results: RDD[ItemResult[RowT]]) -> list[ItemResult[RowT]]:
 def _run(
     work: Any, counter: Any, groups: Iterable[Sequence[tuple[int, Any, int]]]
 ) -> Iterator[ItemResult[Any]]:
-    """What a task does; it goes to the worker by pickle."""
+    """What a task does. It is pickled for the worker."""
     for number, item, size in chain.from_iterable(groups):
         result: ItemResult[Any] = run_item(work, item, number)
         counter.add((1, size))
@@ -113,9 +113,9 @@ def _run(
 
 
 class _Counts(AccumulatorParam[tuple[int, int]]):
-    """Items and bytes done: the driver reports each addition, a worker has no plan and only adds.
+    """Items and bytes done. The driver reports each addition; a worker has no plan and only adds.
 
-    A task that ran twice counts twice: what is reported is cut at the totals of the plan.
+    A task that ran twice counts twice, so reports are capped at the totals of the plan.
     """
 
     def __init__(self, plan: Plan[Any] | None, on_progress: OnProgress = no_progress) -> None:
@@ -147,11 +147,11 @@ class _Counts(AccumulatorParam[tuple[int, int]]):
 
 
 def spark_session(name: str, *, master: str = "") -> SparkSession:
-    """The session of this process, made with `master` where there is none (Spark's own default
-    otherwise: the master of `spark-submit`, or the cores of this machine).
+    """The session of this process. If there is none, it is made with `master` or, without one, with
+    Spark's own default: the master of `spark-submit`, or the cores of this machine.
 
-    Workers run this very interpreter unless the environment names another: it has `tieredstore`,
-    and the first `python3` of the PATH need not. InvalidConfigError where there is no Java.
+    Workers run this same interpreter unless the environment names another: it has `tieredstore`,
+    which the first `python3` in the PATH may lack. InvalidConfigError if there is no Java.
     """
     from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
@@ -178,7 +178,7 @@ def spark_session(name: str, *, master: str = "") -> SparkSession:
 
 
 def _java() -> str:
-    """The program that Spark's scripts will run; they would show a trace where there is none."""
+    """The Java that Spark's scripts will run. Without one, they would show a traceback."""
     home = os.environ.get("JAVA_HOME")
     found = shutil.which(os.path.join(home, "bin", "java") if home else "java")
     if found is None:
@@ -190,7 +190,7 @@ def _java() -> str:
 def verify_on_spark(
     spark: SparkSession, config: StoreConfig, *, topics: tuple[str, ...] = ()
 ) -> tuple[DataFrame, JobReport]:
-    """Read the tier with the workers of this session: the findings, and the whole report."""
+    """Verify the tier with the workers of this session. Returns the findings and the report."""
     job = VerifyJob(config=config, topics=topics)
     report = run_job(job, SparkEngine(spark), clock=SystemClock())
     return findings_frame(spark, report), report
@@ -207,9 +207,9 @@ def findings_frame(spark: SparkSession, report: JobReport) -> DataFrame:
 
 @contextmanager
 def plain_failures() -> Iterator[None]:
-    """Errors of ours leave without what they were made from, and without a traceback.
+    """Raise our own errors without their causes and without a traceback.
 
-    Spark ends a Python process after any failure, so what is set here hides nothing else.
+    Spark ends a Python process after any failure, so the variable set here hides nothing else.
     """
     try:
         yield
@@ -220,8 +220,10 @@ def plain_failures() -> Iterator[None]:
 
 @contextmanager
 def planning() -> Iterator[None]:
-    """The same, around a look at all queues on the driver: thousands of queues are hundreds of
-    thousands of objects that stay, and the collector took half of the time to look at them again.
+    """`plain_failures` without garbage collection, for planning over all queues on the driver.
+
+    Thousands of queues are hundreds of thousands of objects that stay, and the collector took half
+    of the time to look at them again and again.
     """
     was_on = gc.isenabled()
     gc.disable()

@@ -1,23 +1,24 @@
 """The progress of a stream: the offsets that Spark keeps in its checkpoint.
 
-They are JSON that a person can read, as long as there are not many queues:
+As long as there are not many queues, they are JSON that a person can read:
 
     {"<topic>": {"<queue id>": next queue offset, "topic_id": number of the topic in the catalogue}}
 
 A catalogue never gives the number of a topic twice, so another number means another topic of the
 same name. Checkpoints of older versions have no numbers.
 
-Spark writes them all at each batch, and keeps those of a hundred batches. Beyond QUEUES_SHOWN_MAX
-queues they are packed: {"packed": "<base 85 of LZMA2>"} of these parts, each behind its length, as
-unsigned integers of seven bits a byte, least first:
+Spark writes all of them at each batch, and keeps those of a hundred batches. Beyond
+QUEUES_SHOWN_MAX queues they are packed: {"packed": "<base 85 of LZMA2>"} of these parts, each after
+its length. Numbers are unsigned integers of seven bits a byte, least first:
 
     | part      | what                                                                          |
     | --------- | ----------------------------------------------------------------------------- |
     | topics    | names in order, one a line                                                    |
-    | numbers   | for each topic: its number + 1, or 0 where it is not known                    |
-    | queues    | for each topic: how many there are; for each: its id less the one before      |
-    | planes    | of the offsets, least bytes first: each queue's, less that of the queue before |
-    |           | it in its topic; doubled, and 1 less where that is below 0                     |
+    | numbers   | for each topic: its number + 1, or 0 if it is not known                       |
+    | queues    | for each topic: how many queues it has, and then for each of them: its id     |
+    |           | minus the one before it                                                       |
+    | planes    | for each queue: its offset minus that of the queue before it in its topic, as |
+    |           | 64-bit zigzag numbers; first the lowest bytes of all of them, and so on       |
 """
 
 from __future__ import annotations
@@ -43,13 +44,13 @@ _FILTERS: Final = [{"id": lzma.FILTER_LZMA2, "preset": 6, "lc": 0}]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOffsets:
-    """The queue offset that comes next in each queue, and the number of each topic if known."""
+    """The next queue offset of each queue, and the number of each topic if known."""
 
     offsets: Mapping[QueueKey, int] = field(default_factory=dict)
     topic_ids: Mapping[str, int] = field(default_factory=dict)
 
     def made_again(self, now: Mapping[str, int]) -> dict[str, tuple[int, int]]:
-        """Topics that have another number now: the one they had and the one they have."""
+        """Topics whose number has changed: the number they had and the one they have now."""
         return {
             topic: (number, now[topic])
             for topic, number in sorted(self.topic_ids.items())
@@ -75,7 +76,7 @@ def to_json(offsets: StreamOffsets) -> dict[str, Any]:
 
 
 def from_json(document: object) -> StreamOffsets:
-    """Raises InvalidConfigError for what is no offset of ours: another source's checkpoint."""
+    """InvalidConfigError for offsets that are not ours, such as another source's checkpoint."""
     offsets: dict[QueueKey, int] = {}
     topic_ids: dict[str, int] = {}
     if not isinstance(document, dict):
@@ -208,7 +209,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _numbers(data: bytes) -> Iterator[int]:
-    """All of them, and then an error: nobody asks for more than there are but damage."""
+    """All numbers, and then an error: only a damaged text needs more of them than there are."""
     at = 0
     while at < len(data):
         number, at = _varint(data, at)

@@ -4,25 +4,25 @@
 | ------------------------ | ---------------------------------------------------------------- |
 | config                   | file with the settings: a .toml or a broker.conf                 |
 | tier                     | the tier [tier.NAME] of that file                                |
-| provider, path, metadata | without it: where the tier lies, and the file of its catalogue   |
+| provider, path, metadata | without config: where the tier and its catalogue file are        |
 | bucket, prefix, endpoint | likewise, in an object store                                     |
 | cluster, broker          | whose tier it is                                                 |
-| any other setting        | by its name in `StoreConfig`; it counts more than the file       |
+| any other setting        | by its name in `StoreConfig`; it overrides the file              |
 | topics, topic_pattern    | a,b; or a regular expression for the whole name                  |
 | queues                   | queue ids: 0,2,5-7                                               |
-| start_offset, end_offset | queue offsets, from the first on, without the second             |
+| start_offset, end_offset | queue offsets; the first is included, the second is not          |
 | start_time, end_time     | store times likewise: milliseconds, or 2026-01-31T12:00:00+00:00 |
 | key, keys                | messages with this key; with one of these, separated by blanks   |
 | columns                  | a,b: these and no others, in this order                          |
-| limit                    | so many messages, whichever are read first; by one task          |
+| limit                    | at most so many messages, whichever one task reads first         |
 | split_bytes              | log bytes of one partition: 128m                                 |
 | pushdown                 | true: Spark's filters narrow what is read; see docs/spark.md     |
 | on_corrupt               | fail, skip or report                                             |
-| fail_on_data_loss        | false: what has expired or was deleted meanwhile is passed over  |
+| fail_on_data_loss        | false: skip what expired or was deleted meanwhile                |
 | starting, ending         | earliest, latest, a time, or offsets as Kafka's source has them: |
 |                          | {"topic": {"0": 23, "1": -1}}; -2 is the oldest, -1 the newest   |
 | max_messages_per_trigger | of a stream                                                      |
-| max_bytes_per_trigger    | of a stream, in bytes of the log as far as they can be estimated |
+| max_bytes_per_trigger    | of a stream, in log bytes, which are estimated                   |
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Starting(Enum):
 
 
 def plain_name(name: str) -> str:
-    """Options are one in any case, with and without underscores."""
+    """The name of an option without case and underscores, which do not matter."""
     return name.replace("_", "").lower()
 
 
@@ -100,7 +100,7 @@ def names_a_tier(options: Mapping[str, str]) -> bool:
 def split_options(
     options: Mapping[str, str], *, known: tuple[str, ...]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Settings of the store, and the options of these names; InvalidConfigError for any other."""
+    """Split into settings of the store and `known` options. InvalidConfigError for any other."""
     settings = {plain_name(name): name for name in settings_of(StoreConfig) if name != "metadata"}
     settings |= {plain_name(short): name for short, name in _SHORT_NAMES.items()}
     others = {plain_name(name): name for name in known}
@@ -128,9 +128,9 @@ def split_options(
 
 
 def store_config(settings: Mapping[str, str]) -> StoreConfig:
-    """The tier that the options name, from the first half of what `split_options` gives.
+    """The tier that the options name, from the first result of `split_options`.
 
-    Keys of an object store that the options leave out come from the environment of the caller.
+    Credentials of an object store that the options leave out come from the caller's environment.
     """
     texts = dict(settings)
     file, tier = texts.pop("config", None), texts.pop("tier", None)
@@ -170,7 +170,7 @@ def _likely_provider(texts: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """All options of a read, checked; nothing was opened yet."""
+    """All options of a read, checked. Nothing has been opened yet."""
 
     config: StoreConfig
     scan: Scan
@@ -254,7 +254,7 @@ def _selection(texts: Mapping[str, str]) -> Selection:
 
 
 def _not_empty(name: str, text: str) -> str:
-    """An option that was given and names nothing selects nothing, or by mistake everything."""
+    """Refuse an option that names nothing: it would select nothing or, by mistake, everything."""
     if not text.strip():
         raise InvalidConfigError(f"{name}: name at least one")
     return text
@@ -323,7 +323,7 @@ def _time(name: str, text: str) -> int:
         ) from None
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
-    return -((_EPOCH - moment) // timedelta(milliseconds=1))  # up, where it falls in between
+    return -((_EPOCH - moment) // timedelta(milliseconds=1))  # rounded up
 
 
 def _starting(text: str) -> Starting | int | Mapping[QueueKey, int]:

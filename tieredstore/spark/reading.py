@@ -1,4 +1,4 @@
-"""Common parts of batches and streams: columns, partitions, and reading one on a worker."""
+"""Common parts of batches and streams: columns, partitions, and reading a partition on a worker."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tieredstore.spark.engine import plain_failures
 from tieredstore.spark.options import ReadOptions
 from tieredstore.spark.shipped import Shipped
 
-LIMITED_RUN_MIN: Final = 64  # messages of one read where only some are wanted
+LIMITED_RUN_MIN: Final = 64  # messages per read if there is a limit
 _SPARK_TYPES: dict[pa.DataType, DataType] = {
     pa.string(): StringType(),
     pa.int32(): IntegerType(),
@@ -48,12 +48,12 @@ _SPARK_TYPES: dict[pa.DataType, DataType] = {
 
 
 def spark_schema(columns: Iterable[str]) -> StructType:
-    """Every column may be null: a message that cannot be read has a row where that is asked for."""
+    """Every column may be null: on request, a message that cannot be read has a row."""
     return StructType([StructField(name, _SPARK_TYPES[SCAN_COLUMNS[name]]) for name in columns])
 
 
 def with_schema(options: ReadOptions, schema: StructType) -> ReadOptions:
-    """Only the columns of the schema are decoded; each must have the type that it has here."""
+    """The options with the columns of this schema, the only ones decoded. Their types must match."""
     for column in schema.fields:
         kind = SCAN_COLUMNS.get(column.name)
         if kind is None:
@@ -67,13 +67,13 @@ def with_schema(options: ReadOptions, schema: StructType) -> ReadOptions:
             )
     columns = tuple(column.name for column in schema.fields)
     if not columns or len(set(columns)) < len(columns):
-        # Without a column a batch of Arrow has no rows.
+        # Without columns, an Arrow batch has no rows.
         raise InvalidConfigError("schema: name at least one column, and none twice")
     return replace(options, scan=replace(options.scan, columns=columns))
 
 
 class TierPartition(InputPartition):
-    """Pieces of a scan that one task reads: fetched together, and given one after the other."""
+    """Work items of a scan for one task: fetched together, and returned one after the other."""
 
     def __init__(self, items: Sequence[ScanItem]) -> None:
         super().__init__(None)
@@ -81,7 +81,7 @@ class TierPartition(InputPartition):
 
 
 class ScanReader(Shipped):
-    """The part of both readers that runs on the workers, which get it before any partition."""
+    """The part of both readers that runs on workers. They get it before any partition."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
@@ -89,11 +89,11 @@ class ScanReader(Shipped):
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         if not isinstance(partition, TierPartition):
-            return  # Spark's own, where there is nothing to read
+            return  # Spark's own, if there is nothing to read
         _spare_the_collector()
         with plain_failures():
             for batch in self._batches(partition.items):
-                # They differ at most in which values may be null.
+                # The schemas differ at most in which values may be null.
                 fits = batch.schema == self._arrow_schema
                 yield batch if fits else batch.cast(self._arrow_schema)
 
@@ -104,7 +104,7 @@ class ScanReader(Shipped):
                 yield from scan.batches(config, item, provider=provider)
             return
         left = limit
-        for item in items:  # one at a time: the first ones may do
+        for item in items:  # one at a time: the first few may be enough
             for batch in scan.batches(config, item, run_count=max(limit, LIMITED_RUN_MIN)):
                 yield batch.slice(0, left)
                 left -= len(batch)
@@ -114,13 +114,13 @@ class ScanReader(Shipped):
 
 @cache
 def _spare_the_collector() -> None:
-    """Let the collector pass over what this process has loaded: a worker of Spark collects behind
-    each task, and modules stay as long as it does."""
+    """Exclude what this process has loaded from garbage collection. A Spark worker collects after
+    each task, and modules live as long as the worker."""
     gc.freeze()
 
 
 def partitions_of(options: ReadOptions, items: Iterable[ScanItem]) -> list[InputPartition]:
-    """Of about `split_bytes` each: never one for each of many small queues."""
+    """Partitions of about `split_bytes` each: many small queues share one."""
     if options.limit is not None:
         every = tuple(items)
         return [TierPartition(every)] if every else []

@@ -1,9 +1,9 @@
-"""Functions that are pickled for a process of Spark, which may lack the package or have another
+"""Functions that are pickled for a Spark process, which may lack the package or have another
 version.
 
-Spark 4.3 gives `--py-files` to all its Python processes but the one that plans a stream, which runs
-on the driver. What is pickled for that one carries these functions by value, and the path of the
-package on the driver's machine. They run before anything of the package is unpickled.
+Spark 4.3 gives `--py-files` to all its Python processes except the one that plans a stream, which
+runs on the driver. What is pickled for that one carries these functions by value, and the path of
+the package on the driver's machine. They run before anything of the package is unpickled.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def revived(place: str, options: dict[str, str], version: str) -> DataSource:
-    """The source with these options, from the package that is installed, or else from `place`."""
+    """The source with these options, from the installed package or else from the one at `place`."""
     if importlib.util.find_spec("tieredstore") is None:
         sys.path.append(place)
     made: DataSource = _found("tieredstore.spark.source", "TierDataSource", version)(options)
@@ -29,9 +29,9 @@ def revived(place: str, options: dict[str, str], version: str) -> DataSource:
 
 
 class Shipped:
-    """What a worker gets first of a read or a write: there the package is looked at once.
+    """What a worker unpickles first for a read or a write. It checks the package.
 
-    Not each partition: the functions below are 2 kB.
+    Partitions do not check it again: the functions below are 2 kB.
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -46,7 +46,7 @@ def empty(module: str, name: str, version: str) -> Any:
 
 
 def _found(module: str, name: str, version: str) -> Any:
-    # Nothing of this package can be used before it was found: this needs its arguments only.
+    # Use only the arguments here: nothing of the package can be used before it is found.
     try:
         here = importlib.import_module("tieredstore").__version__
         if here != version:

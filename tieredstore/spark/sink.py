@@ -1,14 +1,14 @@
-"""`df.write` and `df.writeStream` with `format("tieredstore")`: loads into a tier that no broker
-writes meanwhile, one for a frame and one for each batch of a stream.
+"""`df.write` and `df.writeStream` with `format("tieredstore")`: one load for a frame, or for each
+batch of a stream, into a tier that no broker writes meanwhile.
 
     | option                          | what                                                     |
     | ------------------------------- | -------------------------------------------------------- |
-    | config, tier, provider and so   | the tier, as for a read: see `options`                   |
+    | config, tier, provider, …       | the tier, as for a read: see `options`                   |
     | topic                           | for all messages, or for those whose column is null      |
     | queue_id                        | likewise                                                 |
-    | load_id                         | a load with a name is made once: run again, it adds none |
-    | index                           | false: the broker that is started next finds out itself  |
-    | block_bytes                     | records in memory of one task: 16m                       |
+    | load_id                         | a named load is made once: run again, it adds nothing    |
+    | index                           | false: the next broker that starts builds the index      |
+    | block_bytes                     | bytes of records that a task holds in memory: 16m        |
     | wait_seconds                    | for another writer of the same directory to end: 60      |
 
 Rows load fastest if those of a queue are in one partition, next to each other:
@@ -18,8 +18,8 @@ older than the retention of their topic are deleted at the broker's next expiry.
 directory needs that directory on all machines of the cluster.
 
 Each batch of a stream is loaded once: the change of the catalogue that adds its messages notes the
-query and the number of the batch, and Spark uses the same ones when it repeats a batch after a
-crash. A query keeps its identity as long as it keeps its checkpoint.
+query and the number of the batch, and Spark uses both again when it repeats a batch after a crash.
+A query keeps its identity as long as it keeps its checkpoint.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-_RUN: Final = "run_of_load"  # a write that has it only stages: `load` commits
+_RUN: Final = "run_of_load"  # a write with this option only stages: `load` commits
 _WRITE_NAMES: Final = ("topic", "queue_id", "load_id", "index", "block_bytes", "wait_seconds")
 _CHECKPOINT: Final = "checkpointlocation"  # Spark's own option
 _QUERY_ID: Final = "sql.streaming.queryId"  # a property of Spark's tasks
@@ -87,7 +87,7 @@ _QUERY_ID: Final = "sql.streaming.queryId"  # a property of Spark's tasks
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOptions:
-    """All options of a write, checked; nothing was opened yet."""
+    """All options of a write, checked. Nothing has been opened yet."""
 
     config: StoreConfig
     topic: str | None = None
@@ -102,7 +102,7 @@ class WriteOptions:
     def parse(cls, options: Mapping[str, str]) -> WriteOptions:
         store, texts = split_options(options, known=(*_WRITE_NAMES, _RUN))
         queue_id, load_id = texts.get("queue_id"), texts.get("load_id")
-        if load_id is not None and not load_id.strip():  # all loads without a name would be one
+        if load_id is not None and not load_id.strip():  # else all unnamed loads would be one
             raise InvalidConfigError("load_id: it is empty; name the load, or leave it out")
         return cls(
             config=store_config(store),
@@ -117,7 +117,7 @@ class WriteOptions:
 
 
 def tier_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> TierWriter:
-    """The writer of one load, after a look whether the tier can be written at all."""
+    """The writer of one load, after a check that the tier can be written at all."""
     if overwrite:
         raise InvalidConfigError(
             "mode overwrite: messages of a tier are never replaced; use mode('append')"
@@ -132,7 +132,7 @@ def tier_writer(options: Mapping[str, str], schema: StructType, overwrite: bool)
 def tier_stream_writer(
     options: Mapping[str, str], schema: StructType, overwrite: bool
 ) -> TierStreamWriter:
-    """The writer of all batches of a stream, after a look at what is said of it."""
+    """The writer of all batches of a stream, after a check of its options."""
     if overwrite:
         raise InvalidConfigError(
             "output mode complete: messages of a tier are never replaced; use outputMode('append')"
@@ -154,7 +154,7 @@ def _columns(said: WriteOptions, schema: StructType) -> LoadColumns:
 
 
 class StagedMessage(WriterCommitMessage):
-    """What one task has staged, and for which query where it is a stream's."""
+    """What one task has staged, and, for a stream, its query."""
 
     def __init__(self, part: StagedPart, query_id: str = "") -> None:
         self.part = part
@@ -164,7 +164,7 @@ class StagedMessage(WriterCommitMessage):
 def staged(
     said: WriteOptions, columns: LoadColumns, run_id: str, batches: Iterator[pa.RecordBatch]
 ) -> StagedPart:
-    """What this attempt of this task has been given, in the tier's scratch."""
+    """Stage the rows of this attempt of a task in the tier's scratch."""
     context = _task()
     stager = Stager(
         said.config,
@@ -172,7 +172,7 @@ def staged(
         columns,
         run_id=run_id,
         partition=context.partitionId(),
-        # A task that is tried again after its executor was lost is another attempt too.
+        # Also distinguish a task that is retried because its executor was lost.
         attempt=f"{context.taskAttemptId()}-{uuid.uuid4().hex[:8]}",
         now_ms=SystemClock().now_ms(),
         index=said.index and said.config.index_enabled,
@@ -189,8 +189,8 @@ def _task() -> TaskContext:
 
 
 class TierWriter(Shipped, DataSourceArrowWriter):
-    """Stages on the workers, commits on the driver. An attempt that does not win leaves only what
-    the commit, or the next load, removes."""
+    """Stages on the workers, commits on the driver. A losing attempt leaves only what the commit or
+    the next load removes."""
 
     def __init__(self, options: WriteOptions, columns: LoadColumns, *, run_id: str) -> None:
         self._said = options
@@ -222,8 +222,8 @@ class TierWriter(Shipped, DataSourceArrowWriter):
 
 
 class TierStreamWriter(Shipped, DataSourceStreamArrowWriter):
-    """The same for each batch of a stream. Spark names the query to the tasks only, and the batch
-    to the driver only: what a task has staged brings the one to the other."""
+    """The same for each batch of a stream. Spark tells only tasks the query, and only the driver
+    the batch, so the messages of the tasks bring the query to the driver."""
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
         self._said = options
@@ -234,7 +234,7 @@ class TierStreamWriter(Shipped, DataSourceStreamArrowWriter):
             query_id = _task().getLocalProperty(_QUERY_ID)
             if not query_id:
                 raise LoadRefusedError("Spark does not name the query that this batch is of")
-            columns = _columns(self._said, self._schema)  # of this batch: it takes the time
+            columns = _columns(self._said, self._schema)  # for each batch, as it takes the time
             return StagedMessage(staged(self._said, columns, query_id, iterator), query_id)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
@@ -259,9 +259,8 @@ class TierStreamWriter(Shipped, DataSourceStreamArrowWriter):
 def load(
     frame: DataFrame, config: str | os.PathLike[str] | None = None, **options: object
 ) -> LoadReport:
-    """The same as `frame.write.format("tieredstore")` with these options, but what has to be
-    written once more is written by the workers too: no message passes the driver, whatever the
-    frame's partitions are."""
+    """The same as `frame.write.format("tieredstore")` with these options, but workers also do any
+    rewriting: no message passes through the driver, whatever the frame's partitions are."""
     from tieredstore.spark.engine import SparkEngine
 
     texts = {name: str(value) for name, value in options.items()}
@@ -270,7 +269,7 @@ def load(
     said = WriteOptions.parse(texts)
     run_id = uuid.uuid4().hex
     with plain_failures():
-        # Makes the session that of this thread: only there a write looks for the format.
+        # This makes the session active in this thread, where a write looks for the format.
         frame.sparkSession.createDataFrame([], "nothing int")
         writer = frame.write.format("tieredstore").options(**texts).option(_RUN, run_id)
         writer.mode("append").save()

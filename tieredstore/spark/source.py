@@ -1,4 +1,4 @@
-"""`format("tieredstore")`: a tier as a DataFrame, and the way to stream and sink."""
+"""`format("tieredstore")`: a tier as a DataFrame, and the entry to its stream and its sink."""
 
 from __future__ import annotations
 
@@ -106,9 +106,9 @@ class TierDataSource(DataSource):
 
 
 def ranges_of(tier: TieredReader, options: ReadOptions) -> dict[QueueKey, tuple[int, int]]:
-    """What `starting` and `ending` say of a batch: queue offsets of the queues that they name.
+    """The range of queue offsets of each queue that `starting` or `ending` of a batch name.
 
-    DataLossError for offsets that the tier has not, unless such loss is to be passed over.
+    DataLossError for offsets that the tier lacks, unless such loss is to be ignored.
     """
     starting, ending = options.starting, options.ending
     if isinstance(starting, int) or starting is Starting.LATEST:
@@ -141,11 +141,11 @@ def ranges_of(tier: TieredReader, options: ReadOptions) -> dict[QueueKey, tuple[
 
 
 def reach(config: StoreConfig, items: Sequence[ScanItem]) -> None:
-    """Ask the backend once, on the driver: missing rights to read end in one line."""
+    """Ask the backend once on the driver, so that missing rights are an error of one line."""
     provider = worker_provider(config)
     provider.refresh()  # an earlier answer proves nothing
     for row in [row for item in items[:1] for row in item.rows[:1]]:
-        with suppress(SegmentNotFoundError):  # damage is for the read to find
+        with suppress(SegmentNotFoundError):  # damage is reported by the read
             provider.open(row.path, row.type, row.base_offset).size()
 
 
@@ -153,13 +153,13 @@ class TierBatchReader(ScanReader, DataSourceReader):
     """Plans on the driver, reads on the workers.
 
     It takes no filters, whatever Spark's settings say. Spark 4.2 and 4.3 keep one plan for each
-    frame that was loaded, and read every later query by it: a plan that filters have narrowed hides
-    rows from all others. A plan that only the options have narrowed is right for all of them.
+    loaded frame, and use it for every later query: a plan narrowed by the filters of one query
+    hides rows from all others. A plan narrowed only by the options is right for all of them.
     """
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         super().__init__(options, schema)
-        self._said = options  # a filter may leave out what these name, and name what is unknown
+        self._said = options  # without filters, which may drop named topics or name unknown ones
 
     def partitions(self) -> list[InputPartition]:
         options = self._options
@@ -172,29 +172,29 @@ class TierBatchReader(ScanReader, DataSourceReader):
 
 
 class PushingTierBatchReader(TierBatchReader):
-    """The same, and takes filters: less is planned, less is read, and single keys are looked up.
+    """A reader that takes filters: less is planned, less is read, and single keys are looked up.
 
     Only for a frame that is used with one condition and in one place. The partitions and the
-    function that reads them come from one plan, and a worker does not learn which query it reads
-    for: nothing here can see that Spark reads a query by the plan of another.
+    function that reads them come from one plan, and a worker does not learn for which query it
+    reads: so nothing here can detect that Spark uses the plan of another query.
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
         scan = self._options.scan
         selection = narrowed(scan.selection, filters)
         self._options = replace(self._options, scan=replace(scan, selection=selection))
-        return filters  # Spark looks again: what is not known here is then right all the same
+        return filters  # Spark applies all of them again, so those unknown here count too
 
 
 def narrowed(selection: Selection, filters: Iterable[Filter]) -> Selection:
-    """What is selected and passes all filters, or a bit more."""
+    """What is selected and passes all filters, or slightly more."""
     for condition in filters:
         selection = selection.narrowed(_passed_by(condition))
     return selection
 
 
 def _passed_by(condition: Filter) -> Selection:
-    """What passes a condition, or more: everything, where it is not known here."""
+    """What passes a condition, or more: everything for a condition that is not known here."""
     column: Sequence[str] = getattr(condition, "attribute", ())
     if len(column) != 1:
         return EVERYTHING

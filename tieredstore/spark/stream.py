@@ -39,14 +39,14 @@ class DataLossError(TieredStoreError):
 
 
 class TierStreamReader(ScanReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Follows all queues that are selected; offsets are the whole state, and Spark keeps them.
+    """Follows all selected queues. The offsets are its whole state, and Spark keeps them.
 
     * A batch is the messages between two offsets: read again after a restart, it is the same.
     * Queues and topics that appear later are read from their beginning.
     * Messages that expired before they were read are an error, or are skipped with
       `fail_on_data_loss` false.
-    * So is a topic that was deleted and created again: its offsets start over, and those of the
-      checkpoint would skip its messages. With `fail_on_data_loss` false it is read from its
+    * A topic that was deleted and created again is an error too: its offsets start over, and those
+      of the checkpoint would skip its messages. With `fail_on_data_loss` false it is read from its
       beginning.
     """
 
@@ -55,9 +55,9 @@ class TierStreamReader(ScanReader, DataSourceStreamReader, SupportsTriggerAvaila
         if options.limit is not None:
             raise InvalidConfigError("limit: a stream has the option max_messages_per_trigger")
         self._tier: TieredReader | None = None
-        self._queues: list[QueueRows] = []  # as they were when a trigger last looked
-        self._last: tuple[dict[str, Any], StreamOffsets] | None = None  # that were given to Spark
-        # Of the trigger AvailableNow: nothing behind these offsets is read.
+        self._queues: list[QueueRows] = []  # as a trigger saw them last
+        self._last: tuple[dict[str, Any], StreamOffsets] | None = None  # last given to Spark
+        # Set by the trigger AvailableNow: nothing after these offsets is read.
         self._target: dict[QueueKey, int] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -114,7 +114,7 @@ class TierStreamReader(ScanReader, DataSourceStreamReader, SupportsTriggerAvaila
             )
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """What the tier has, and how far behind it the batch ends that was planned last."""
+        """What the tier has, and how far the batch that was planned last is behind it."""
         with planning():
             queues = self._queues or self._looked()[1]
             return progress(queues, None if self._last is None else self._last[1].offsets)
@@ -153,7 +153,7 @@ class TierStreamReader(ScanReader, DataSourceStreamReader, SupportsTriggerAvaila
     # Parts
 
     def _looked(self) -> tuple[TieredReader, list[QueueRows]]:
-        """The tier as it is now, and its queues that are wanted."""
+        """The tier as it is now, and its selected queues."""
         selection = self._options.selection
         if self._tier is None:
             self._tier = TieredReader.open(self._options.config)
@@ -164,7 +164,8 @@ class TierStreamReader(ScanReader, DataSourceStreamReader, SupportsTriggerAvaila
         return self._tier, self._queues
 
     def _kept(self, offsets: StreamOffsets) -> dict[str, Any]:
-        """As Spark keeps them. It gives them back with the next call: they are not read again."""
+        """The JSON that Spark keeps. Spark passes it back with the next call; remembering it saves
+        decoding it again."""
         if self._last is None or self._last[1] != offsets:
             self._last = to_json(offsets), offsets
         return self._last[0]
@@ -175,7 +176,7 @@ class TierStreamReader(ScanReader, DataSourceStreamReader, SupportsTriggerAvaila
         return from_json(document)
 
     def _topic_ids(self, tier: TieredReader) -> dict[str, int]:
-        """The numbers of the topics that are wanted."""
+        """The numbers of the selected topics."""
         wanted = replace(self._options.selection, queue_ids=None)
         return {
             topic: number
@@ -207,11 +208,11 @@ class TierStreamReader(ScanReader, DataSourceStreamReader, SupportsTriggerAvaila
         start: int | None,
         end: int,
     ) -> tuple[int, int]:
-        """The queue offsets of one queue that this batch has."""
+        """The queue offsets of one queue that are in this batch."""
         if start == end:
             return end, end
         if rows is None and _is_deleted(tier, key.topic):
-            return end, end  # what was not read is gone with it
+            return end, end  # messages that were not read are gone with the topic
         first = 0 if rows is None else self._first(tier, rows)
         stop = 0 if rows is None else rows.end_offset
         if start is None:
@@ -223,10 +224,11 @@ class TierStreamReader(ScanReader, DataSourceStreamReader, SupportsTriggerAvaila
     def _of_one_life(
         self, begun: StreamOffsets, ends: StreamOffsets, numbers: dict[str, int]
     ) -> tuple[StreamOffsets, StreamOffsets]:
-        """Both ends of a batch without what is of topics that were made again meanwhile.
+        """Both ends of a batch, adjusted for topics that were deleted and made again.
 
-        One that was made again after the batch was planned has nothing of the batch any more; the
-        next batch begins it. One that was made again before is in the batch from its beginning.
+        If that was after the batch was planned, nothing of the topic's part of the batch is left,
+        and the next batch begins with the new topic. If it was before, the batch has the new topic
+        from its beginning.
         """
         late = {
             topic: both
@@ -257,7 +259,7 @@ class TierStreamReader(ScanReader, DataSourceStreamReader, SupportsTriggerAvaila
         log.warning("%s", lost)
 
     def _restarted(self, key: QueueKey, start: int | None, first: int, end: int) -> int:
-        """Where to go on in a queue that has not what comes next."""
+        """Where to continue in a queue that lacks the next message of the stream."""
         if start is None:
             return first
         lost = (
@@ -268,7 +270,7 @@ class TierStreamReader(ScanReader, DataSourceStreamReader, SupportsTriggerAvaila
         return first
 
     def _limits(self, limit: ReadLimit) -> tuple[int | None, int | None]:
-        """Messages and bytes: what Spark says, and of the options what it does not."""
+        """The limits of messages and bytes: what Spark says, else what the options say."""
         if isinstance(limit, ReadAllAvailable):
             return None, None
         count_max, bytes_max = self._options.max_messages, self._options.max_bytes
@@ -280,7 +282,8 @@ class TierStreamReader(ScanReader, DataSourceStreamReader, SupportsTriggerAvaila
 
 
 def _is_deleted(tier: TieredReader, topic: str) -> bool:
-    """Whether a topic that a batch was planned for is gone; a copy may not know it yet."""
+    """Whether a topic of a planned batch was deleted. A published copy may not know the topic yet,
+    so it does not count."""
     facts = tier.catalogue
     may_lag = facts.copy and facts.source != LOG
     return not may_lag and all(row.topic != topic for row in tier.topics())
@@ -288,7 +291,7 @@ def _is_deleted(tier: TieredReader, topic: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backlog:
-    """What a queue has that was not read: from `start` on up to `end`, of messages of this size."""
+    """The unread messages of a queue, from `start` to before `end`, and their average size."""
 
     start: int
     end: int
@@ -302,10 +305,10 @@ class Backlog:
 def advanced(
     backlogs: Mapping[QueueKey, Backlog], *, count_max: int | None, bytes_max: int | None
 ) -> dict[QueueKey, int]:
-    """Where each queue is read up to next, with at most so many messages and about so many bytes.
+    """Up to where each queue is read next, with at most so many messages and about so many bytes.
 
-    A limit is shared out by what waits in each queue. At least one message is read where one
-    waits, however large it is, and a queue that gets nothing comes first as its backlog grows.
+    A limit is shared out in proportion to what waits in each queue. If any message waits, at least
+    one is read, however large. A queue that gets nothing comes first as its backlog grows.
     """
     counts = {key: backlog.count for key, backlog in backlogs.items()}
     if bytes_max is not None:
@@ -327,7 +330,7 @@ def _shared(counts: Mapping[QueueKey, int], limit: int) -> dict[QueueKey, int]:
         return dict(counts)
     shares = {key: count * limit // total for key, count in counts.items()}
     left = limit - sum(shares.values())
-    # First those that got nothing, and of these the ones where most waits.
+    # First queues that got nothing, and among them those with the largest backlogs.
     hungry = sorted(counts, key=lambda key: (shares[key] > 0, -counts[key], key))
     for key in hungry:
         if not left:
@@ -341,7 +344,7 @@ def _shared(counts: Mapping[QueueKey, int], limit: int) -> dict[QueueKey, int]:
 def refuse_unknown_queues(
     option: str, named: Mapping[QueueKey, int], queues: Iterable[QueueRows]
 ) -> None:
-    """InvalidConfigError for a queue that an option names and that is not read."""
+    """InvalidConfigError if an option names a queue that is not read."""
     missing = sorted(named.keys() - {rows.key for rows in queues}) if named else []
     if missing:
         raise InvalidConfigError(
@@ -353,8 +356,8 @@ def refuse_unknown_queues(
 def progress(queues: Iterable[QueueRows], reached: Mapping[QueueKey, int] | None) -> dict[str, Any]:
     """How far a stream is behind: in all, and in the queues that are farthest behind.
 
-    `oldest` and `newest` are the offsets of the first message and of the next one that will come;
-    `lag` is how many messages a queue has behind what the batch reads.
+    `oldest` and `newest` are the offsets of the first message and of the next one to come; `lag` is
+    how many messages a queue has after what the batch reads.
     """
     found: list[tuple[int, QueueRows]] = []
     for rows in queues:
@@ -377,7 +380,7 @@ def progress(queues: Iterable[QueueRows], reached: Mapping[QueueKey, int] | None
 
 
 class RefusedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Says why there is no stream when Spark first asks for something.
+    """Raises the error of a refused stream as soon as Spark asks for anything.
 
     Spark 4.3 loses an error that is raised before it has a reader.
     """

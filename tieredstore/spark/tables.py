@@ -1,9 +1,9 @@
 """Tables of Spark's own catalogue that read a tier, and a view for each topic.
 
 Spark 4.3 gives the options of `CREATE TABLE … USING tieredstore OPTIONS (…)` to the source once,
-when the table is made, and none of them to a later query. Each query does get the schema that the
-source gave. So the options are kept there, as metadata of the first column, and a query is planned
-with them: it sees what has been committed up to then.
+when the table is made, and none of them to a later query. But each query gets the schema that the
+source returned. So the options are kept in the schema, as metadata of the first column, and each
+query is planned with them: it sees what has been committed by then.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ if TYPE_CHECKING:
 
 FORMAT: Final = "tieredstore"
 KEPT: Final = "tieredstore.options"  # in the metadata of a table's first column
-_OPTION: Final = "option."  # Spark's prefix for what stood in OPTIONS, among its own properties
+_OPTION: Final = "option."  # Spark's prefix for OPTIONS among its own properties
 
 
 def options_of_table(properties: Mapping[str, str]) -> dict[str, str] | None:
-    """What stood in OPTIONS and LOCATION, of what Spark gives when a table is made; None where it
-    is no table but a frame. InvalidConfigError for a secret: a catalogue keeps it in the clear."""
+    """What OPTIONS and LOCATION said, from the properties that Spark gives when a table is made;
+    None for a frame instead of a table. InvalidConfigError for a secret: a catalogue keeps it in
+    the clear."""
     if properties.get("provider", "").lower() != FORMAT:
         return None
     said = {
@@ -49,7 +50,7 @@ def options_of_table(properties: Mapping[str, str]) -> dict[str, str] | None:
 
 
 def refuse_secrets(options: Mapping[str, str]) -> None:
-    """InvalidConfigError for a secret among the options of a table."""
+    """Raise InvalidConfigError if the options of a table have a secret."""
     secrets = {
         plain_name(name) for name, spec in settings_of(StoreConfig).items() if facts_of(spec).secret
     }
@@ -71,9 +72,9 @@ def with_options(schema: StructType, options: Mapping[str, str]) -> StructType:
 
 
 def options_of_read(given: Mapping[str, str], schema: StructType) -> dict[str, str]:
-    """What is said of a query: its own options, and below them those of the table that it reads.
+    """The options of a query: its own, which override those of the table that it reads.
 
-    Options that name a tier stand alone: nothing of another tier is mixed in.
+    If its own options name a tier, only they count, so that two tiers are not mixed.
     """
     said = {**given}
     if names_a_tier(said):
@@ -88,10 +89,11 @@ def options_of_read(given: Mapping[str, str], schema: StructType) -> dict[str, s
 
 
 def check_write_names_tier(given: Mapping[str, str]) -> None:
-    """InvalidConfigError for a write that does not say which tier it goes to.
+    """Raise InvalidConfigError for a write that does not name its tier.
 
-    What a table keeps is of no use here: `INSERT INTO a SELECT * FROM b` gives the rows the columns
-    of b where those of a are the same, and Parquet files made of a table have its columns too.
+    The options that a table keeps cannot be used here. `INSERT INTO a SELECT * FROM b` passes the
+    columns of b if those of a are the same, and Parquet files made from a table have its columns
+    too.
     """
     if not names_a_tier(given):
         raise InvalidConfigError(
@@ -101,7 +103,7 @@ def check_write_names_tier(given: Mapping[str, str]) -> None:
 
 
 def kept_options(schema: StructType) -> dict[str, str] | None:
-    """The options in the schema of a table; None where there are none."""
+    """The options in the schema of a table; None if there are none."""
     for column in schema.fields:
         text = column.metadata.get(KEPT)
         if not isinstance(text, str):
@@ -124,18 +126,17 @@ def register(
     prefix: str = "",
     **options: str,
 ) -> list[str]:
-    """Make a table of all messages, and for each topic a temporary view of the topic's name.
+    """Make a table of all messages, and for each topic a temporary view with the topic's name.
 
-    Each query of them is planned anew and sees what has been committed. Run it again for topics
-    that have come since. `options` are those of a read, such as `columns` or `topic_pattern`; the
-    views' names, which are given back, are the topics' behind `prefix`.
+    Each query of them is planned anew and sees what has been committed. Run this again for topics
+    that have been added since. `options` are those of a read, such as `columns` or `topic_pattern`.
+    Returns the names of the views: `prefix`, and then the topic's name.
 
-    A view reads a table of its own, which lies beside `table`. Views of one table would not do:
-    Spark plans a table once for a whole query, so a query of two topics would read one of them
-    twice.
+    Each view reads a table of its own beside `table`. One table for all views would not work: Spark
+    plans a table once for a whole query, so a query of two topics would read one of them twice.
 
-    Raises InvalidConfigError where `table` is there and reads no tier, and where the names of two
-    views, or of a view and the table, are one to Spark.
+    Raises InvalidConfigError if `table` exists and does not read a tier, or if two views, or a view
+    and the table, have the same name to Spark.
     """
     from tieredstore.spark.reading import spark_schema
 
@@ -167,7 +168,7 @@ def register(
 
 
 def _make_table(spark: SparkSession, name: str, schema: StructType, what: str) -> None:
-    """A table that reads a tier, in the place of the one that was made before."""
+    """Make a table that reads a tier. It replaces one that was made before."""
     if spark.catalog.tableExists(name):
         if kept_options(spark.table(name).schema) is None:
             raise InvalidConfigError(f"table {name}: there is one that reads no tier")
@@ -176,7 +177,7 @@ def _make_table(spark: SparkSession, name: str, schema: StructType, what: str) -
 
 
 def _table_of_topic(table: str, topic: str) -> str:
-    """Spark takes letters, digits and _ for a table's name, and a topic may have others."""
+    """Has a digest instead of the topic: Spark takes only letters, digits and _ in table names."""
     behind = f"_{sha256(topic.encode()).hexdigest()[:16]}"
     return f"{table[:-1]}{behind}`" if table.endswith("`") else table + behind
 
