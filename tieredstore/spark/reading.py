@@ -53,7 +53,7 @@ def spark_schema(columns: Iterable[str]) -> StructType:
 
 
 def with_schema(options: ReadOptions, schema: StructType) -> ReadOptions:
-    """The options with the columns of this schema, the only ones decoded. Their types must match."""
+    """The options with the columns of this schema, the only ones decoded. Types must match."""
     for column in schema.fields:
         kind = SCAN_COLUMNS.get(column.name)
         if kind is None:
