@@ -265,7 +265,7 @@ class _Ranks:
         least = np.concatenate([_steps(run)[0] for run in runs])
         most = np.concatenate([_steps(run)[1] for run in runs])
         order = np.argsort(times, kind="stable")
-        # The least and the most entries that may not be newer than a sample.
+        # How many entries are not newer than a sample: the least and the most possible.
         self._times = times[order]
         self._least = np.cumsum(least[order])
         self._most = np.cumsum(most[order])

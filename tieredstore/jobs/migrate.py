@@ -445,7 +445,7 @@ def _take_epoch(config: StoreConfig) -> None:
         provider = provider_of(replace(config, certify="off"), runtime, NoMetrics())
         try:
             provider.claim(config.broker_name)
-            if config.provider in OBJECT_PROVIDERS:  # there, the first deletion takes the claim
+            if config.provider in OBJECT_PROVIDERS:  # deleting what never existed claims there
                 path = f"{config.broker_name}/{_FENCE_TOPIC}/0"
                 provider.open(path, SegmentType.COMMIT_LOG, 0).delete()
         finally:

@@ -165,8 +165,8 @@ def _given(metadata: MetadataStore) -> Iterator[Change]:
 
 
 def _copy_of(metadata: MetadataStore) -> str | None:
-    """Where a published copy was read from; None for the broker's own catalogue. The log that lies
-    with the bytes is no such copy: it was complete when it was read."""
+    """Where a published copy was read from; None for the broker's own catalogue. A log that lies
+    with the bytes does not count as a copy: it was complete when it was read."""
     facts = metadata.facts
     return facts.describe() if facts.copy and facts.source != LOG else None
 
