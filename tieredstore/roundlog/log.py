@@ -4,9 +4,9 @@ claim     PUT epoch n + 1, read state and tail, PUT an entry "epoch n + 1 begins
 append    PUT the next sequence, HEAD the next epoch's claim: absent means acknowledged
 follow    LIST the tail, GET each entry's beginning, fold
 
-The keys after an entry's key are those of later entries, and then those of states, so one listing
-shows both. An entry that a state replaces may have been deleted, and then put again by a request
-that arrives days late. So a reader that lags behind the newest state continues from that state, and
+Behind an entry's key come the keys of later entries, then those of states, so one listing shows
+both. An entry that a state replaces may have been deleted, and then put again by a request that
+arrives days late. So a reader that lags behind the newest state continues from that state, and
 believes no entry before it.
 """
 
@@ -56,20 +56,20 @@ log = log_of(__name__)
 T = TypeVar("T")
 _NOTHING: Final = object()
 
-INLINE_BYTES_MAX: Final = 8 << 20  # of an entry: what is more goes into data objects first
-TOGETHER_BYTES_MAX: Final = 64 << 20  # of all that waits, in one entry
-BEGINNING_BYTES: Final = 1 << 20  # of an entry: nearly always more than all but its payload
+INLINE_BYTES_MAX: Final = 8 << 20  # payload of an entry: a larger one goes into data objects
+TOGETHER_BYTES_MAX: Final = 64 << 20  # payload of the callers that share an entry
+BEGINNING_BYTES: Final = 1 << 20  # read of an entry first: nearly always all but its payload
 SIDE_BY_SIDE: Final = 8  # entries read, or small objects written, at a time
-UNDER_WAY_MAX: Final = 2  # data objects: 64 MiB
-MEETINGS_MAX: Final = 1_000  # entries of others that may take the sequence first
-RELOADS_MAX: Final = 5  # while a log is read whose beginning is being deleted
-LISTED_SECONDS_MAX: Final = 300  # a listing is believed, less than dead entries stay
+UNDER_WAY_MAX: Final = 2  # data objects written at a time: 64 MiB
+MEETINGS_MAX: Final = 1_000  # entries of other writers that may take our sequence first
+RELOADS_MAX: Final = 5  # of the state, while another process deletes the entries before it
+LISTED_SECONDS_MAX: Final = 300  # a listing is believed this long: dead entries are kept longer
 CLAIMS_MAX: Final = 1_000
 
 
 @dataclass(slots=True, eq=False)
 class _Ticket:
-    """One caller's drafts; `is_alone` where no other may be in their entry."""
+    """One caller's drafts. If `is_alone`, their entry must have no other caller's."""
 
     drafts: Sequence[Draft]
     is_alone: bool = False
@@ -79,7 +79,7 @@ class _Ticket:
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """An entry that may have landed, and how many staged changes it has."""
+    """An entry that may have landed, and the number of staged changes in it."""
 
     entry: Entry
     data: bytes
@@ -89,15 +89,15 @@ class _Sent:
 class BrokerLog:
     """The log of one broker, in one process.
 
-    * Before `claim` it is only read: `follow` shows a writer's changes since.
-    * After it this process is the only writer: the state is the truth until it is overtaken.
-      From then on `fence` is set, and every append raises FencedError without a request.
-    * One entry is under way at a time. Appends meanwhile share the next one.
-    * An entry with an unknown outcome is settled before anything else is appended: the log looks at
-      its key, and puts the same entry again.
+    * Before `claim` the log is only read: `follow` takes in what its writer has appended since.
+    * After `claim` this process is the only writer, and its state is the truth until another
+      overtakes it. Then `fence` is set, and every append raises FencedError without a request.
+    * One entry is under way at a time. Appends that arrive meanwhile share the next one.
+    * An entry with an unknown outcome is settled before anything else is appended: the log puts the
+      same entry again, unless it is there already.
     * `guard` protects the state. It is held briefly, never during I/O.
 
-    Raises: BackendUnavailableError (of an append the outcome is unknown), BackendRefusedError,
+    Raises: BackendUnavailableError (the outcome of an append is unknown), BackendRefusedError,
     FencedError, MetadataError for a damaged log.
     """
 
@@ -122,40 +122,40 @@ class BrokerLog:
         self.recent = RecentObjects(calls, bytes_max=recent_bytes)
         self.pool: Pool = runtime.fetch
         self.guard = threading.RLock()
-        self.staged: list[Change] = []  # in the state's tables already, and in no entry yet
+        self.staged: list[Change] = []  # already in the state's tables, not yet in an entry
         self.fence: Fence | None = None
-        self._before_write = before_write  # raises where the store is not to be written to
-        self._taken_in = taken_in  # what lies there without any log
+        self._before_write = before_write  # raises if the store must not be written to
+        self._taken_in = taken_in  # adds the objects of a bucket without a log
         self._listing_ms = listing_ms
-        self._joins = joins  # shares the epoch that there is
+        self._joins = joins  # shares the current epoch with other writers
         self._state: LogState | None = None
         self._listed_at = 0.0
-        self._claimed: int | None = None  # an epoch of ours, from its PUT on
-        self._epoch: int | None = None  # the same, once it has begun
+        self._claimed: int | None = None  # our epoch, once its claim has been put
+        self._epoch: int | None = None  # our epoch, once it has begun
         self._doubt: _Sent | None = None
         self._waiting: deque[_Ticket] = deque()
         self._turn = threading.RLock()  # held to send, claim or follow
-        self._is_sending = False  # an entry for the first time: nobody doubts it yet
+        self._is_sending = False  # an entry's first put is under way: not in doubt yet
         self._names = itertools.count()
         self._id = uuid.uuid4().hex[:16]
 
-    # What there is
+    # The state
 
     @property
     def is_writer(self) -> bool:
-        """Whether this process has claimed an epoch. One that was fenced stays what it was: it
-        reads what it knew, and nothing of the writer behind it."""
+        """Whether this process has claimed an epoch. A fenced process is still a writer: it reads
+        what it knew, and nothing that its successor wrote."""
         return self._epoch is not None
 
     @property
     def epoch(self) -> int | None:
-        """Ours, once it was claimed."""
+        """The epoch of this process, once it has begun."""
         return self._epoch
 
     @property
     def known(self) -> LogState | None:
-        """The state as far as it is known, without a request: None before the first. Hold `guard`
-        to look at it."""
+        """The state as last read, without a request; None if it was never read. Hold `guard` to
+        look at it."""
         return self._state
 
     @property
@@ -164,7 +164,7 @@ class BrokerLog:
         return not self._is_sending and self._doubt is not None
 
     def state(self, *, recent: bool = False) -> LogState:
-        """The state as far as it is known; `recent` is for those who want to see others' writes.
+        """The state as last read; with `recent`, read again if others may have written since.
 
         Hold `guard` to look at it.
         """
@@ -177,7 +177,7 @@ class BrokerLog:
         return state
 
     def settled(self) -> LogState:
-        """The same, and nothing of ours is in doubt. FencedError where it always will be."""
+        """The recent state, once no entry of ours is in doubt. FencedError if we are fenced."""
         self._check()
         if self.in_doubt:
             with self._turn:
@@ -185,17 +185,17 @@ class BrokerLog:
         return self.state(recent=True)
 
     def expire(self) -> None:
-        """Read again before the next answer; a writer knows its own log without reading."""
+        """Read again before the next recent state; the only writer need not read."""
         self._listed_at = float("-inf")
 
     def follow(self) -> LogState:
-        """Read what others have appended since. The only writer knows it all."""
+        """Read what others have appended since. The only writer reads nothing."""
         with self._turn:
             known = self._state
             if known is not None and self._knows_all:
                 return known
             self._check()
-            # What was taken in is no state of any log: it goes when there is one.
+            # A state without a sequence is not from a log: drop it once there is a log.
             state = self._caught_up(known if known is not None and known.sequence else None)
             if not state.sequence:
                 state = LogState()
@@ -210,7 +210,7 @@ class BrokerLog:
             self._state, self._listed_at = state, self.clock.monotonic()
 
     def key(self, name: str) -> str:
-        """Where an object lies that the log names."""
+        """The key of an object that the log names."""
         return (
             self.prefix + name
             if name.startswith(("log/", "data/", "load/", "adopted/", "state/", "epoch/"))
@@ -222,7 +222,7 @@ class BrokerLog:
     def claim(self) -> int:
         """Become the writer and fence the previous one. Idempotent.
 
-        After a failure it goes on with the same number: a writer that was overtaken gets no other.
+        After a failure the next call uses the same epoch: an overtaken writer gets no other.
         """
         with self._turn:
             self._check()
@@ -250,7 +250,7 @@ class BrokerLog:
         try:
             self._append([_Ticket([Draft()])], looks=False)
         except BaseException:
-            self._epoch = self._doubt = None  # the next try looks what became of it
+            self._epoch = self._doubt = None  # the next try reads what became of the entry
             raise
 
     def _join(self) -> None:
@@ -258,13 +258,13 @@ class BrokerLog:
         newest = self._newest_claim(state.epoch)
         if not newest:
             self._refuse_old_layout()
-            self._put_claim(1)  # or another that joins has
+            self._put_claim(1)  # if it exists, another process that joins has put it
             newest = 1
         self._believe(state)
         self._claimed = self._epoch = newest
 
     def _looked(self) -> tuple[int, LogState]:
-        """The newest claim, 0 where there is none, and the newest state: both from one listing."""
+        """The newest epoch, 0 if there is none, and the newest state: both from one listing."""
         claimed, newest = 0, None
         for each in self.calls.client.list(self.prefix, after=self.key("epoch/")):
             number = self._number_of(each)
@@ -275,11 +275,11 @@ class BrokerLog:
         try:
             state = LogState() if newest is None else self._state_of(newest)
         except SegmentNotFoundError:
-            state = self._newest_state()  # a newer one is there by now
+            state = self._newest_state()  # it was deleted: there is a newer one
         return max(claimed, state.epoch), state
 
     def _claimed_after(self, epoch: int) -> int:
-        """Claim the first number behind this one that nobody has: nearly always the next."""
+        """Claim the first free number after this one: nearly always the next."""
         if self._put_claim(epoch + 1):
             return epoch + 1
         newest = self._newest_claim(epoch + 1)
@@ -302,13 +302,13 @@ class BrokerLog:
         return True
 
     def _refuse_old_layout(self) -> None:
-        """Open segments of the layout before this one have no place in a log."""
+        """A log cannot take in open segments of the previous layout."""
         found = self.old_part()
         if found is not None:
             raise BackendRefusedError(found, "claim", OLD_LAYOUT)
 
     def old_part(self) -> str | None:
-        """A key of an open segment of that layout."""
+        """A key of an open segment of the previous layout."""
         below, listed = self.layout.below(self.broker), self.calls.client.list
         parts = [each.key for each in listed(OLD_PARTS + below)]
         if not parts:
@@ -323,9 +323,9 @@ class BrokerLog:
     # Appending
 
     def append(self, drafts: Sequence[Draft], *, alone: bool = False) -> None:
-        """Durable and acknowledged on return, but for drafts that have an `error` then.
+        """On return the drafts are durable and acknowledged, except those that have an `error`.
 
-        Raises for all of them: BackendUnavailableError where nobody knows what became of them.
+        An exception applies to all of them: BackendUnavailableError if their fate is unknown.
         """
         ticket = _Ticket(drafts, alone)
         self._waiting.append(ticket)
@@ -336,11 +336,11 @@ class BrokerLog:
             raise ticket.failure
 
     def data_name(self) -> str:
-        """A name for a data object that no other has or will have."""
+        """A name for a data object that no other object ever has."""
         return f"data/{self.claim():010d}-{self._id}-{os.getpid()}-{next(self._names)}"
 
     def put_data(self, objects: Sequence[DataObject]) -> list[str]:
-        """Data objects, side by side; their names. No entry names them yet."""
+        """Write data objects in parallel; return their names, which no entry contains yet."""
         names = [self.data_name() for _ in objects]
         helpers = min(UNDER_WAY_MAX, len(objects)) - 1
         side_by_side(self.pool, zip(names, objects, strict=True), self._put_one, helpers=helpers)
@@ -353,7 +353,7 @@ class BrokerLog:
         self.recent.add(self.key(name), encoded)
 
     def _append_waiting(self) -> None:
-        """The tickets that have waited longest, in one entry."""
+        """Append those tickets that have waited longest, in one entry."""
         tickets = self._together()
         try:
             self.claim()
@@ -379,7 +379,7 @@ class BrokerLog:
         return tickets
 
     def _append(self, tickets: Sequence[_Ticket], *, looks: bool = True) -> None:
-        """One entry for all of them, behind whatever others have put first."""
+        """Append one entry for all tickets, after any that others have put first."""
         self._check()
         self._settle()
         drafts = [draft for ticket in tickets for draft in ticket.drafts]
@@ -394,7 +394,7 @@ class BrokerLog:
     def _composed(
         self, drafts: Sequence[Draft], placed: Placed, objects: Sequence[str]
     ) -> _Sent | None:
-        """The entry; None where there is nothing left to say."""
+        """The entry to send; None if it would contain nothing."""
         assert self._state is not None
         assert self._epoch is not None
         with self.guard:
@@ -416,7 +416,7 @@ class BrokerLog:
         return _Sent(entry.placed_at(len(data)), data, len(staged))
 
     def _send(self, sent: _Sent, *, looks: bool = True) -> bool:
-        """Put the entry; False where another's is there, which is folded now."""
+        """Put the entry; False if another writer's took its sequence, which is then folded."""
         was_in_doubt = self._doubt is not None
         self._doubt, self._is_sending = sent, not was_in_doubt
         try:
@@ -448,28 +448,29 @@ class BrokerLog:
         return True
 
     def _settle(self) -> None:
-        """What became of an entry whose outcome is not known."""
+        """Send again an entry whose outcome is unknown."""
         if self._doubt is not None:
             self._check()
             self._send(self._doubt)
 
     def check_writer(self) -> None:
-        """FencedError where this process was the writer and is no more: asks the bucket, for one
-        that misses objects."""
+        """Raise FencedError if this process was the writer and no longer is. This asks the bucket;
+        call it when objects are missing."""
         if self.is_writer:
             self._check()
             self._look()
 
     def _look(self) -> None:
-        """FencedError where somebody has claimed the epoch behind ours."""
+        """Raise FencedError if somebody has claimed the epoch after ours."""
         assert self._epoch is not None
         if self.calls.head(self.key(epoch_name(self._epoch + 1))) is not None:
             self._fenced_by(self._epoch + 1)
             self._check()
 
     def _meet(self, found: Entry) -> None:
-        """Another's entry took our sequence. It is true where nobody has claimed the epoch behind
-        ours: else the true one may have been deleted, and this one put again days late."""
+        """Fold another writer's entry that took our sequence. It can be believed only if nobody has
+        claimed the epoch after ours: otherwise the true entry may have been deleted, and this one
+        put by a request that arrived days late."""
         self._refuse_overtaken(found.epoch)
         self._look()
         self._fold(found, 0)
@@ -479,7 +480,7 @@ class BrokerLog:
         with self.guard:
             self._state.fold(entry)
             del self.staged[:staged]
-            if self.staged:  # they are newer than what was folded
+            if self.staged:  # newer than what was folded
                 self._state.tables.apply(self.staged)
             if entry.merged:
                 self.recent.keep_only(self._is_used)
@@ -506,8 +507,8 @@ class BrokerLog:
 
     @property
     def _knows_all(self) -> bool:
-        """Whether nothing that is in the log by now may be read: ours alone is, or it is not ours
-        any more."""
+        """Whether there is nothing to read: we are the only writer, or fenced, and then must not
+        read what our successor wrote."""
         return self.fence is not None or (self.is_writer and not self._joins)
 
     def _is_old(self) -> bool:
@@ -516,18 +517,18 @@ class BrokerLog:
         return (self.clock.monotonic() - self._listed_at) * 1000 >= self._listing_ms
 
     def _newest_state(self) -> LogState:
-        """The newest state that can be read; an empty one where there is none."""
+        """The newest state that can be read; an empty one if there is none."""
         for _ in range(RELOADS_MAX):
             newest: ListedKey | None = None
             for each in self.calls.listed(self.key("state/")):
                 if self._number_of(each) is not None:
-                    newest = each  # they are listed in order
+                    newest = each  # states are listed in order
             if newest is None:
                 return LogState()
             try:
                 return self._state_of(newest)
             except SegmentNotFoundError:
-                continue  # a newer one is there by now
+                continue  # it was deleted: there is a newer one
         raise BackendUnavailableError(self.key("state/"), "read", "its states keep changing")
 
     def _state_of(self, listed: ListedKey) -> LogState:
@@ -541,7 +542,8 @@ class BrokerLog:
         return number_of(listed.key.removeprefix(self.prefix))
 
     def _caught_up(self, state: LogState | None) -> LogState:
-        """With all that lies behind it; from the newest state where that is None, or too old."""
+        """The state with all later entries folded. Begins at the newest state in the bucket if
+        `state` is None or too old."""
         if state is None:
             state = self._newest_state()
         missing, reloads = 0, 0
@@ -557,8 +559,8 @@ class BrokerLog:
         raise MetadataError(self.key(log_name(missing)), "is missing")
 
     def _catch_up(self, state: LogState) -> tuple[LogState, bool]:
-        """Fold what lies behind the state, or behind the newest one that is listed; whether that is
-        all. _GapError where something is gone that this needs."""
+        """Fold the entries after this state, or after a newer one if one is listed. Returns the
+        state, and whether all were folded. Raises _GapError if an object it needs is gone."""
         listed_at = self.clock.monotonic()
         listed, newest = self._listed(state.sequence)
         if newest is not None:
@@ -590,11 +592,12 @@ class BrokerLog:
         return state, True
 
     def _is_stale(self, listed_at: float) -> bool:
-        """Whether an entry may be another by now than was listed: deleted, and put by a sleeper."""
+        """Whether a listed entry may have been deleted since, and another put in its place by a
+        process that slept."""
         return self.clock.monotonic() - listed_at > LISTED_SECONDS_MAX
 
     def _listed(self, sequence: int) -> tuple[list[tuple[int, ListedKey]], ListedKey | None]:
-        """Entries behind this one with their numbers, and the newest state behind it."""
+        """The entries after this sequence, with their numbers, and the newest state after it."""
         after = self.key(log_name(sequence) if sequence else "log/")
         entries: list[tuple[int, ListedKey]] = []
         newest: ListedKey | None = None
@@ -609,7 +612,7 @@ class BrokerLog:
         return entries, newest
 
     def _refuse_overtaken(self, epoch: int) -> None:
-        """A writer reads nothing that its successor wrote."""
+        """Raise FencedError for an epoch after ours: a writer reads nothing of its successor."""
         if self._epoch is not None and epoch > self._epoch:
             self._fenced_by(epoch)
             self._check()
@@ -624,12 +627,13 @@ class BrokerLog:
             yield self._decoded(each, data)
 
     def entry(self, listed: ListedKey) -> Entry:
-        """All but the payload of an entry that was listed. MetadataError for a damaged one."""
+        """A listed entry without its payload. MetadataError if it is damaged."""
         wanted = Range(listed.key, 0, min(listed.size, BEGINNING_BYTES))
         return self._decoded(listed, self._beginnings([wanted])[0])
 
     def _beginnings(self, wanted: Sequence[Range]) -> list[bytes]:
-        """What has fewer bytes than were listed is damaged, or another by now."""
+        """The first bytes of entries. One that is shorter than listed is damaged, or was replaced
+        meanwhile."""
         try:
             return self.calls.ranges(wanted)
         except OffsetOutOfRangeError as error:
@@ -651,7 +655,7 @@ class BrokerLog:
         return entry
 
     def _standing(self, key: str) -> Entry:
-        """The entry that has our sequence."""
+        """The entry that already has this key."""
         facts = self.calls.head(key)
         try:
             if facts is not None:
@@ -659,13 +663,13 @@ class BrokerLog:
         except SegmentNotFoundError:
             pass
         except MetadataError:
-            self._look()  # deleted by a newer writer, and put again between the two requests
+            self._look()  # a newer writer may have deleted it, and it was put again since `head`
             raise
         raise BackendUnavailableError(key, "append", "an entry has disappeared")
 
 
 class _GapError(Exception):
-    """An entry is missing: a state that replaces it is newer than ours."""
+    """An entry is missing: a newer state than ours replaces it."""
 
     def __init__(self, missing: int) -> None:
         super().__init__(missing)
@@ -675,10 +679,10 @@ class _GapError(Exception):
 def side_by_side(
     pool: Pool, work: Iterator[T], call: Callable[[T], object], *, helpers: int
 ) -> None:
-    """Do all of the work, with that many threads of the pool beside the caller's own.
+    """Do all the work in the caller's thread and `helpers` threads of the pool.
 
-    The caller waits for no thread that has not begun: it may itself be one of the pool. Raises
-    the first error, when all that had begun has ended.
+    The caller waits for no thread that has not begun, as its own may be one of the pool's. Raises
+    the first error once all calls that had begun have ended.
     """
     guard = threading.Lock()
     errors: list[BaseException] = []

@@ -1,5 +1,5 @@
-"""The state that the entries of a log add up to, folded one by one: pure, so that every order can
-be tested.
+"""The state that results from folding a log's entries one by one. Pure, so that every order of
+entries can be tested.
 
 The state is the tier as the bucket has it: segments, where their bytes lie, and the catalogue.
 """
@@ -44,7 +44,7 @@ NAME_RESTS_MS: Final = 30 * 24 * 3_600_000
 
 
 class LogSegmentState:
-    """One segment: how long it is, its row's times, and its object once it is sealed."""
+    """One segment: its size, the times of its row, and its object once it is sealed."""
 
     __slots__ = ("base", "begin", "end", "number", "path", "sealed", "size", "type")
 
@@ -67,9 +67,9 @@ class LogSegmentState:
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """The extents that one entry brought, in order, and the objects that they lie in. Offsets count
-    from the beginning of each.
+    from the beginning of an object.
 
-    `level` is 0 for a round, and one more than that of what it was merged from.
+    `level` is 0 for a round; for a merge, one more than the highest level that it merged.
     """
 
     sequence: int
@@ -78,7 +78,7 @@ class Chunk:
     extents: Extents
 
     def used(self) -> list[str]:
-        """The objects that some extent lies in."""
+        """The objects in which at least one extent lies."""
         return [self.objects[each] for each in np.unique(self.extents.object).tolist()]
 
 
@@ -95,9 +95,9 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class _Growth:
-    """What extents add: of each segment its number, where it grows from and to, and of the last of
-    them that has times where that ends, and the times. `torn` is one whose extents do not follow
-    each other."""
+    """What extents add to segments. A row has a segment's number, the positions that it grows from
+    and to, and of its last extent that has times the end, `begin` and `end`. `torn` is a segment
+    whose extents leave a gap or overlap."""
 
     rows: list[tuple[int, int, int, int, int, int]]
     torn: int | None = None
@@ -134,10 +134,10 @@ class _Growth:
 class LogState:
     """The fold of all entries up to `sequence`.
 
-    * An entry of an epoch that is over counts for nothing, but its sequence is used up.
-    * Objects that no chunk names any more are `dead` since some time; they stay in the table until
-      an entry says that they were deleted.
-    * One thread at a time; the caller sees to that.
+    * An entry of an epoch that is over changes nothing, but uses up its sequence.
+    * `dead` maps each object that is no longer used to the time when it died. An object stays there
+      until an entry says that it was deleted.
+    * Not thread-safe: the caller locks.
     """
 
     def __init__(self) -> None:
@@ -149,13 +149,13 @@ class LogState:
         self.numbers: dict[SegmentKey, int] = {}
         self.chunks: dict[int, Chunk] = {}
         self.dead: dict[str, int] = {}
-        # Keys of sealed objects that were deleted, and when, for as long as they rest.
+        # Keys of sealed objects that died or were deleted, and when, until they have rested.
         self.rested: dict[str, int] = {}
         self._tables = Tables()
-        self._grown: set[int] = set()  # segments whose rows are behind
-        self._uses: dict[str, int] = {}  # of each object: how many chunks and sealed segments
+        self._grown: set[int] = set()  # segments whose rows are not up to date
+        self._uses: dict[str, int] = {}  # how many chunks and sealed segments use an object
 
-    # What there is
+    # Contents
 
     @property
     def tables(self) -> Tables:
@@ -168,7 +168,7 @@ class LogState:
         return None if number is None else self.segments[number]
 
     def places(self, number: int) -> list[Place]:
-        """Where the bytes of an open segment lie, by position: each byte once."""
+        """Where the bytes of an open segment lie, by position, without overlaps."""
         found: list[Place] = []
         for chunk in self.chunks.values():
             rows = chunk.extents.of_segment(number)
@@ -188,12 +188,12 @@ class LogState:
         return found
 
     def is_open(self, number: int) -> bool:
-        """Whether its extents are what it is read from."""
+        """Whether the segment exists and is not sealed, so that it is read from its extents."""
         segment = self.segments.get(number)
         return segment is not None and segment.sealed is None
 
     def live_rows(self, chunk: Chunk) -> NDArray[Any]:
-        """Which extents of a chunk are of segments that are still open, as a mask."""
+        """A mask of the chunk's extents whose segments are still open."""
         numbers = np.unique(chunk.extents.number)
         alive = np.array([self.is_open(number) for number in numbers.tolist()], bool)
         return alive[np.searchsorted(numbers, chunk.extents.number)]
@@ -201,8 +201,8 @@ class LogState:
     # Folding
 
     def fold(self, entry: Entry) -> bool:
-        """Act on the next entry; whether it counts. MetadataError for one that cannot follow: the
-        state is what it was."""
+        """Apply the next entry; return whether it counts. If it cannot follow this state, raise
+        MetadataError and change nothing."""
         if entry.sequence != self.sequence + 1:
             raise MetadataError(
                 log_name(entry.sequence), f"it says {entry.sequence} and follows {self.sequence}"
@@ -233,22 +233,22 @@ class LogState:
         return True
 
     def take_in(self, key: SegmentKey, object_key: str, size: int) -> None:
-        """A sealed object that no entry names, for a reader of a bucket that has no log."""
+        """Add a sealed object that no entry names, for a reader of a bucket without a log."""
         number = self.next_number
         self._begin(Begun(number, *key))
         self._seal(Sealed(number, object_key, size, None))
 
     def names(self) -> set[str]:
-        """All objects that bytes are read from."""
+        """All objects from which bytes are read."""
         return set(self._uses)
 
     def is_used(self, name: str) -> bool:
-        """Whether bytes are read from this object."""
+        """Whether an open or a sealed segment has bytes in this object."""
         return name in self._uses
 
     def _check(self, entry: Entry, growth: _Growth) -> None:
-        """Raises MetadataError unless numbers are new ones, bytes are added at the end of an open
-        segment, and what is sealed is all of it."""
+        """Raise MetadataError unless new segments have the next numbers, bytes are added at the
+        ends of open segments, and a sealed object has all bytes of its segment."""
 
         def damaged(reason: str) -> MetadataError:
             return MetadataError(log_name(entry.sequence), reason)
@@ -291,17 +291,17 @@ class LogState:
         for number, _, end, told_end, begin_ms, end_ms in growth.rows:
             segment = segments.get(number)
             if segment is None:
-                continue  # begun anew by the same entry
+                continue  # the same entry begins it anew, under another number
             if begin_ms != NO_ROW:
                 segment.size, segment.begin, segment.end = told_end, begin_ms, end_ms
                 grown.add(number)
             if (begin_ms == NO_ROW or told_end != end) and number in grown:
-                grown.discard(number)  # its row knows nothing of what follows
+                grown.discard(number)  # its row does not include the bytes that follow
                 self._settle_row(segment)
             segment.size = end
 
     def _chunk(self, entry: Entry) -> None:
-        """The entry's extents, in place of those that it merges."""
+        """Add the entry's extents, and remove those that it merges."""
         merged = [self.chunks.pop(sequence) for sequence in entry.merged]
         if len(entry.extents):
             extents = entry.extents
@@ -310,7 +310,7 @@ class LogState:
             level = max((chunk.level + 1 for chunk in merged), default=0)
             names = (log_name(entry.sequence), *entry.objects)
             self._take(Chunk(entry.sequence, level, names, extents))
-        for chunk in merged:  # last: what the new ones lie in stays alive
+        for chunk in merged:  # last, so that objects of the new extents stay alive
             for name in chunk.used():
                 self._leave(name)
 
@@ -322,11 +322,11 @@ class LogState:
     def _seal(self, sealed: Sealed) -> None:
         segment = self.segments.get(sealed.number)
         if segment is None or segment.sealed is not None:
-            self._die(sealed.key)  # it was deleted or sealed meanwhile, and this object is nobody's
+            self._die(sealed.key)  # the segment was deleted or sealed meanwhile
             return
         segment.sealed = sealed
         self._use(sealed.key)
-        if not segment.size:  # taken in as an object, it never had extents
+        if not segment.size:  # taken in as an object: it never had extents
             segment.size = sealed.size
 
     def _delete(self, number: int) -> None:
@@ -341,7 +341,7 @@ class LogState:
         if segment.sealed is not None:
             self._leave(segment.sealed.key)
 
-    # Objects that are in use, and those that are dead
+    # Used and dead objects
 
     def _use(self, name: str) -> None:
         self._uses[name] = self._uses.get(name, 0) + 1
@@ -354,7 +354,8 @@ class LogState:
             self._die(name)
 
     def _bury(self, entry: Entry) -> None:
-        """What an entry brought and nothing lies in: all of it, where it does not count."""
+        """Mark as dead those of the entry's objects that are not used: all of them if the entry
+        does not count."""
         beside = (each.key for each in entry.sealed if each.key.startswith(BESIDE))
         for name in (log_name(entry.sequence), *entry.objects, *beside):
             self._die(name)
@@ -366,10 +367,10 @@ class LogState:
 
     def _drop(self, name: str) -> None:
         if self.dead.pop(name, None) is not None:
-            self._rest(name)  # a delete was sent only now
+            self._rest(name)  # its delete was sent only now
 
     def _rest(self, name: str) -> None:
-        """From now on, where the name is a key that a segment may have again; the oldest first."""
+        """Let a key that a segment may have again rest from now on. The oldest come first."""
         if name.startswith(("log/", *BESIDE)):
             return
         self.rested.pop(name, None)
@@ -381,7 +382,7 @@ class LogState:
         return self.rested[name] + NAME_RESTS_MS < self.time_ms
 
     def rests(self, key: str, now_ms: int) -> bool:
-        """Whether a delete may still land on this key."""
+        """Whether a late delete may still land on this key."""
         since_ms = self.rested.get(key)
         return key in self.dead or (since_ms is not None and now_ms < since_ms + NAME_RESTS_MS)
 
@@ -406,10 +407,10 @@ class LogState:
                 seal_timestamp=row.seal_timestamp,
             )
 
-    # As an object
+    # Bytes
 
     def encoded(self) -> bytes:
-        """The bytes of the object that stands for all entries up to this one."""
+        """The bytes of a state object, which replaces all entries up to this sequence."""
         order = [self.segments[number] for number in sorted(self.segments)]
         sealed = [segment.sealed for segment in order if segment.sealed is not None]
         head = _StateHead(
@@ -441,7 +442,7 @@ class LogState:
 
     @classmethod
     def decoded(cls, data: Buffer, name: str) -> LogState:
-        """The state of an object that is whole. Raises MetadataError."""
+        """The state in a complete object. Raises MetadataError."""
         frame = decode(data, kind=FrameKind.STATE, name=name, object_bytes=len(data))
         state = cls()
         with no_change(name):
@@ -497,8 +498,8 @@ class LogState:
 
 
 class _StateHead(msgspec.Struct, rename="camel", kw_only=True):
-    """The JSON of a state. Rows of segments and sealed objects are those of entries; a chunk is its
-    sequence, its level, how many extents it has, and the objects beside the entry's own."""
+    """The JSON of a state. Rows of segments and sealed objects are as in entries; a chunk's row has
+    its sequence, level, number of extents, and objects other than the entry itself."""
 
     sequence: Whole
     epoch: Whole

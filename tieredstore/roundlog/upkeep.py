@@ -1,13 +1,13 @@
 """Keeps a log small: merges rounds, seals segments, writes states, deletes dead objects.
 
-Each of these reads, writes under a new name, then appends one entry. A process that dies in between
-leaves an object that no entry names, and nothing else.
+Merging and sealing read, write under a new name, then append one entry. A process that dies in
+between leaves only an object that no entry names.
 
-* **Merge.** A quiet queue has an extent in every round. Some rounds together become data objects
-  whose bytes lie segment by segment; some of these are merged once more. An object that is half
-  dead by then is rewritten without the dead half.
+* **Merge.** A quiet queue has an extent in every round. Several rounds become data objects with
+  their bytes in the order of segments, and several of those are merged again. An object with more
+  dead bytes than live ones is rewritten without the dead ones.
 * **Seal.** The extents of a segment become the object that RocketMQ knows.
-* **State.** All entries so far in one object: a reader begins there, and entries before it can go.
+* **State.** One object replaces all entries so far: readers begin there, and the entries can go.
 * **Release.** Objects without live bytes are deleted once lagging readers have had time to move on.
 """
 
@@ -42,23 +42,23 @@ from tieredstore.roundlog.state import Chunk
 
 log = log_of(__name__)
 
-MERGED_BYTES: Final = 64 << 20  # of a data object, and of what is in memory at a time
-ROUNDS_MERGED: Final = 32  # or as many as have MERGED_BYTES
-CHUNKS_MERGED: Final = 16  # of a level above
-EXTENT_BYTES: Final = 4 << 20  # extents are joined up to every multiple of this in their segment
-READ_BYTES: Final = 16 << 20  # of ranges asked for at a time
-ONE_PUT_BYTES: Final = 32 << 20  # of a sealed segment: what is longer is a stream, in parts
-SPAN_BYTES: Final = 8 << 20  # of one range, but for an extent that is longer
-GAP_BYTES: Final = 128 << 10  # read along rather than asked around
+MERGED_BYTES: Final = 64 << 20  # of a data object, and in memory at a time
+ROUNDS_MERGED: Final = 32  # or fewer that have MERGED_BYTES together
+CHUNKS_MERGED: Final = 16  # of one level above 0
+EXTENT_BYTES: Final = 4 << 20  # no joined extent crosses a multiple of this in its segment
+READ_BYTES: Final = 16 << 20  # of ranges requested at a time
+ONE_PUT_BYTES: Final = 32 << 20  # a sealed segment that is longer is written as a stream, in parts
+SPAN_BYTES: Final = 8 << 20  # of one range, unless one extent is longer
+GAP_BYTES: Final = 128 << 10  # a smaller gap is read too, rather than request two ranges
 STATE_EVERY: Final = 256  # entries
 STATES_KEPT: Final = 3
 GRACE_MS: Final = 15 * 60_000
-DROPPED_MAX: Final = 4_096  # names that wait for an entry to say that they were deleted
+DROPPED_MAX: Final = 4_096  # deleted names that no entry contains yet
 
 
 @dataclass(frozen=True, slots=True)
 class Weighed:
-    """A chunk, and how much of it is of segments that are still open."""
+    """A chunk, and how many of its bytes belong to segments that are still open."""
 
     chunk: Chunk
     live: NDArray[np.bool_]
@@ -68,17 +68,18 @@ class Weighed:
 
     @property
     def level(self) -> int:
-        """A large round is as good as merged."""
+        """The chunk's level; at least 1 for a large round, which is as good as merged."""
         return max(self.chunk.level, int(self.live_bytes >= MERGED_BYTES // 2))
 
     @property
     def is_scattered(self) -> bool:
-        """Whether a segment has less in it than one read takes: merged again it takes fewer."""
+        """Whether its segments have fewer bytes each than one read takes, on average. Another merge
+        then saves reads."""
         return self.live_bytes < self.segment_count * SPAN_BYTES
 
 
 def weighed(chunks: Iterable[Chunk], open_numbers: NDArray[np.int64]) -> list[Weighed]:
-    """All of them, the oldest first."""
+    """Weigh all chunks, the oldest first."""
     found = []
     for chunk in sorted(chunks, key=lambda each: each.sequence):
         live = np.isin(chunk.extents.number, open_numbers)
@@ -90,9 +91,9 @@ def weighed(chunks: Iterable[Chunk], open_numbers: NDArray[np.int64]) -> list[We
 
 
 def to_merge(chunks: Sequence[Weighed]) -> list[Weighed]:
-    """Which of them are to be one from now on; none where it is not worth a request yet.
+    """Choose the chunks to merge into one; none if a merge is not yet worth its requests.
 
-    Those in which nothing is live cost nothing: they go along with any others.
+    Chunks without live bytes cost nothing, so they join any merge.
     """
     dead = [each for each in chunks if not each.live_bytes]
     live = [each for each in chunks if each.live_bytes]
@@ -112,25 +113,25 @@ def to_merge(chunks: Sequence[Weighed]) -> list[Weighed]:
 
 
 def _first(chunks: Sequence[Weighed], count: int) -> list[Weighed]:
-    """The oldest that go into one object, `count` at most."""
+    """The oldest chunks that fit into one object: `count` at most, two at least."""
     ends = np.cumsum([each.live_bytes for each in chunks])
     fitting = int(np.searchsorted(ends, MERGED_BYTES, "right"))
     return list(chunks[: min(count, max(fitting, 2))])
 
 
-# Bytes of many extents at once
+# Bytes of many extents
 
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Extents by segment and position, and the objects they lie in: `object` counts from 0."""
+    """Extents by segment and position. Their `object` counts in `names`, from 0."""
 
     extents: Extents
     names: tuple[str, ...]
 
     @classmethod
     def of(cls, parts: Iterable[tuple[Chunk, NDArray[np.bool_]]]) -> _Rows:
-        """Of each chunk those that the mask has."""
+        """The extents that each chunk's mask selects."""
         names: dict[str, int] = {}
         found = [Extents.none()]
         for chunk, mask in parts:
@@ -140,7 +141,7 @@ class _Rows:
         return cls(_concatenated(found).in_order(), tuple(names))
 
     def cut(self, bytes_max: int) -> Iterator[_Rows]:
-        """In pieces of at most `bytes_max`; a longer extent is a piece of its own."""
+        """Cut into pieces of at most `bytes_max`; a longer extent is a piece of its own."""
         ends = np.cumsum(self.extents.length)
         start = 0
         while start < len(ends):
@@ -159,15 +160,15 @@ def _concatenated(parts: Sequence[Extents]) -> Extents:
 
 
 def _read(broker: BrokerLog, rows: _Rows) -> bytearray:
-    """The bytes of all rows, one behind the other, each compared with its checksum.
+    """The bytes of all rows, concatenated and checked against their checksums.
 
-    Of every object few ranges are read, front to back. SegmentCorruptError for wrong bytes.
+    Each object is read front to back, in few ranges. SegmentCorruptError for wrong bytes.
     """
     extents = rows.extents
     lengths, offsets = extents.length.tolist(), extents.offset.tolist()
     starts = (np.cumsum(extents.length) - extents.length).tolist()
     data = bytearray(sum(lengths))
-    # Released before they are returned: who appends to them meets no view that lives on.
+    # Released before `data` is returned: a caller cannot append to it while a view exists.
     with memoryview(data) as view:
         for spans in _together(_spans(rows)):
             keys = [broker.key(rows.names[span.object]) for span in spans]
@@ -226,7 +227,7 @@ def _spans(rows: _Rows) -> Iterator[_Span]:
 
 
 def _together(spans: Iterable[_Span]) -> Iterator[list[_Span]]:
-    """As many as are asked for at a time."""
+    """Groups of spans to request together."""
     some: list[_Span] = []
     total = 0
     for span in spans:
@@ -241,7 +242,7 @@ def _together(spans: Iterable[_Span]) -> Iterator[list[_Span]]:
 
 
 def _joined(extents: Extents, data: Buffer, object: int) -> Extents:
-    """The extents of these bytes, which lie one behind the other in an object of their own."""
+    """The extents after their bytes were concatenated in a new object; neighbours are joined."""
     starts = np.cumsum(extents.length) - extents.length
     ends = extents.position + extents.length
     blocks = (ends - 1) // EXTENT_BYTES
@@ -271,25 +272,24 @@ def _joined(extents: Extents, data: Buffer, object: int) -> Extents:
 
 
 class Upkeep:
-    """The chores of a writer's log, a bounded step at a time. Any thread may call; one at a time
-    works.
+    """Maintains a writer's log, in bounded steps. Thread-safe; steps run one at a time.
 
-    Raises: what BrokerLog raises. A merge that meets damaged bytes raises once, and skips those
-    chunks from then on.
+    Raises: what BrokerLog raises. A merge that meets damaged bytes raises once; later merges skip
+    its chunks.
     """
 
     def __init__(self, broker: BrokerLog) -> None:
         self._log = broker
         self._turn = threading.Lock()
         self._merging: Iterator[None] | None = None
-        self._looked_at = 0  # the sequence as of which there was nothing to merge
-        self._set_aside: set[int] = set()  # chunks with damaged bytes
+        self._looked_at = 0  # the last sequence at which there was nothing to merge
+        self._set_aside: set[int] = set()  # chunks of merges that met damaged bytes
         self._states: list[int] | None = None  # those kept, ascending; None before they were listed
-        self._dropped: set[str] = set()  # deleted, and no entry says so yet
+        self._dropped: set[str] = set()  # deleted, but no entry says so yet
         self._released_ms = 0
 
     def step(self) -> bool:
-        """Do what is due next; whether something was done, so that there may be more."""
+        """Do what is due next. True if anything was done: then more may be due."""
         with self._turn:
             if not self._log.is_writer or self._log.fence is not None:
                 return False
@@ -305,7 +305,7 @@ class Upkeep:
     # Merge
 
     def _merge(self) -> bool:
-        """One object of a merge, or its entry."""
+        """Write one object of a merge, or its entry."""
         if self._merging is None:
             chosen = self._chosen()
             if not chosen:
@@ -337,7 +337,7 @@ class Upkeep:
         return chosen
 
     def _merged(self, chosen: Sequence[Weighed]) -> Iterator[None]:
-        """Stops after each object, and after the entry."""
+        """Yields after each object; ends after the entry."""
         names: list[str] = []
         parts = [Extents.none()]
         sequences = [each.chunk.sequence for each in chosen]
@@ -356,14 +356,14 @@ class Upkeep:
         )
 
     def _put(self, data: bytearray, extents: Extents) -> str:
-        """A data object of these bytes, and the table that ends it."""
+        """Write a data object of these bytes, with its table at the end; return its name."""
         columns = (extents.number, extents.position, extents.length, extents.offset, extents.crc)
         with self._log.guard:
             keys = {number: each.key for number, each in self._log.state().segments.items()}
         rows = [
             TableRow(keys[number], *rest)
             for number, *rest in zip(*(column.tolist() for column in columns), strict=True)
-            if number in keys  # else it was deleted meanwhile
+            if number in keys  # otherwise the segment was deleted meanwhile
         ]
         data += table_of(rows, payload_bytes=len(data), payload_crc=crc32c(data))
         name = self._log.data_name()
@@ -371,7 +371,7 @@ class Upkeep:
         return name
 
     def _append(self, draft: Draft, *, alone: bool = False) -> None:
-        """The draft's entry, which says also what was deleted."""
+        """Append the draft, with the names that were deleted since the last entry."""
         dropped = sorted(self._dropped)
         draft.dropped = dropped
         self._log.append([draft], alone=alone)
@@ -392,14 +392,14 @@ class Upkeep:
         if broker.staged:
             self._append(Draft())
         with broker.guard:
-            if broker.staged:  # they are in the tables, and in no entry
+            if broker.staged:  # they are in the tables, but not in an entry
                 return False
             state = broker.state()
             sequence, data = state.sequence, state.encoded()
         try:
             broker.calls.put(broker.key(state_name(sequence)), data)
         except ObjectExistsError:
-            pass  # of the same entries, so it says the same
+            pass  # a state of the same entries, so it says the same
         states.append(sequence)
         old = states[:-STATES_KEPT]
         broker.calls.delete([broker.key(state_name(each)) for each in old])
@@ -419,12 +419,12 @@ class Upkeep:
     # Release
 
     def _release(self) -> bool:
-        """Delete what has been dead for long enough. The next entry says so."""
+        """Delete objects that have been dead long enough. The next entry says so."""
         broker = self._log
         now_ms = broker.clock.now_ms()
         is_time = now_ms >= self._released_ms + GRACE_MS
         states = self._states or []
-        # An entry is needed until every state that is kept stands for it.
+        # An entry is needed until every kept state includes it.
         needed = log_name(states[0] + 1 if len(states) >= STATES_KEPT else 1)
         with broker.guard:
             dead = broker.state().dead
@@ -453,7 +453,7 @@ class Upkeep:
 
 @dataclass(frozen=True, slots=True)
 class _Whole:
-    """A segment that is to be one object."""
+    """A segment that is to become one object."""
 
     number: int
     key: str
@@ -473,21 +473,21 @@ class _Whole:
 def seal(broker: BrokerLog, keys: Sequence[SegmentKey], pool: Pool) -> None:
     """Write these segments to RocketMQ's keys, and say so in the log. Idempotent.
 
-    Small ones are read together and written side by side, so that many that were merged cost few
-    reads; a large one is a stream. Nobody writes to them meanwhile: one that grew is not sealed,
-    and raises PositionMismatchError when all others are.
+    Small segments are read together, so that many merged ones cost few reads, and written in
+    parallel; a large one is streamed. Nobody should write to them meanwhile: a segment that grew
+    is not sealed, and PositionMismatchError is raised once all others are.
     """
     sealed: list[Sealed] = []
     try:
         for together in _batches(_wholes(broker, keys)):
             sealed += _put_together(broker, together, pool)
     finally:
-        if sealed:  # also where a later one failed
+        if sealed:  # even if a later one failed
             _say(broker, sealed)
 
 
 def _batches(wholes: Iterable[_Whole]) -> Iterator[list[_Whole]]:
-    """As many as are read together."""
+    """Groups of segments to read together."""
     some: list[_Whole] = []
     total = 0
     for whole in wholes:
@@ -508,7 +508,7 @@ def _put_together(broker: BrokerLog, wholes: list[_Whole], pool: Pool) -> list[S
 
 
 def _wholes(broker: BrokerLog, keys: Sequence[SegmentKey]) -> list[_Whole]:
-    """By number; those that are sealed, or have gone, are passed over."""
+    """The segments by number, without those that are empty, sealed or deleted."""
     now_ms = broker.clock.now_ms()
     with broker.guard:
         state = broker.state()
@@ -565,14 +565,14 @@ def _streamed(broker: BrokerLog, whole: _Whole) -> Sealed:
 
 
 def _placed(broker: BrokerLog, whole: _Whole, put: Callable[[str], object]) -> Sealed:
-    """Put it at RocketMQ's key; where that is another's, or a delete may still land on it, under a
-    name that nobody else ever has."""
+    """Put the segment at RocketMQ's key. If another object lies there, or a late delete may still
+    land there, put it under a name of a data object, which no other object ever has."""
     crc = whole.crc
     if whole.is_key_free:
         try:
             put(broker.key(whole.key))
         except ObjectExistsError:
-            if _holds(broker, whole.key, whole.size, crc):  # of a sealing that was cut off
+            if _holds(broker, whole.key, whole.size, crc):  # left by an interrupted sealing
                 return Sealed(whole.number, whole.key, whole.size, crc)
             log.warning("%s is another's: its segment is sealed beside the log", whole.key)
         else:
@@ -595,16 +595,17 @@ def _holds(broker: BrokerLog, key: str, size: int, crc: int) -> bool:
 
 
 def seal_stream(broker: BrokerLog, key: SegmentKey, blocks: Iterable[Buffer]) -> int:
-    """A whole new segment from a stream of blocks; its size. None from an empty stream.
+    """Write a whole new segment from a stream of blocks; return its size. An empty stream makes no
+    segment.
 
-    Until the entry says so there is no such segment, whatever lies at its key. What the stream
-    raises comes through. PositionMismatchError where another has begun the segment meanwhile.
+    The segment exists only once the entry is appended, whatever lies at its key. Errors of the
+    stream pass through. PositionMismatchError if another has begun the segment meanwhile.
     """
     broker.claim()
     name = broker.layout.segment_key(*key)
     with broker.guard:
         is_resting = broker.state().rests(name, broker.clock.now_ms())
-    if is_resting or broker.calls.head(name) is not None:  # of a creation that was cut off
+    if is_resting or broker.calls.head(name) is not None:  # left by an interrupted creation
         name = broker.data_name()
     size = crc = 0
 
@@ -616,7 +617,7 @@ def seal_stream(broker: BrokerLog, key: SegmentKey, blocks: Iterable[Buffer]) ->
 
     try:
         broker.calls.put_stream(broker.key(name), counted(), metadata={})
-    except ObjectExistsError as error:  # the stream is spent: the caller starts over
+    except ObjectExistsError as error:  # the stream is used up: the caller starts over
         reason = "another object came to its key meanwhile"
         raise BackendUnavailableError(broker.key(name), "create", reason) from error
     if not size:
