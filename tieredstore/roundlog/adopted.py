@@ -1,10 +1,10 @@
-"""A second copy, next to the log, of what loads have added to a tier: if the log is lost, the
+"""Keeps a second copy, next to the log, of what loads have added to a tier. If the log is lost, the
 segments themselves do not say where they belong, nor whether they were ever committed.
 
 An object of `adopted/` is an entry's frame. It names the segments of one commit, and the notes that
-keep the load from being made twice. It is put after the commit and before the commit is reported,
-so everything that it names was committed. The commit announces it in a note: if a writer died
-between the two, the next writer first puts it.
+prevent the same load from being made twice. It is put after the commit and before the commit is
+reported, so everything that it names was committed. The commit announces it in a note, so that if
+a writer dies between the two, the next writer first puts the object.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NAME: Final = re.compile(rf"{ADOPTED}/([0-9]{{10}})-([0-9]{{20}})-.+")
 
 
 class _Announced(msgspec.Struct, array_like=True):
-    """`first` is the least number that a segment of the commit can have."""
+    """`first` is the lowest number that a segment of the commit can have."""
 
     name: str
     first: Whole
@@ -45,16 +45,17 @@ describe(_Announced)
 
 @dataclass(slots=True)
 class Told:
-    """What all objects together say, and which of them say nothing."""
+    """What all objects of `adopted/` say, and which of them cannot be read."""
 
     segments: dict[SegmentKey, Sealed] = field(default_factory=dict)
     notes: list[PutNote] = field(default_factory=list)  # the newest last
-    keys: list[str] = field(default_factory=list)  # of the objects that say it
+    keys: list[str] = field(default_factory=list)  # of the objects that could be read
     losses: list[str] = field(default_factory=list)
 
 
 def announcement(log: BrokerLog, notes: Iterable[PutNote], *, first: int | None = None) -> PutNote:
-    """The note for an entry; all that is adopted from segment number `first` on belongs to it."""
+    """The note for a commit's entry. All adopted segments with numbers from `first` on belong to
+    the commit."""
     state = log.settled()
     with log.guard:
         first = state.next_number if first is None else first
@@ -63,7 +64,7 @@ def announcement(log: BrokerLog, notes: Iterable[PutNote], *, first: int | None 
 
 
 def settle(log: BrokerLog) -> None:
-    """Put what the newest commit of a load has announced; it may be there."""
+    """Put the object that the newest commit of a load has announced, unless it exists."""
     state = log.settled()
     with log.guard:
         noted = state.tables.notes.get(ADOPTED, {}).get(log.broker)
@@ -100,8 +101,8 @@ def is_adopted(sealed: Sealed) -> bool:
 
 
 def told_of(calls: ObjectCalls, prefix: str) -> Told:
-    """All that lies below a log's prefix, but for segments whose objects are gone: they were
-    deleted, or have another size than was said."""
+    """What the `adopted/` objects below a log's prefix say, without segments whose objects were
+    deleted or have another size than stated."""
     found = Told()
     tables = calls.listed(f"{prefix}{ADOPTED}/")
     if not tables:
@@ -126,8 +127,8 @@ def told_of(calls: ObjectCalls, prefix: str) -> Told:
 
 
 def superseded(state: LogState, names: Iterable[str]) -> set[str]:
-    """Of these names below the prefix, those of objects that name no segment that is there: all
-    that is there was adopted by later commits."""
+    """Which of these names are of `adopted/` objects whose segments are all gone: every adopted
+    segment that exists came with a later commit."""
     numbers = [
         each.number
         for each in state.segments.values()

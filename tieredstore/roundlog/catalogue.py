@@ -1,6 +1,4 @@
-"""The catalogue that a broker's log keeps with the bytes: an entry's rows count together with its
-bytes.
-"""
+"""The catalogue in a broker's log: an entry's rows become valid together with its bytes."""
 
 from __future__ import annotations
 
@@ -36,17 +34,17 @@ log = log_of(__name__)
 class LogCatalogue(MemoryReads):
     """One broker's catalogue, from its log.
 
-    * The writer reads and changes the log's own tables. Its log was claimed before.
+    * The writer reads and changes the log's own tables. It has claimed the log before.
     * A reader has a copy, which does not change until `refresh`: it may name segments that have
-      expired since, and lack new ones. A reader that notices amends it.
-    * Changes that change nothing are dropped, and where nothing is left no request is made.
+      expired since, and lack new ones. A reader that notices this amends its copy.
+    * Changes without effect are dropped. If none is left, no request is made.
     """
 
     def __init__(self, log: BrokerLog, *, read_only: bool) -> None:
         super().__init__(Tables(), name=log.key("log/"), lock=log.guard)
         self._log = log
         self._read_only = read_only
-        self._refreshing = threading.Lock()  # one at a time asks the backend
+        self._refreshing = threading.Lock()  # one thread at a time asks the backend
         self._facts = self._facts_of(log.state())
         if read_only:
             self._copy(log.state())
@@ -83,7 +81,7 @@ class LogCatalogue(MemoryReads):
     def apply_with(
         self, changes: Iterable[Change], taken: Sequence[tuple[SegmentKey, Sealed]]
     ) -> None:
-        """The same, and these objects are segments from then on: all of it, or nothing."""
+        """Apply changes and make these objects segments: all of this, or nothing."""
         draft = Draft(changes=self._news(self._checked(changes)), taken=taken)
         self._log.append([draft])
         if draft.error is not None:
@@ -108,7 +106,7 @@ class LogCatalogue(MemoryReads):
             return tables.topics[topic]
 
     def close(self) -> None:
-        """What is staged and cannot be appended any more is lost: nothing rests on it."""
+        """Append what is staged. If that fails it is lost, but nothing depends on it."""
         if self._closed:
             return
         try:
@@ -147,7 +145,8 @@ class LogCatalogue(MemoryReads):
             raise MetadataError(self._name, "it is read only: its writer appends to the log")
 
     def _checked(self, changes: Iterable[Change]) -> list[Change]:
-        """As a reader will see them. MetadataError for what could not be read back."""
+        """The changes as a reader will see them. MetadataError for one that could not be read
+        back."""
         self._refuse_reader()
         asked = list(changes)
         try:
@@ -155,14 +154,14 @@ class LogCatalogue(MemoryReads):
                 tables = self._open_tables()
                 known = [isinstance(each, Put) and _effect(each, tables)[1] for each in asked]
             return [
-                change if is_known else journal.encode(change)[0]  # a row was checked when it came
+                change if is_known else journal.encode(change)[0]  # known rows were checked before
                 for change, is_known in zip(asked, known, strict=True)
             ]
         except (TypeError, ValueError) as error:
             raise MetadataError(self._name, f"refused: {error}") from error
 
     def _news(self, changes: Sequence[Change]) -> list[Change]:
-        if self._log.in_doubt:  # what may have landed may be the opposite of these
+        if self._log.in_doubt:  # an entry that may have landed may undo these changes
             self._log.settled()
         with self._tables_lock:
             return _news(changes, self._open_tables())
@@ -173,7 +172,7 @@ class LogCatalogue(MemoryReads):
 
 
 def _news(changes: Iterable[Change], tables: Tables) -> list[Change]:
-    """Those that change something, or come after one that does on the same row."""
+    """The changes with an effect, and those that follow one on the same row."""
     found: list[Change] = []
     touched: set[Hashable] = set()
     for change in changes:
@@ -185,7 +184,7 @@ def _news(changes: Iterable[Change], tables: Tables) -> list[Change]:
 
 
 def _effect(change: Change, tables: Tables) -> tuple[Hashable, bool]:
-    """Which row it is about, and whether the tables say so already."""
+    """The row that it changes, and whether the tables already agree with it."""
     match change:
         case Put(TopicRecord() as record):
             return ("topic", record.topic), tables.topics.get(record.topic) == record

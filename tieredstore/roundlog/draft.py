@@ -1,4 +1,4 @@
-"""Drafts of callers, and the entry that combines many of them."""
+"""Callers' drafts, and the entry that combines them."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from tieredstore.roundlog.entry import (
 from tieredstore.roundlog.frames import crc32c, encode_table
 from tieredstore.roundlog.state import LogState
 
-PIECE_BYTES_MAX: Final = 8 << 20  # of one extent: what one range read takes
+PIECE_BYTES_MAX: Final = 8 << 20  # of one extent: as much as one ranged read
 DATA_BYTES_MAX: Final = 32 << 20  # of a data object of a round
 
 
 class DraftWrite(NamedTuple):
-    """Bytes to be added at the end of a segment, which they may begin."""
+    """Bytes to append to a segment, which they may begin."""
 
     key: SegmentKey
     position: int
@@ -44,10 +44,10 @@ class DraftWrite(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Draft:
-    """One caller's part of an entry: all of it is in there, or nothing.
+    """One caller's part of an entry: the entry contains all of it, or nothing.
 
-    `merge` replaces chunks by extents that lie in `objects`. `seal` names a segment by its number:
-    a segment that was deleted meanwhile is skipped.
+    `extents`, which lie in `objects`, replace those of the entries `merged`. `sealed` identifies
+    segments by number: one that was deleted meanwhile is skipped.
     """
 
     writes: Sequence[DraftWrite] = ()
@@ -60,7 +60,7 @@ class Draft:
     extents: Extents = field(default_factory=Extents.none)
     objects: Sequence[str] = ()
     dropped: Sequence[str] = ()
-    error: TieredStoreError | None = None  # why it is in no entry
+    error: TieredStoreError | None = None  # why no entry contains it
 
     @property
     def payload_bytes(self) -> int:
@@ -68,7 +68,7 @@ class Draft:
 
 
 class Piece(NamedTuple):
-    """Part of a write, and where it lies: in the entry itself where `object` is 0."""
+    """Part of a write, and where it lies: in the entry itself if `object` is 0."""
 
     length: int
     object: int
@@ -103,7 +103,7 @@ class DataObject:
 
 
 def table_of(rows: Sequence[TableRow], *, payload_bytes: int, payload_crc: int) -> bytes:
-    """What ends a data object, behind so many bytes."""
+    """The table at the end of a data object, after `payload_bytes` bytes."""
     segments: dict[SegmentKey, int] = {}
     columns = {
         "segment": [segments.setdefault(row.key, len(segments)) for row in rows],
@@ -122,15 +122,15 @@ def table_of(rows: Sequence[TableRow], *, payload_bytes: int, payload_crc: int) 
 
 @dataclass(slots=True)
 class Placed:
-    """The bytes of some drafts: which objects they go to, and which pieces each write has."""
+    """How the bytes of drafts are divided among objects, and each write's pieces."""
 
     inline: list[Buffer]
-    objects: list[DataObject]  # object 1 and those behind it
-    pieces: list[list[list[Piece]]]  # of each draft, of each of its writes
+    objects: list[DataObject]  # objects 1 and up
+    pieces: list[list[list[Piece]]]  # by draft, then by write
 
 
 def place(drafts: Sequence[Draft], *, inline_bytes_max: int) -> Placed:
-    """All bytes in the entry where they are few; else in objects of their own."""
+    """Put all bytes into the entry if they are few, otherwise into objects of their own."""
     placed = Placed([], [], [])
     is_inline = sum(draft.payload_bytes for draft in drafts) <= inline_bytes_max
     target, room = DataObject(placed.inline), inline_bytes_max if is_inline else 0
@@ -167,7 +167,7 @@ def _parts(data: Buffer) -> Sequence[Buffer]:
 
 @dataclass(slots=True)
 class _Composing:
-    """An entry under way: what it says so far, on top of the state."""
+    """An entry under construction: what it adds to the state so far."""
 
     state: LogState
     tables: Tables
@@ -242,9 +242,9 @@ def compose(
     time_ms: int,
     path_of: Callable[[SegmentKey], str] = segment_path,
 ) -> Entry:
-    """The entry behind this state. A draft that cannot be in it gets its `error`.
+    """The entry that follows this state. A draft that cannot be in it gets an `error`.
 
-    A merge is the only one of its entry that has extents: the caller sees to that.
+    The caller ensures that no other draft adds extents to an entry with a merge.
     """
     to_be = _Composing(state, state.tables, path_of)
     to_be.changes += staged
@@ -280,8 +280,8 @@ def compose(
 
 
 def _refusal(to_be: _Composing, draft: Draft, numbers: list[int | None]) -> TieredStoreError | None:
-    """Why this draft cannot be in the entry. `numbers` gets that of the segment of each write; None
-    where it is not there yet."""
+    """Why this draft cannot be in the entry. Adds to `numbers` the number of each write's segment;
+    None if the segment does not exist yet."""
     deleted = set(draft.deleted)
     found: dict[SegmentKey, tuple[int | None, int]] = {}
     for key, position, data in draft.writes:
@@ -303,7 +303,7 @@ def _refusal(to_be: _Composing, draft: Draft, numbers: list[int | None]) -> Tier
             return PositionMismatchError(to_be.path_of(key), expected=0, actual=end)
     for sealed in draft.sealed:
         end = to_be.end_of(sealed.number)
-        if end and end != sealed.size:  # it has grown since it was read
+        if end and end != sealed.size:  # the segment has grown since it was read
             return PositionMismatchError(sealed.key, expected=sealed.size, actual=end)
     for sequence in draft.merged:
         if sequence not in to_be.state.chunks:
@@ -340,7 +340,7 @@ def _add_writes(
     writes: Iterable[tuple[DraftWrite, Sequence[Piece], int | None]],
     rows: dict[SegmentKey, SegmentRecord],
 ) -> None:
-    """Rows of which the columns say it all leave `rows`."""
+    """Add the writes' extents. Removes from `rows` those that the extents' columns say in full."""
     extents, ends = to_be.extents, to_be.ends
     for (key, position, data), pieces, known in writes:
         if not pieces:
@@ -363,14 +363,14 @@ def _add_writes(
 
 
 def _times(row: SegmentRecord) -> tuple[int, int]:
-    """What the columns say of it; NO_ROW where they cannot."""
+    """The row's times as the columns have them; NO_ROW if they cannot express them."""
     begin = UNKNOWN_TIME if row.begin_timestamp is None else row.begin_timestamp
     end = UNKNOWN_TIME if row.end_timestamp is None else row.end_timestamp
     return (begin, end) if begin >= UNKNOWN_TIME <= end else (NO_ROW, NO_ROW)
 
 
 def _only_grows(known: SegmentRecord | None, row: SegmentRecord) -> bool:
-    """Whether the columns say all that is new."""
+    """Whether size and times are all that changed, which the columns say."""
     return (
         known is not None
         and row.create_timestamp == known.create_timestamp

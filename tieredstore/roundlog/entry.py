@@ -1,6 +1,7 @@
-"""An entry of a broker's log: what one round changed, where its bytes lie, and those that are few.
+"""An entry of a broker's log: what one round changed, where its bytes lie, and the bytes themselves
+if they are few.
 
-Changes are small and readable: JSON. Extents are columns, for a round may have thousands.
+Changes are small, and readable as JSON. Extents are columns, as a round may have thousands.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ Whole: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=INT64_MAX)]
 
 @dataclass(frozen=True, slots=True)
 class Extents:
-    """Which bytes of which segments lie where, a row each.
+    """Where bytes of segments lie, one row for each extent.
 
-    `object` counts in the names beside these columns; 0 is the entry itself. `begin` and `end` are
-    the times that the catalogue's row has from then on, UNKNOWN_TIME or NO_ROW.
+    `object` counts in a list of names kept beside these columns; 0 is the entry itself. `begin` and
+    `end` are the new times of the segment's row in the catalogue, or UNKNOWN_TIME, or NO_ROW.
     """
 
     number: NDArray[np.int64]
@@ -66,16 +67,16 @@ class Extents:
         return {name: getattr(self, name) for name in COLUMNS}
 
     def taken(self, which: NDArray[Any]) -> Self:
-        """These rows alone, by a mask or by their numbers, in that order."""
+        """These rows, by a mask or by their indexes, in that order."""
         return type(self)(*(getattr(self, name)[which] for name in COLUMNS))
 
     def without_times(self) -> Self:
-        """The same, and no memory for the times: those are said once."""
+        """The same extents without times, which then take no memory."""
         none = np.broadcast_to(np.int64(NO_ROW), len(self))
         return replace(self, begin=none, end=none)
 
     def is_in_order(self) -> bool:
-        """Whether they are by segment and position, each byte once."""
+        """Whether they are sorted by segment and position, and do not overlap."""
         same = self.number[1:] == self.number[:-1]
         ends = self.position[:-1] + self.length[:-1]
         return bool(
@@ -83,11 +84,11 @@ class Extents:
         )
 
     def in_order(self) -> Self:
-        """By segment, and by position within one."""
+        """Sorted by segment, then by position."""
         return self.taken(np.lexsort((self.position, self.number)))
 
     def of_segment(self, number: int) -> Self:
-        """The rows of one segment, of columns that are in order."""
+        """The rows of one segment. The columns must be in order."""
         low, high = np.searchsorted(self.number, [number, number + 1])
         return type(self)(*(getattr(self, name)[low:high] for name in COLUMNS))
 
@@ -100,7 +101,7 @@ COLUMNS: Final = tuple(each.name for each in fields(Extents))
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A segment that begins, with a number that no other ever had."""
+    """A new segment, with a number that no other ever had."""
 
     number: int
     path: str
@@ -114,9 +115,9 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """A segment that is one object from now on: believed only with this size and checksum.
+    """A segment that is one object from now on, valid only with this size and checksum.
 
-    `crc` is None where nobody computed it: an object that was there before there was a log.
+    `crc` is None if nobody computed it: the object is older than the log.
     """
 
     number: int
@@ -126,7 +127,7 @@ class Sealed:
 
 
 class EntryHead(msgspec.Struct, rename="camel", omit_defaults=True, kw_only=True):
-    """The JSON of an entry. Numbers of segments, then what there is to say of each."""
+    """The JSON of an entry. Rows of segments begin with the segment's number."""
 
     sequence: Whole
     epoch: Whole
@@ -147,10 +148,10 @@ describe(EntryHead)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """What one entry says.
+    """The contents of one entry.
 
-    `merged` are the sequences of entries whose extents those of this one replace. `dropped` are
-    released objects that were deleted. `objects` are the names that the extents count in, from 1.
+    `merged` are the sequences of entries whose extents this entry's replace. `dropped` are released
+    objects that were deleted. `objects` are the names that the extents' `object` counts, from 1.
     """
 
     sequence: int
@@ -170,7 +171,7 @@ class Entry:
     payload_bytes: int = 0
 
     def encoded(self, payload: Sequence[Buffer] = ()) -> bytes:
-        """The object's bytes. Offsets of extents in it count from the payload's beginning."""
+        """The object's bytes. Offsets of its inline extents count from the payload's beginning."""
         head = EntryHead(
             sequence=self.sequence,
             epoch=self.epoch,
@@ -189,12 +190,13 @@ class Entry:
         return encode(FrameKind.ENTRY, msgspec.to_builtins(head), columns, payload)
 
     def placed_at(self, object_bytes: int) -> Entry:
-        """The same, as read back from an object of that many bytes."""
+        """The same entry, as if read back from an object of that many bytes."""
         return replace(self, payload_start=object_bytes - self.payload_bytes)
 
     @classmethod
     def decoded(cls, data: Buffer, name: str, *, object_bytes: int | None = None) -> Entry:
-        """From the object's beginning. Raises MetadataError, and NeedMore where it is cut."""
+        """The entry at an object's beginning. Raises MetadataError; NeedMore if `data` is too
+        short."""
         frame = decode(data, kind=FrameKind.ENTRY, name=name, object_bytes=object_bytes)
         with no_change(name):
             head = msgspec.convert(frame.head, EntryHead)
@@ -219,7 +221,7 @@ class Entry:
 
 
 def begun_of(row: tuple[int, str, int, int]) -> Begun:
-    """A segment's number and key. Raises ValueError for one that could lie nowhere."""
+    """A segment's number and key. Raises ValueError for an impossible key."""
     number, path, kind, base = row
     try:
         check_queue_path(path, base)
@@ -237,14 +239,15 @@ def sealed_of(row: tuple[int, str, int, int | None]) -> Sealed:
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Raises ValueError for a name that no bytes of open segments lie under."""
+    """Raises ValueError for a name of an object that cannot hold bytes of open segments."""
     for name in names:
         if not name.startswith(("log/", "data/")):
             raise ValueError(f"{name!r:.80} is no object of a log")
 
 
 def extents_in(frame: Frame, objects: int) -> Extents:
-    """The extents of an entry, whose payload some of them lie in. Raises ValueError as below."""
+    """The extents of an entry, some of which may lie in its payload. ValueError if they make no
+    sense."""
     extents = extents_of(frame, objects)
     inline = extents.object == 0
     ends = extents.offset[inline].astype(float) + extents.length[inline]
@@ -277,7 +280,7 @@ def extents_of(frame: Frame, objects: int, *, prefix: str = "") -> Extents:
 
 @contextmanager
 def no_change(name: str) -> Iterator[None]:
-    """What cannot be decoded is damage of this object."""
+    """Raise errors of decoding as a MetadataError about this object."""
     try:
         yield
     except MetadataError:

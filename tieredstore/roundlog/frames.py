@@ -1,42 +1,41 @@
-"""The bytes around every object of a log: sizes and checksums, a readable head, columns of numbers,
-and then the bytes of messages.
+"""The frame of every object of a log: a header with sizes and checksums, a readable head, columns
+of numbers, then the bytes of messages.
 
     | part    | bytes |                                                                         |
     | ------- | ----- | ----------------------------------------------------------------------- |
     | header  | 64    | below                                                                   |
-    | head    | any   | JSON: what the object says, and where its columns are; perhaps deflated |
-    | columns | any   | numbers, one column behind the other; perhaps deflated                  |
-    | payload | any   | bytes of segments, as they are                                          |
+    | head    | any   | JSON: what the object says, and where its columns are; may be deflated  |
+    | columns | any   | numbers, column after column; may be deflated                           |
+    | payload | any   | bytes of segments, unchanged                                            |
 
-All numbers are little-endian and without sign.
+All numbers are little-endian and unsigned.
 
     | offset | width | field of the header                                                 |
     | ------ | ----- | ------------------------------------------------------------------- |
     |      0 |     4 | magic `TSRL`                                                        |
     |      4 |     2 | version: 1                                                          |
-    |      6 |     1 | kind: 1 an entry, 2 a state, 3 a table                              |
+    |      6 |     1 | kind: 1 entry, 2 state, 3 table                                     |
     |      7 |     1 | zero                                                                |
-    |      8 |     4 | bytes of the head                                                   |
-    |     12 |     4 | bytes of the head as they are stored: fewer where it is deflated    |
-    |     16 |     4 | bytes of the columns                                                |
-    |     20 |     4 | bytes of the columns as they are stored                             |
-    |     24 |     8 | bytes of the payload                                                |
+    |      8 |     4 | size of the head                                                    |
+    |     12 |     4 | size of the head as stored: smaller if it is deflated               |
+    |     16 |     4 | size of the columns                                                 |
+    |     20 |     4 | size of the columns as stored                                       |
+    |     24 |     8 | size of the payload                                                 |
     |     32 |     4 | CRC-32C of the payload                                              |
     |     36 |    20 | zeros                                                               |
-    |     56 |     4 | CRC-32C of head and columns as they are stored                      |
+    |     56 |     4 | CRC-32C of head and columns as stored                               |
     |     60 |     4 | CRC-32C of the header up to here                                    |
 
-So a reader that gets the beginning of an object knows that all it uses of it is whole. The payload
-has a checksum of its own, for who reads all of it.
+So a reader can check the beginning of an object without the payload, which has a checksum of its
+own for readers of all of it.
 
-A table has no payload behind it: it lies behind the bytes that it tells of, at the end of the same
-object, and those are the payload that its header counts. 16 bytes end the object: the bytes of the
-table in 8, and the magic `TSRLTAIL`.
+A table comes after its payload, at the end of a data object. The object's last 16 bytes are the
+size of the table, in 8 bytes, and the magic `TSRLTAIL`.
 
-**A column** is narrowed before it is deflated, to 0, 1, 2, 4 or 8 bytes a value: values are stored
-less the smallest one, or else the steps from value to value less the smallest step, whichever is
-narrower. The head says which: `base` is what was taken off; `first`, where there are steps, is the
-value that they begin at. All sums are modulo 2^64.
+**A column** is narrowed before it is deflated, to 0, 1, 2, 4 or 8 bytes a value. Stored are either
+the values minus the smallest one, or the differences of neighbouring values minus the smallest
+difference, whichever is narrower. In the head, `base` is the number that was subtracted; `first` is
+the first value, if differences are stored. All sums are modulo 2^64.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ MAGIC: Final = b"TSRL"
 VERSION: Final = 1
 TAIL_MAGIC: Final = b"TSRLTAIL"
 STORED_BYTES_MAX: Final = 256 << 20  # of head and columns
-RAW_BYTES_MAX: Final = 1 << 30  # of the same, inflated; and of all values at 8 bytes each
+RAW_BYTES_MAX: Final = 1 << 30  # of both inflated; also of all values at 8 bytes each
 _HEADER: Final = Struct("<4sHBxIIIIQI20xI")
 _CRC: Final = Struct("<I")
 _TAIL: Final = Struct("<Q8s")
@@ -78,7 +77,7 @@ _Unsigned: TypeAlias = NDArray[np.uint64]
 
 
 class FrameKind(IntEnum):
-    """What an object of the log is; the numbers are those in its header."""
+    """The kind of an object, with its number in the header."""
 
     ENTRY = 1
     STATE = 2
@@ -86,7 +85,7 @@ class FrameKind(IntEnum):
 
 
 class NeedMore(Exception):
-    """The frame cannot be read before this many bytes of it are there."""
+    """The frame cannot be read without this many of its bytes."""
 
     def __init__(self, bytes: int) -> None:
         super().__init__(bytes)
@@ -107,7 +106,7 @@ class Frame:
 
 
 class _Column(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Where the values of a column are, and what was done to them."""
+    """How the values of a column are stored."""
 
     name: str
     type: Literal["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
@@ -130,7 +129,7 @@ describe(_Head)
 
 
 def crc32c(data: Buffer, before: int = 0) -> int:
-    """The checksum of these bytes behind others that have the checksum `before`; no copy of all."""
+    """Extend the checksum `before` by these bytes, without a copy of all of them."""
     if isinstance(data, bytes):
         return int(google_crc32c.extend(before, data))
     view = memoryview(data).cast("B")
@@ -145,7 +144,7 @@ def encode(
     columns: Mapping[str, Ints],
     payload: Sequence[Buffer] = (),
 ) -> bytes:
-    """A whole object. InvalidArgumentError where head and columns are too large for any."""
+    """A whole object. InvalidArgumentError if its head and columns are too large."""
     size = crc = 0
     for piece in payload:
         size += memoryview(piece).nbytes
@@ -160,16 +159,16 @@ def encode_table(
     payload_bytes: int,
     payload_crc: int,
 ) -> bytes:
-    """The end of a data object, whose payload has this size and checksum."""
+    """The end of a data object with a payload of this size and checksum."""
     table = b"".join(_front(FrameKind.TABLE, head, columns, payload_bytes, payload_crc))
     return table + _TAIL.pack(len(table), TAIL_MAGIC)
 
 
 def decode(data: Buffer, *, kind: FrameKind, name: str, object_bytes: int | None = None) -> Frame:
-    """The frame of an object from its beginning; of the payload any part may follow.
+    """The frame at the beginning of an object. `data` may contain any part of the payload, or none.
 
-    `object_bytes` is how long the object is, where that is known. Raises NeedMore where the columns
-    end behind `data`, and MetadataError for an object that is damaged, or newer than this version.
+    `object_bytes` is the object's size, if known. Raises NeedMore if `data` ends before the columns
+    do, and MetadataError if the object is damaged, or newer than this version.
     """
     frame = _frame(data, kind, name, object_bytes)
     end = frame.payload_start + frame.payload_bytes
@@ -179,9 +178,9 @@ def decode(data: Buffer, *, kind: FrameKind, name: str, object_bytes: int | None
 
 
 def decode_tail(tail: Buffer, object_bytes: int, *, name: str) -> Frame:
-    """The table of a data object from its last bytes; the payload lies in front of it.
+    """The table in the last bytes of a data object. The payload is what comes before it.
 
-    Raises NeedMore with the bytes of the tail that are needed, and MetadataError as `decode` does.
+    Raises NeedMore with the number of last bytes that it needs, and MetadataError as `decode` does.
     """
     if len(tail) < TAIL_BYTES <= object_bytes:
         raise NeedMore(TAIL_BYTES)
@@ -201,7 +200,7 @@ def decode_tail(tail: Buffer, object_bytes: int, *, name: str) -> Frame:
 
 
 def check_payload(frame: Frame, payload: Buffer, *, name: str) -> None:
-    """Raises MetadataError unless this is all of the payload, as it was written."""
+    """Raises MetadataError unless this is the whole payload as it was written."""
     if memoryview(payload).nbytes != frame.payload_bytes or crc32c(payload) != frame.payload_crc:
         raise _damaged(name, "its payload has another checksum")
 
@@ -234,7 +233,7 @@ def _front(
 
 
 def _frame(data: Buffer, kind: FrameKind, name: str, object_bytes: int | None) -> Frame:
-    """All but whether the payload is there; it begins where the columns end."""
+    """Decode and check everything but the payload, which begins where the columns end."""
     view = memoryview(data).cast("B")
 
     def require(length: int) -> None:
@@ -310,7 +309,7 @@ def _width(span: int) -> Literal[0, 1, 2, 4, 8]:
 
 
 def _widened(told: Sequence[_Column], numbers: bytes) -> Iterator[tuple[str, Ints]]:
-    """Each column with its name. ValueError unless they are as long as what is stored, exactly."""
+    """Each column with its name. ValueError unless they take exactly the bytes stored."""
     values = sum(column.rows for column in told)
     stored = sum(column.width * column.stored_values for column in told)
     if 8 * values > RAW_BYTES_MAX or stored != len(numbers):
@@ -334,13 +333,13 @@ def _widened(told: Sequence[_Column], numbers: bytes) -> Iterator[tuple[str, Int
 
 
 def _deflated(data: bytes) -> bytes:
-    """As it is where that is no longer."""
+    """Deflated, or unchanged if that is not longer."""
     found = zlib.compress(data, _DEFLATE_LEVEL)
     return found if len(found) < len(data) else data
 
 
 def _inflated(stored: memoryview, length: int) -> bytes:
-    """ValueError unless it inflates to `length` bytes; never makes more than that."""
+    """ValueError unless it inflates to `length` bytes; never produces more than that."""
     if len(stored) == length:
         return bytes(stored)
     stream = zlib.decompressobj()

@@ -1,5 +1,5 @@
-"""Objects next to a broker's log that it does not name, and objects that it names and that are
-missing."""
+"""Finds objects that a broker's log does not name, and objects that it names but that are missing
+or damaged."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ _OF_A_LOST_LOG: Final = ("data/", f"{ADOPTED}/", f"{LOADS}/")
 
 
 def leftovers(log: BrokerLog) -> list[Leftover]:
-    """Objects that nothing is read from, and that no writer is about to name.
+    """Objects from which nothing is read, and which no writer is about to name.
 
-    An orphan is what a crash left before an entry named it, or what was put again after it was
-    deleted. A data object of the newest epoch may be named by the next entry: it is none yet. Nor
-    is what a rebuild can make a lost log from.
+    An orphan was left by a crash before an entry named it, or was put again after it was deleted.
+    A data object of the newest epoch is not yet an orphan: the next entry may name it. Nor is an
+    object from which a lost log can be rebuilt.
     """
     listed = {
         each.key.removeprefix(log.prefix): each.size for each in log.calls.client.list(log.prefix)
     }
-    # The log after the listing: what an older epoch has named by then, it says.
+    # Read after the listing, so that the log names all that older epochs have named by then.
     state = log.settled() if log.is_writer else log.follow()
     found = []
     with log.guard:
@@ -61,11 +61,12 @@ def leftovers(log: BrokerLog) -> list[Leftover]:
 
 
 def _kind(log: BrokerLog, state: LogState, name: str, oldest: int) -> str | None:
-    """`oldest` is the number of the oldest state that stays."""
+    """The kind of leftover that an unused object is; None if it is none. `oldest` is the number of
+    the oldest state that is kept."""
     number = number_of(name)
     if name.startswith("log/"):
         if number is None or number > oldest:
-            return None  # readers that begin at a state need it
+            return None  # readers that begin at a kept state may need it
         if name not in state.dead:
             return ORPHAN
     elif name.startswith("state/"):
@@ -82,7 +83,7 @@ def _kind(log: BrokerLog, state: LogState, name: str, oldest: int) -> str | None
 
 
 def names_below(calls: ObjectCalls, prefix: str) -> Iterator[str]:
-    """The names below a prefix, up to the next `/`: a request each, and one more."""
+    """The names below a prefix, up to the next `/`. Takes one request for each, and one more."""
     after = ""
     while True:
         first = next(iter(calls.client.list(prefix, after=after)), None)
@@ -91,11 +92,11 @@ def names_below(calls: ObjectCalls, prefix: str) -> Iterator[str]:
         name, slash, _ = first.key.removeprefix(prefix).partition("/")
         if slash:
             yield name
-        after = f"{prefix}{name}0" if slash else first.key  # 0 is what comes behind a slash
+        after = f"{prefix}{name}0" if slash else first.key  # 0 comes right after the slash
 
 
 def damage(log: BrokerLog) -> list[Finding]:
-    """Entries and states that make no sense; objects that are not there, or not as long as said."""
+    """Entries and states that make no sense; objects that are missing or have the wrong size."""
     calls, layout = log.calls, log.layout
     found: list[Finding] = []
     sizes: dict[str, int] = {}
@@ -108,7 +109,7 @@ def damage(log: BrokerLog) -> list[Finding]:
         try:
             log.entry(listed)
         except SegmentNotFoundError:
-            return  # it was released since
+            return  # released since
         except MetadataError as error:
             found.append(_damaged(listed.key, error))
 
@@ -132,12 +133,13 @@ def _newest(log: BrokerLog) -> LogState:
 
 
 def _wrong_objects(log: BrokerLog, state: LogState, sizes: Mapping[str, int]) -> list[Finding]:
-    """Objects that the log wants, as a listing has them and the log still does behind it."""
+    """Objects that are missing or have the wrong size, and that the log still needs when it is read
+    again after the listing."""
     wrong = {}
     for key, (size, is_whole) in _wanted(log, state).items():
         there = sizes.get(key)
         if there is None and (facts := log.calls.head(key)) is not None:
-            there = facts.size  # younger than the listing
+            there = facts.size  # put after the listing
         if there is None:
             wrong[key] = Finding.of_damage("missing", key, f"the log has {size} bytes in it")
         elif there < size or (is_whole and there != size):
@@ -145,15 +147,16 @@ def _wrong_objects(log: BrokerLog, state: LogState, sizes: Mapping[str, int]) ->
             wrong[key] = Finding.of_damage("size", key, detail)
     if not wrong:
         return []
-    # What was merged meanwhile may have been released, and be gone.
+    # An object that was merged meanwhile may have been released and deleted.
     wanted = _wanted(log, _newest(log))
     return [found for key, found in wrong.items() if key in wanted]
 
 
 def appended(log: BrokerLog) -> list[Appended]:
-    """The entries that are kept, in spans of as many each: one of their times is read for each.
+    """The kept entries, in spans of equally many. Reads the times of only the entries at the ends
+    of spans.
 
-    Old entries go when three states stand for them, so a busy log goes back some hours only.
+    Old entries go once three states replace them, so a busy log goes back only a few hours.
     """
     listed = [
         each
@@ -170,7 +173,7 @@ def appended(log: BrokerLog) -> list[Appended]:
         try:
             times[mark] = log.entry(listed[mark]).time_ms
         except (SegmentNotFoundError, MetadataError):
-            return  # released since, or damaged: an audit says so
+            return  # released since, or damaged: an audit reports it
 
     side_by_side(log.pool, iter(marks), read, helpers=READ_TOGETHER - 1)
     return [
@@ -185,7 +188,8 @@ def appended(log: BrokerLog) -> list[Appended]:
 
 
 def _lost(log: BrokerLog, epoch: int, there: Iterable[str]) -> Iterator[Finding]:
-    """Where there is no log, or one that has begun anew, and something that was in another."""
+    """Findings for objects of a lost log, if there is no log or it has begun anew; and for open
+    segments of the previous layout."""
     beside = [*there, *(each.key for each in log.calls.listed(log.key(f"{ADOPTED}/")))]
     names = (_OLDER.match(key.removeprefix(log.prefix)) for key in beside)
     older = [name for name in names if name is not None and (not epoch or int(name[1]) < epoch)]
@@ -209,7 +213,7 @@ def _damaged_states(log: BrokerLog) -> Iterator[Finding]:
 
 
 def _wanted(log: BrokerLog, state: LogState) -> Mapping[str, tuple[int, bool]]:
-    """How long each object must be at least, or exactly."""
+    """The size that each object must have, and whether exactly (otherwise at least)."""
     with log.guard:
         return _wanted_of(log, state)
 

@@ -4,12 +4,13 @@
     <rounds>/data/<epoch, 10 digits>-<name>    bytes that are too many for an entry, or merged
     <rounds>/load/<run>/<name>             a segment that a task of a load has written
     <rounds>/adopted/<epoch, 10 digits>-<number, 20 digits>-<name>    what a load has added
-    <rounds>/state/<sequence, 20 digits>   what all entries up to that one come to
+    <rounds>/state/<sequence, 20 digits>   the sum of all entries up to that one
     <rounds>/epoch/<epoch, 10 digits>      a writer's claim
     <h8>_<cluster>/<broker>/<topic>/<queue id>/<TYPE>/<segment name>    a sealed segment
 
-where <rounds> is `.rounds/<h8>_<cluster>/<broker>`. Names in the log are relative to it, those of
-sealed segments are whole keys: RocketMQ's own, so a bucket that is copied to a folder opens there.
+where <rounds> is `.rounds/<h8>_<cluster>/<broker>`. Names in the log are relative to it, except
+those of sealed segments: these are whole keys, RocketMQ's own, so that a bucket copied to a folder
+opens there.
 """
 
 from __future__ import annotations
@@ -62,11 +63,11 @@ def number_of(name: str) -> int | None:
 
 
 def open_part(parts: Iterable[str], claims: Iterable[str]) -> str | None:
-    """The first of these keys of the older layout that is of an open segment.
+    """The first of these keys of the older layout that is part of an open segment.
 
-    Sealing left a mark, `sealed-<epoch>`, where an older writer's part could still land, and the
-    next claim removed it. So what the newest writer has marked is whole at its sealed key, whatever
-    parts are beside it. A mark of an older epoch may have come late, and proves nothing.
+    Sealing left a mark, `sealed-<epoch>`, if an older writer's part could still land, and the next
+    claim removed it. So a segment that the newest writer has marked is whole at its sealed key,
+    whatever parts are beside it. A mark of an older epoch may have come late, and proves nothing.
     """
     names = {key: _OLD_PART.fullmatch(key) for key in parts}
     numbers = (_OLD_CLAIM.fullmatch(key) for key in claims)
@@ -83,7 +84,7 @@ def open_part(parts: Iterable[str], claims: Iterable[str]) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class SegmentName:
-    """Which segment a sealed key is."""
+    """The segment that a sealed key names."""
 
     path: str
     type: SegmentType
@@ -103,14 +104,14 @@ class ObjectLayout:
         self.directory = cluster_directory(cluster)
 
     def rounds(self, broker: str) -> str:
-        """What the names of a broker's log are relative to."""
+        """The prefix that names in a broker's log are relative to."""
         return f"{ROUNDS}{self.directory}/{broker}/"
 
     def segment_key(self, path: str, type: SegmentType, base: int) -> str:
         return f"{self.directory}/{path}/{type.name}/{segment_name(base)}"
 
     def below(self, prefix: str) -> str:
-        """What the sealed keys of all queue paths that lie at or below `prefix` begin with."""
+        """The prefix of the sealed keys of all queue paths at or below `prefix`."""
         parts = [part for part in prefix.split("/") if part]
         return "/".join((self.directory, *parts)) + "/"
 

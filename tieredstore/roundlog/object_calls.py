@@ -1,4 +1,5 @@
-"""A tier's requests to an object store: retried; a put with an unknown outcome is looked up."""
+"""A tier's requests to an object store, with retries. After a put with an unknown outcome, the
+store is asked whether it succeeded."""
 
 from __future__ import annotations
 
@@ -32,12 +33,12 @@ def crc32c(data: Buffer) -> int:
 
 
 def joined(first: int, second: int, second_bytes: int) -> int:
-    """The checksum of two pieces from theirs and the length of the second."""
+    """The checksum of two concatenated pieces, from those of both and the length of the second."""
     return _product(_power(8 * second_bytes), first) ^ second
 
 
 def _product(left: int, right: int) -> int:
-    """Of two polynomials over GF(2), modulo the one of the checksum."""
+    """The product of two polynomials over GF(2), modulo the checksum's polynomial."""
     result, bit = 0, _ONE
     while bit:
         if left & bit:
@@ -49,7 +50,7 @@ def _product(left: int, right: int) -> int:
 
 @cache
 def _squared(times: int) -> int:
-    """x squared this often."""
+    """x, squared this many times."""
     if not times:
         return _ONE >> 1
     half = _squared(times - 1)
@@ -57,7 +58,7 @@ def _squared(times: int) -> int:
 
 
 def _power(exponent: int) -> int:
-    """x to this power."""
+    """x to the power of `exponent`."""
     result, times = _ONE, 0
     while exponent:
         if exponent & 1:
@@ -70,14 +71,14 @@ def _power(exponent: int) -> int:
 NONCE: Final = "tiered-nonce"
 CHECKSUM: Final = "tiered-crc32c"
 
-RANGE_BYTES_MAX: Final = 8 << 20  # the optimum of one GET
+RANGE_BYTES_MAX: Final = 8 << 20  # the best size of one GET
 
 
 class ObjectCalls:
     """One client, with retries.
 
-    * A put is create-only and repeated until it is known what became of it.
-    * Every read is as long as was asked. A long range is several requests.
+    * A put is create-only, and is repeated until its outcome is known.
+    * Every read returns as many bytes as were asked for. A long range is several requests.
     """
 
     def __init__(self, client: ObjectClient, runtime: Runtime, policy: RetryPolicy) -> None:
@@ -86,7 +87,7 @@ class ObjectCalls:
         self._number = itertools.count()
 
     def head(self, key: str) -> ObjectFacts | None:
-        """What there is; None if nothing."""
+        """Facts about the object; None if there is none."""
         try:
             return self.client.head(key)
         except SegmentNotFoundError:
@@ -96,22 +97,22 @@ class ObjectCalls:
         return list(self.client.list(prefix))
 
     def put(self, key: str, data: Buffer, *, metadata: Mapping[str, str] | None = None) -> None:
-        """A new object. ObjectExistsError where one lies there that is not this very put's."""
+        """Create an object. ObjectExistsError if one exists that this put did not create."""
         mine = {**(metadata or {}), NONCE: self.nonce(), CHECKSUM: f"{crc32c(data):08x}"}
 
         try:
             self.client.created(key, data, metadata=mine)
-        except ObjectExistsError:  # of an attempt whose reply was lost, or somebody else's
+        except ObjectExistsError:  # from an attempt whose reply was lost, or from somebody else
             if not self._is_mine(key, mine, data):
                 raise
 
     def put_stream(
         self, key: str, blocks: Iterable[Buffer], *, metadata: Mapping[str, str]
     ) -> None:
-        """A new object from a stream that can be read once; none if it has no bytes.
+        """Create an object from a stream that can be read once; none if it has no bytes.
 
         After a lost reply the store is asked. BackendUnavailableError if there is no object: the
-        caller, who has the source, starts over.
+        caller, who has the source, starts over. ObjectExistsError if another put created one.
         """
         mine = {**metadata, NONCE: self.nonce()}
         try:
@@ -122,14 +123,15 @@ class ObjectCalls:
                 raise
 
     def delete(self, keys: Sequence[str]) -> None:
-        """All of them; the first error where some are still there. What is absent is no error."""
+        """Delete all keys. Raises the first error if some could not be deleted; an absent key is no
+        error."""
         errors, _ = self.client.deleted(keys)
         for error in errors.values():
             if not isinstance(error, SegmentNotFoundError):
                 raise error
 
     def ranges(self, wanted: Sequence[Range]) -> list[bytes]:
-        """Each range, in order; the first error where some cannot be read."""
+        """Each range, in order. Raises the first error if one cannot be read."""
         pieces = [_pieces(of_object) for of_object in wanted]
         got = iter(self._got([piece for several in pieces for piece in several]))
         found: list[bytes] = []
@@ -149,7 +151,7 @@ class ObjectCalls:
         return self.client.get_ranges(requests) if requests else []
 
     def nonce(self) -> str:
-        """Like no other, in this process and in any other."""
+        """Unique in this process and among all others."""
         return f"{self._writer}-{os.getpid()}-{next(self._number)}"
 
     def _is_mine(self, key: str, mine: Mapping[str, str], data: Buffer) -> bool:
@@ -159,12 +161,12 @@ class ObjectCalls:
             return False  # somebody has deleted it since
         if NONCE in found.metadata:
             return found.metadata[NONCE] == mine[NONCE]
-        # A client that keeps no metadata: the bytes themselves tell.
+        # The client keeps no metadata: compare the bytes themselves.
         return found.size == len(data) and self.client.get_range(key, 0, found.size) == data
 
 
 def _pieces(wanted: Range) -> list[Range]:
-    """The requests for one range: none for no bytes."""
+    """The requests for one range; none if it is empty."""
     end = wanted.start + wanted.length
     return [
         Range(wanted.key, start, min(RANGE_BYTES_MAX, end - start))

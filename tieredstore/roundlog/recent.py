@@ -1,5 +1,5 @@
-"""Objects that this process sent last and that are still in use, so that merging or sealing need
-not read them back."""
+"""Keeps the objects that this process sent last and that are still in use, so that merging and
+sealing need not read them back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RECENT_BYTES_MAX: Final = 64 << 20  # as many as one merge takes
 
 
 class RecentObjects:
-    """The last of them, of `bytes_max` in all. An object never changes, so they stay true."""
+    """The last objects sent, up to `bytes_max` in all. Objects never change, so they stay valid."""
 
     def __init__(self, calls: ObjectCalls, *, bytes_max: int = RECENT_BYTES_MAX) -> None:
         self._calls = calls
@@ -26,7 +26,7 @@ class RecentObjects:
         self._guard = threading.Lock()
 
     def add(self, key: str, data: Buffer) -> None:
-        """It is durable. Those that were sent first make room."""
+        """Keep an object that is durable; the oldest ones make room."""
         if not isinstance(data, bytes) or len(data) > self._bytes_max:
             return
         with self._guard:
@@ -41,13 +41,13 @@ class RecentObjects:
         return self._bytes
 
     def keep_only(self, is_used: Callable[[str], bool]) -> None:
-        """Nobody reads the others any more: they give back their memory."""
+        """Drop all objects that are no longer used."""
         with self._guard:
             for key in [each for each in self._held if not is_used(each)]:
                 self._bytes -= len(self._held.pop(key))
 
     def ranges(self, wanted: Sequence[Range]) -> list[Buffer]:
-        """Each range, in order: from here, and from the store what is not here."""
+        """Each range, in order: from memory, or else from the store."""
         with self._guard:
             held = [self._held.get(each.key) for each in wanted]
         is_here = [

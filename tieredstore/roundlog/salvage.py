@@ -32,7 +32,7 @@ from tieredstore.roundlog.state import LogState
 LOST: Final = "lost-log"
 """A note: data objects of epochs below this one are of a log that was lost."""
 APPENDED_BYTES: Final = 32 << 20  # in memory at a time
-TAIL_BYTES: Final = 64 << 10  # of an object: nearly always more than its table
+TAIL_BYTES: Final = 64 << 10  # read of an object first: nearly always more than its table
 
 _NAME: Final = re.compile(r"data/([0-9]{10})-.*?([0-9]+)")
 _COLUMNS: Final = ("segment", "position", "length", "offset", "crc")
@@ -40,7 +40,7 @@ _COLUMNS: Final = ("segment", "position", "length", "offset", "crc")
 
 @dataclass(slots=True)
 class Salvaged:
-    """How many segments and bytes were found, and what is known to be gone."""
+    """The number of segments and bytes found, and what is known to be lost."""
 
     segment_count: int = 0
     size: int = 0
@@ -65,17 +65,18 @@ class _Found(NamedTuple):
 
 
 def may_be_lost(state: LogState) -> bool:
-    """Whether objects that the log does not name may be of one that was lost before it: it never
-    had a segment, or they are still being made part of it."""
+    """Whether objects that the log does not name may belong to a lost earlier log: this log never
+    had a segment, or a rebuild of the lost one is not finished."""
     return state.next_number == 1 or LOST in state.tables.notes
 
 
 def begun_by(log: BrokerLog, epoch: int) -> int:
-    """The epoch of the oldest entry that is left, or else the one given.
+    """The epoch that this log began in: that of its first entry; 1 if states have replaced that
+    entry; the given one if no entry is left.
 
-    Data objects of epochs before it are of a log that was lost. Younger ones that no entry names
-    are of a writer of this log that was fenced, or ended, before its entry counted. So are all of
-    them where the first entry has given way to states: its writer had looked for a lost log.
+    Data objects of earlier epochs belong to a lost log. Later ones that no entry names belong to a
+    writer of this log that was fenced, or ended, before its entry counted. If states have replaced
+    the first entry, all of them do, because its writer had looked for a lost log.
     """
     for listed in log.calls.client.list(log.key("log/")):
         if number := number_of(listed.key.removeprefix(log.prefix)):
@@ -84,12 +85,12 @@ def begun_by(log: BrokerLog, epoch: int) -> int:
             try:
                 return log.entry(listed).epoch
             except (SegmentNotFoundError, MetadataError):
-                continue  # released since, or damaged: an audit says so
+                continue  # released since, or damaged: an audit reports it
     return epoch
 
 
 def begin(log: BrokerLog) -> None:
-    """Note it where a log that never had a segment has begun beside objects of another one."""
+    """Note that a log was lost, if this one never had a segment and objects of another exist."""
     state = log.settled()
     with log.guard:
         is_new = state.next_number == 1 and LOST not in state.tables.notes
@@ -102,13 +103,13 @@ def begin(log: BrokerLog) -> None:
 
 
 def adopted(log: BrokerLog) -> Told:
-    """What loads had added to the log that was lost."""
+    """What loads had added to the lost log."""
     return Told() if _lost_below(log) is None else told_of(log.calls, log.prefix)
 
 
 def finish(log: BrokerLog, told: Told) -> Salvaged:
-    """Append what can be found of the lost log, and what loads need beyond their segments. After a
-    crash it begins anew."""
+    """Append what can be found of the lost log, and what loads need besides their segments. After a
+    crash, call it again."""
     salvaged = Salvaged(losses=list(told.losses))
     below = _lost_below(log)
     if below is None:
@@ -121,7 +122,7 @@ def finish(log: BrokerLog, told: Told) -> Salvaged:
         changes.append(announcement(log, told.notes, first=0))
     log.append([Draft(changes=changes)])
     settle(log)
-    log.calls.delete(told.keys)  # one says all of it now
+    log.calls.delete(told.keys)  # `settle` has put one object that says all of this
     what = f"{salvaged.size} bytes of {salvaged.segment_count} open segments were found"
     salvaged.losses.append(
         f"the log was lost: {what}; bytes in its entries that were not merged yet are gone"
@@ -130,7 +131,7 @@ def finish(log: BrokerLog, told: Told) -> Salvaged:
 
 
 def _lost_below(log: BrokerLog) -> int | None:
-    """Data objects of epochs below this one are of a log that was lost; None where none was."""
+    """Data objects of epochs below this one belong to a lost log; None if no log was lost."""
     state = log.settled()
     with log.guard:
         noted = state.tables.notes.get(LOST, {}).get(log.broker)
@@ -153,14 +154,14 @@ def _objects(log: BrokerLog, below: int) -> list[ListedKey]:
 def _tables(
     log: BrokerLog, objects: Sequence[ListedKey], salvaged: Salvaged
 ) -> dict[SegmentKey, list[_Found]]:
-    """What the tables say, by segment: of the newest object first."""
+    """The rows of all tables, by segment, those of the newest object first."""
     found: dict[SegmentKey, list[_Found]] = {}
     for listed in objects:
         try:
             for key, row in _rows(listed, _table(log, listed)):
                 found.setdefault(key, []).append(row)
         except SegmentNotFoundError:
-            continue  # it was about to be deleted
+            continue  # deleted since it was listed
         except MetadataError as error:
             salvaged.losses.append(f"a data object cannot be read: {error}")
     return found
@@ -168,7 +169,7 @@ def _tables(
 
 def _table(log: BrokerLog, listed: ListedKey) -> Frame:
     wanted = min(TAIL_BYTES, listed.size)
-    for _ in range(3):  # more cannot be asked for
+    for _ in range(3):  # `decode_tail` asks for more at most twice
         tail = log.calls.ranges([Range(listed.key, listed.size - wanted, wanted)])[0]
         try:
             return decode_tail(tail, listed.size, name=listed.key)
@@ -193,7 +194,7 @@ def _rows(listed: ListedKey, table: Frame) -> Iterator[tuple[SegmentKey, _Found]
 
 
 def _append(log: BrokerLog, key: SegmentKey, found: Sequence[_Found], salvaged: Salvaged) -> None:
-    """All bytes of a segment that follow on each other, from where the new log ends."""
+    """Append the segment's contiguous bytes, beginning where the segment ends in the new log."""
     state = log.settled()
     with log.guard:
         segment = state.segment(key)
@@ -222,7 +223,8 @@ def _append(log: BrokerLog, key: SegmentKey, found: Sequence[_Found], salvaged: 
 
 
 def _following(found: Sequence[_Found], at: int) -> Iterator[_Found]:
-    """What goes on where the last one ends; of several the longest, and then the newest."""
+    """Rows that continue at `at`, then each where the last one ends. Of several rows, the one that
+    reaches farthest; of equal ones, the newest."""
     ordered = sorted(found, key=attrgetter("position"))
     number = 0
     while True:
@@ -238,7 +240,7 @@ def _following(found: Sequence[_Found], at: int) -> Iterator[_Found]:
 
 
 def _send(log: BrokerLog, waiting: list[DraftWrite]) -> None:
-    """One entry of these writes to one segment."""
+    """Append these writes to one segment in one entry."""
     if not waiting:
         return
     draft = Draft(writes=tuple(waiting))

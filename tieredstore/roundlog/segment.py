@@ -1,5 +1,5 @@
 """A segment whose bytes lie where a broker's log says: in entries and data objects while it grows,
-in one object when it is sealed.
+in one object once it is sealed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Piece:
 
 @contextmanager
 def lost_to_another(log: BrokerLog) -> Iterator[None]:
-    """An object that is not there: a newer writer may have deleted it. Then FencedError."""
+    """If an object is missing because a newer writer has deleted it, raise FencedError."""
     try:
         yield
     except SegmentNotFoundError:
@@ -52,11 +52,11 @@ def lost_to_another(log: BrokerLog) -> Iterator[None]:
 class LogSegment(FileSegment):
     """A segment of a broker's log.
 
-    * A write is an entry of its own; a round writes many segments with one.
-    * `seal` writes one object from all there is: it takes its time, and is for the background. A
-      sealed segment is sealed for every process.
-    * A process that has not written yet reads what the log said a moment ago, and looks again when
-      that does not suffice. The writer itself knows all there is.
+    * A write is an entry of its own; a round writes many segments with one entry.
+    * `seal` copies all bytes into one object: it is slow, and meant for the background. A sealed
+      segment is sealed for every process.
+    * A process that is not the writer reads from the state as it last read it, and reads the log
+      again if a segment or bytes are missing there. The writer knows the newest state.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class LogSegment(FileSegment):
 
     @property
     def key(self) -> SegmentKey:
-        """What the log calls it."""
+        """Its key in the log."""
         return self.queue_path, self.type, self.base
 
     @property
@@ -88,7 +88,7 @@ class LogSegment(FileSegment):
         return segment is not None and segment.sealed is None and segment.size > 0
 
     def _known(self) -> LogSegmentState | None:
-        """What is known of it without a request."""
+        """Its state as last read, without a request."""
         if self._is_closed:
             return None
         log = self._log_of()
@@ -114,7 +114,7 @@ class LogSegment(FileSegment):
         try:
             return self._joined(log, pieces, position)
         except SegmentNotFoundError:  # merged, sealed or deleted since
-            log.check_writer()  # by another, where it was not us
+            log.check_writer()  # if not by us, then by a newer writer
             pieces = self._pieces(log, log.follow(), position, length)
         try:
             return self._joined(log, pieces, position)
@@ -126,7 +126,7 @@ class LogSegment(FileSegment):
     def _pieces(
         self, log: BrokerLog, state: LogState, position: int, length: int
     ) -> Sequence[_Piece]:
-        """Which bytes of which objects these are."""
+        """The ranges of objects that hold these bytes."""
         with log.guard:
             segment = self._existing(state)
             check_range(self.path, position, length, segment.size)
@@ -144,7 +144,7 @@ class LogSegment(FileSegment):
     def _in_extents(
         self, log: BrokerLog, places: Sequence[Place], position: int, end: int
     ) -> Sequence[_Piece]:
-        """What lies side by side in one object is one range."""
+        """The ranges of an open segment; neighbours in an object are one range."""
         pieces: list[_Piece] = []
         at = position
         for place in places:
@@ -167,8 +167,8 @@ class LogSegment(FileSegment):
         return pieces
 
     def _joined(self, log: BrokerLog, pieces: Sequence[_Piece], position: int) -> bytes:
-        """One run of bytes from `position` on, those of whole extents compared with their
-        checksums. An error names the first byte of the segment that is in doubt."""
+        """Read the pieces and join them; whole extents are checked against their checksums. An
+        error names the first position in the segment that is in doubt."""
         try:
             found = log.calls.ranges([Range(each.key, each.start, each.length) for each in pieces])
         except OffsetOutOfRangeError as error:
@@ -189,7 +189,7 @@ class LogSegment(FileSegment):
     # Writing
 
     def draft(self, position: int, data: Buffer) -> DraftWrite:
-        """These bytes for an entry. They are not copied."""
+        """A write of these bytes, which are not copied, for an entry."""
         self._open_log()
         if self._is_sealed:
             raise SegmentSealedError(self.path)
@@ -251,7 +251,7 @@ class LogSegment(FileSegment):
 
 
 def seal_together(log: BrokerLog, segments: Sequence[LogSegment]) -> list[TieredStoreError | None]:
-    """Seal segments of one log, with few reads and few entries; of each why it could not be."""
+    """Seal segments of one log with few reads and few entries. Returns each one's error or None."""
     failure: TieredStoreError | None = None
     try:
         for segment in segments:

@@ -1,5 +1,5 @@
-"""Sealed objects that no entry names: those of a tier that was copied into a bucket, at RocketMQ's
-keys, or of a tier whose log is lost, including those of its loads.
+"""Takes sealed objects that no entry names into a log: those of a tier that was copied into a
+bucket, at RocketMQ's keys, or those of a tier whose log is lost, including those of its loads.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TAKEN_TOGETHER: Final = 1_000  # by one entry
 def sealed_objects(
     calls: ObjectCalls, layout: ObjectLayout, broker: str
 ) -> Iterator[tuple[SegmentKey, ListedKey]]:
-    """All objects of a broker that have a segment's key, and some bytes."""
+    """All objects of a broker that have a segment's key and are not empty."""
     for listed in calls.client.list(layout.below(broker)):
         name = layout.segment_of(listed.key)
         if name is not None and listed.size:
@@ -32,9 +32,9 @@ def sealed_objects(
 
 
 def untaken(log: BrokerLog) -> list[tuple[SegmentKey, ListedKey]]:
-    """Those that the log does not name: neither as a segment, nor as deleted a short time ago.
+    """Sealed objects that the log names neither as segments nor as recently deleted.
 
-    Listed before the log is read, so that one that is sealed meanwhile is named.
+    They are listed before the log is read, so that the log names any that is sealed meanwhile.
     """
     found = [*sealed_objects(log.calls, log.layout, log.broker)]
     state = log.settled() if log.is_writer else log.follow()
@@ -49,7 +49,7 @@ def untaken(log: BrokerLog) -> list[tuple[SegmentKey, ListedKey]]:
 
 
 def take_in(log: BrokerLog) -> TakenIn:
-    """Have the log name them, and what is to be found of a log that was lost. For the writer."""
+    """Make the log name them, and what can be found of a lost log. Only the writer may call it."""
     log.claim()
     salvage.begin(log)
     told = salvage.adopted(log)
@@ -60,7 +60,7 @@ def take_in(log: BrokerLog) -> TakenIn:
         drafts = [Draft(taken=[each]) for each in found[start : start + TAKEN_TOGETHER]]
         log.append(drafts)
         taken = [sealed for draft in drafts if draft.error is None for _, sealed in draft.taken]
-        count += len(taken)  # others have begun such a segment
+        count += len(taken)  # without segments that have been begun meanwhile
         size += sum(sealed.size for sealed in taken)
     salvaged = salvage.finish(log, told)
     return TakenIn(
@@ -71,7 +71,7 @@ def take_in(log: BrokerLog) -> TakenIn:
 
 
 def into(state: LogState, calls: ObjectCalls, layout: ObjectLayout, broker: str) -> None:
-    """All that lies there, in memory: for a reader of a bucket that has no log."""
+    """Add all sealed objects to a state in memory, for a reader of a bucket without a log."""
     for key, listed in sealed_objects(calls, layout, broker):
         state.take_in(key, listed.key, listed.size)
     for key, sealed in told_of(calls, layout.rounds(broker)).segments.items():

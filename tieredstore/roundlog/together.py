@@ -1,8 +1,8 @@
-"""Many segments of a log read at once: the objects that hold them are read front to back.
+"""Reads many segments of a log at once, by reading the objects that hold them front to back.
 
-A round, or an object that rounds were merged into, has bytes of all queues. To read queue after
-queue would take a request for each queue in each object. Here the places of all bytes are gathered
-first and sorted by object and offset, so that neighbours share a request.
+A round, or an object that rounds were merged into, has bytes of all queues. Reading queue after
+queue would take a request for each queue in each object. So the places of all bytes are first
+gathered and sorted by object and offset: neighbours then share a request.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from tieredstore.roundlog.state import LogSegmentState, LogState
 LogOf: TypeAlias = Callable[[str], BrokerLog]
 Answer: TypeAlias = bytes | TieredStoreError
 
-GAP_BYTES_MAX: Final = 64 << 10  # between neighbours: as fast to read as to ask again
-UNDER_WAY_BYTES: Final = 32 << 20  # of ranges that were asked for and not handed out yet
-UNDER_WAY_MAX: Final = 64  # ranges that are asked for at a time
+GAP_BYTES_MAX: Final = 64 << 10  # between neighbours: reading it is as fast as another request
+UNDER_WAY_BYTES: Final = 32 << 20  # of ranges that were requested and not yet handed out
+UNDER_WAY_MAX: Final = 64  # ranges that are requested at a time
 _NO_CRC: Final = -1
 
 
 def read_together(log_of: LogOf, reads: Sequence[SegmentRead]) -> list[Answer]:
-    """Each range or its error, in order; `log_of` gives the log of a broker.
+    """Each range or its error, in order; `log_of` returns the log of a broker.
 
-    The checksum of each extent that is read wholly is compared. In memory are the ranges that were
-    asked for, and at most UNDER_WAY_BYTES more.
+    Checks the checksum of every extent that is read whole. Holds the result in memory, and at most
+    UNDER_WAY_BYTES more.
     """
     answers: list[Answer] = [b""] * len(reads)
     of_broker: dict[str, list[int]] = {}
@@ -55,9 +55,10 @@ def read_together(log_of: LogOf, reads: Sequence[SegmentRead]) -> list[Answer]:
 
 
 def reading_order(log_of: LogOf, segments: Sequence[SegmentRecord]) -> list[int]:
-    """The numbers of segments: merged bytes lie in their order, and nearly so do those of rounds.
+    """Sort keys for the segments: their numbers in the log. Merged bytes lie in this order, those
+    of rounds nearly so.
 
-    What has no number, or a log that cannot be read, comes last.
+    Segments without a number, and those of logs that cannot be read, come last.
     """
     numbers: dict[str, dict[SegmentKey, int]] = {}
     for broker in {_broker(row.path) for row in segments}:
@@ -65,7 +66,7 @@ def reading_order(log_of: LogOf, segments: Sequence[SegmentRecord]) -> list[int]
             log = log_of(broker)
             log.state(recent=True)
         except TieredStoreError:
-            continue  # the reads themselves will say so
+            continue  # the reads themselves will raise it
         with log.guard:
             numbers[broker] = dict(log.state().numbers)
     return [numbers.get(_broker(row.path), {}).get(row.key, INT64_MAX) for row in segments]
@@ -94,14 +95,14 @@ def _of_log(log_of: LogOf, broker: str, reads: Sequence[SegmentRead]) -> list[An
     answers: list[Answer] = []
     for number in range(len(reads)):
         answers.append(errors[number] if number in errors else bytes(buffers[number]))
-        buffers[number] = bytearray()  # or all bytes would be there twice
+        buffers[number] = bytearray()  # otherwise memory would hold all bytes twice
     return answers
 
 
 class _Piece(NamedTuple):
-    """Bytes of an object, and where they belong: to this place of what a read has asked for.
+    """Bytes of an object, and their place `at` in the result of a read.
 
-    `crc` is _NO_CRC where they are only a part of what it was computed of, or it is not known.
+    `crc` is _NO_CRC if they are only a part of the bytes that have a checksum, or if none is known.
     """
 
     object: str
@@ -115,7 +116,7 @@ class _Piece(NamedTuple):
 def _pieces(
     log: BrokerLog, reads: Sequence[SegmentRead]
 ) -> tuple[list[_Piece], dict[int, TieredStoreError]]:
-    """What all reads are made of, by object and offset; why there is nothing of some reads."""
+    """The pieces of all reads, by object and offset, and the errors of reads that have none."""
     state = log.state()
     errors: dict[int, TieredStoreError] = {}
     numbers = [state.numbers.get((read.path, read.type, read.base), 0) for read in reads]
@@ -155,8 +156,8 @@ def _pieces(
 
 
 def _extents(state: LogState, numbers: Sequence[int]) -> tuple[Extents, list[str]]:
-    """Where the bytes of these segments lie, by segment and position, and the objects that the
-    extents count in. A sealed segment is one extent."""
+    """Where the bytes of these segments lie, by segment and position, and the names that the
+    extents' `object` counts in. A sealed segment is one extent."""
     wanted = np.unique(np.array(numbers, np.int64))
     names: list[str] = []
     parts: list[Extents] = [Extents.none()]
@@ -186,7 +187,7 @@ def _check_there(
     starts: NDArray[np.int64],
     ends: NDArray[np.int64],
 ) -> None:
-    """Refuse a range that is not there, or that no extents cover."""
+    """Refuse a range outside the segment, or one that extents do not cover."""
     name = log.layout.segment_key(read.path, read.type, read.base)
     if segment is None:
         raise SegmentNotFoundError(name)
@@ -204,7 +205,7 @@ def _check_there(
 
 @dataclass(slots=True)
 class _Range:
-    """One request: neighbours in an object, and where each of their pieces belongs."""
+    """One request for neighbouring pieces of an object."""
 
     object: str
     start: int
@@ -212,7 +213,7 @@ class _Range:
     pieces: list[_Piece]
 
     def takes(self, piece: _Piece) -> bool:
-        """Whether a piece is near enough to be read along."""
+        """Whether a piece is near enough to be read with this request."""
         end = max(self.end, piece.offset + piece.length)
         return (
             piece.object == self.object
@@ -234,7 +235,7 @@ class _Range:
 
 
 def _ranges(pieces: Iterable[_Piece]) -> Iterator[_Range]:
-    """As few requests as there can be, none of them too long."""
+    """As few requests as possible, none of them too long."""
     held: _Range | None = None
     for whole in pieces:
         for piece in (whole,) if whole.length <= RANGE_BYTES_MAX else _cut(whole):
@@ -250,14 +251,14 @@ def _ranges(pieces: Iterable[_Piece]) -> Iterator[_Range]:
 
 
 def _cut(piece: _Piece) -> Iterator[_Piece]:
-    """What is too long for one request."""
+    """Cut a piece that is too long for one request."""
     for at in range(0, piece.length, RANGE_BYTES_MAX):
         length = min(RANGE_BYTES_MAX, piece.length - at)
         yield piece._replace(offset=piece.offset + at, length=length, at=piece.at + at)
 
 
 def _batches(ranges: Iterable[_Range]) -> Iterator[list[_Range]]:
-    """Ranges that are asked for at the same time."""
+    """Groups of ranges to request together."""
     held: list[_Range] = []
     total = 0
     for each in ranges:
@@ -278,7 +279,7 @@ def _check(
     buffers: Sequence[bytearray],
     errors: dict[int, TieredStoreError],
 ) -> None:
-    """Compare the checksums of what was read wholly."""
+    """Check the pieces that were read whole against their checksums."""
     for piece in pieces:
         if piece.crc == _NO_CRC or piece.read in errors:
             continue
