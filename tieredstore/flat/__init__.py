@@ -1,6 +1,6 @@
 """The tier's files: append-only files made of segments, and the message queues kept in them.
 
-Layer: container. It knows drivers and bytes, not brokers: `access` decides when it is asked.
+Layer: container. It knows drivers and bytes, not brokers: `access` decides when to call it.
 """
 
 from typing import TYPE_CHECKING

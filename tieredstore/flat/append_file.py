@@ -53,7 +53,7 @@ class FlatSegment:
 
     segment: FileSegment
     record: SegmentRecord
-    # Where the catalogue is not believed: what the records say, and at which size they said it.
+    # If the catalogue's times are not believed: the records' times, and the size they were read at.
     times_read: tuple[int, int, int] | None = None
 
     @property
@@ -65,18 +65,18 @@ class FlatSegment:
         return self.record.end_offset
 
     def backend_bytes(self) -> int:
-        """How long it is in the backend; 0 where it is not there."""
+        """Its size in the backend; 0 if it is not there."""
         try:
             return self.segment.size()
         except SegmentNotFoundError:
             return 0
 
     def widen(self, begin: int | None, end: int | None, *, size: int) -> None:
-        """More is committed, stored within [begin, end]."""
+        """Set the committed size after a commit of messages stored within [begin, end]."""
         self.record = self.widened(begin, end, size=size)
 
     def widened(self, begin: int | None, end: int | None, *, size: int) -> SegmentRecord:
-        """The row as it will be then."""
+        """The row after such a commit."""
         begins = [time for time in (self.record.begin_timestamp, begin) if time is not None]
         ends = [time for time in (self.record.end_timestamp, end) if time is not None]
         return replace(
@@ -89,8 +89,8 @@ class FlatSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileUpload:
-    """The write that makes all waiting bytes of a file durable, and the row of its last segment
-    afterwards."""
+    """The write that makes all waiting bytes of a file durable, and the row that its last segment
+    then has."""
 
     upload: Upload
     row: SegmentRecord
@@ -115,8 +115,8 @@ class FlatAppendFile:
       are never reused. There may be a gap before a segment: reading in it is an error.
     * A segment is in the catalogue before its first byte is in the backend, and leaves the
       catalogue before its bytes are deleted.
-    * Only the last segment is written. A reader sees committed bytes only.
-    * Any thread may read at any time; the rest comes from one thread at a time.
+    * Only the last segment is written to. A reader sees only committed bytes.
+    * Any thread may read at any time; only one thread at a time may do anything else.
     """
 
     def __init__(
@@ -135,10 +135,10 @@ class FlatAppendFile:
         self._segment_bytes_max = segment_bytes_max
         self._segments: tuple[FlatSegment, ...] = ()  # replaced, never changed: readers hold it
         self._writer: SegmentWriter | None = None
-        self._times: tuple[int | None, int | None] = (None, None)  # of what waits
+        self._times: tuple[int | None, int | None] = (None, None)  # of the waiting bytes
         self.cache_key: Hashable = (path, type, object())  # a queue made anew has other bytes
 
-    # What there is
+    # State
 
     @property
     def segments(self) -> tuple[FlatSegment, ...]:
@@ -168,7 +168,7 @@ class FlatAppendFile:
 
     @property
     def knows_its_end(self) -> bool:
-        """Whether the backend's end of the last segment is known, so that nobody has to ask."""
+        """Whether the last segment's end in the backend is known without asking."""
         return self._writer is not None and self._writer.knows_its_end
 
     @property
@@ -176,17 +176,19 @@ class FlatAppendFile:
         return self._writer is not None and self._writer.is_in_doubt
 
     def room(self) -> int:
-        """How many bytes the last segment still takes; an empty one takes anything once."""
+        """How many bytes the last segment still takes. An empty one takes one append of any
+        size."""
         return self._writing.room()
 
     # Making segments
 
     def load(self) -> None:
-        """Take over what the catalogue names; the backend is not asked."""
+        """Take over the segments that the catalogue names. The backend is not asked."""
         self.take_over(self.catalogued())
 
     def catalogued(self) -> tuple[FlatSegment, ...]:
-        """What the catalogue names, not taken over yet. The backend is not asked."""
+        """The segments that the catalogue names, without taking them over. The backend is not
+        asked."""
         handles = {known.base: known.segment for known in self._segments}
         return tuple(
             FlatSegment(handles.get(record.base_offset) or self._handle(record), record)
@@ -194,7 +196,7 @@ class FlatAppendFile:
         )
 
     def take_over(self, segments: tuple[FlatSegment, ...]) -> None:
-        """These are the segments from now on. What waits is dropped."""
+        """Replace the segments by these. Waiting bytes are dropped."""
         if not _goes_on(self._segments, segments):
             self.cache_key = (self.path, self.type, object())
         self._replace(segments)
@@ -203,7 +205,7 @@ class FlatAppendFile:
             self._write_behind(segments[-1])
 
     def record_of_new(self, base: int) -> SegmentRecord:
-        """The row of a segment that begins at `base`; put it into the catalogue, then `adopt`."""
+        """The row of a new segment at `base`. Put it into the catalogue, then `adopt` it."""
         if self._segments and base < self._segments[-1].end:
             raise ValueError(f"{self.path}: a segment at {base} would hide what is committed")
         return SegmentRecord(
@@ -214,12 +216,12 @@ class FlatAppendFile:
         )
 
     def adopt(self, record: SegmentRecord) -> None:
-        """Write behind the segment of this row from now on: the catalogue has it."""
+        """Make the segment of this row, which is in the catalogue, the last one."""
         self._replace((*self._segments, FlatSegment(self._handle(record), record)))
         self._write_behind(self._segments[-1])
 
     def roll(self, offset: int | None = None) -> None:
-        """Begin the next segment, at `offset` or right behind the last; nothing may wait."""
+        """Begin the next segment, at `offset` or where the last one ends. Nothing may wait."""
         if self.waiting_bytes:
             raise ValueError(f"{self.path}: roll while {self.waiting_bytes} bytes wait")
         base = self.commit_offset if offset is None else offset
@@ -237,7 +239,7 @@ class FlatAppendFile:
     def append(
         self, data: Buffer, *, begin: int | None = None, end: int | None = None
     ) -> AppendStatus:
-        """Take bytes stored within [begin, end] for the last segment; FILE_FULL asks for a roll."""
+        """Take bytes of messages stored within [begin, end]. FILE_FULL: the caller has to roll."""
         status = self._writing.append(data)
         if status is AppendStatus.SUCCESS:
             times = [time for time in (*self._times, begin, end) if time is not None]
@@ -245,10 +247,10 @@ class FlatAppendFile:
         return status
 
     def prepare(self) -> FileUpload | None:
-        """What to send to make everything that waits durable.
+        """The upload that makes all waiting bytes durable; None if none wait.
 
-        Where somebody else's bytes lie behind the committed ones, or the segment is sealed, the
-        file goes on in a new one that begins right there: nothing is overwritten, nothing moves.
+        If somebody else's bytes follow the committed ones, or the segment is sealed, the file
+        continues in a new segment at the committed end. Nothing is overwritten or moved.
         """
         try:
             upload = self._writing.prepare()
@@ -265,7 +267,7 @@ class FlatAppendFile:
         return FileUpload(upload=upload, row=self._last.widened(*self._times, size=upload.end))
 
     def settle(self, sent: FileUpload) -> SegmentRecord:
-        """The upload is durable; the row that says so, for the catalogue."""
+        """Note that the upload is durable; return the row that says so, for the catalogue."""
         self._writing.settle(sent.upload)
         if not self._writing.waiting_bytes:
             self._times = (None, None)
@@ -273,11 +275,11 @@ class FlatAppendFile:
         return sent.row
 
     def doubt(self, error: BaseException | None = None) -> None:
-        """The outcome of the upload is unknown: the next one begins with a look."""
+        """Note that the upload's outcome is unknown: the next one first asks the backend."""
         self._writing.doubt(error)
 
     def discard(self) -> None:
-        """Forget what waits; the same bytes will be appended again."""
+        """Forget the waiting bytes. The same bytes must be appended again."""
         self._times = (None, None)
         if self._writer is not None:
             self._writer.discard()
@@ -285,13 +287,13 @@ class FlatAppendFile:
     # Reading
 
     def segment_at(self, offset: int) -> FlatSegment | None:
-        """The segment that holds this offset, or would if it were longer."""
+        """The segment that holds this offset, or would hold it if it were longer."""
         segments = self._segments
         index = bisect_right(segments, offset, key=lambda segment: segment.base) - 1
         return segments[index] if index >= 0 else None
 
     def read(self, offset: int, length: int) -> bytes:
-        """Exactly `length` committed bytes, from as many segments as it takes."""
+        """Exactly `length` committed bytes, from as many segments as needed."""
         pieces: list[bytes] = []
         at, end = offset, offset + length
         while True:
@@ -309,7 +311,7 @@ class FlatAppendFile:
             if at == end:
                 return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    # The end of things
+    # Dropping and closing
 
     def drop(
         self,
@@ -318,17 +320,17 @@ class FlatAppendFile:
         following: SegmentRecord | None = None,
         keep_bytes: bool = False,
     ) -> list[str]:
-        """Forget segments, then delete their bytes; the paths whose bytes are still there.
+        """Forget segments, then delete their bytes. Returns the paths whose bytes are still there.
 
-        Those stay marked in the catalogue: `PendingDeletions` tries them again, after a crash too.
-        `following` is the row of a segment to write behind from now on. With `keep_bytes` no byte
-        goes here: readers elsewhere have to be told first.
+        Those stay marked in the catalogue: `PendingDeletions` tries them again, even after a crash.
+        `following` is the row of a new last segment. With `keep_bytes` nothing is deleted yet:
+        readers elsewhere have to be told first.
         """
         if not dropped and not also:
             return []
         new = [] if following is None else [following]
         marks = mark_for_deletion(segment.record for segment in dropped)
-        # Where the catalogue lies with the bytes, one entry forgets them and deletes them.
+        # If the catalogue lies with the bytes, one entry both forgets and deletes them.
         self._metadata.stage([*also, *map(Put, new), *marks])
         kept = [segment for segment in self._segments if segment not in dropped]
         self._replace((*kept, *(FlatSegment(self._handle(record), record) for record in new)))
@@ -337,11 +339,11 @@ class FlatAppendFile:
         gone = [] if keep_bytes else _delete_bytes(dropped)
         for segment in dropped:
             segment.segment.close()
-        self._metadata.stage(unmark(gone))  # a mark that comes back finds nothing to delete
+        self._metadata.stage(unmark(gone))  # may be lost: then there is nothing left to delete
         return [segment.segment.path for segment in dropped if segment.record not in gone]
 
     def close(self) -> None:
-        """Release handles; what waits is dropped. Idempotent."""
+        """Release handles; waiting bytes are dropped. Idempotent."""
         for segment in self._segments:
             segment.segment.close()
 
@@ -356,7 +358,7 @@ class FlatAppendFile:
         return self._writer
 
     def _go_on_at(self, base: int) -> None:
-        """A next segment, known together with how long the last one became."""
+        """Begin a segment at `base`, and stage its row together with the last one's final size."""
         record = self.record_of_new(base)
         rows = *(last.record for last in self._segments[-1:]), record
         self._metadata.stage(map(Put, rows))  # no byte lies there before the row does
@@ -377,23 +379,23 @@ class FlatAppendFile:
 
     def _seal(self, full: FlatSegment) -> None:
         try:
-            if not full.segment.wants_seal:  # else the chore of sealing does, in the background
+            if not full.segment.wants_seal:  # otherwise the sealing chore does it in the background
                 full.segment.seal()
-        except TieredStoreError as error:  # it is full all the same: nothing depends on the seal
+        except TieredStoreError as error:  # nothing depends on the seal
             log.warning("%s could not be sealed: %s", full.segment.path, error)
 
 
-UNTOLD_SECONDS_MAX: Final = 600  # how long bytes wait until readers elsewhere have been told
+UNTOLD_SECONDS_MAX: Final = 600  # how long deletions wait for an announcement that fails
 
 SegmentKey: TypeAlias = tuple[str, SegmentType, int]
 
 
 class Announcement:
-    """Publishes the catalogue for readers elsewhere before bytes that it has forgotten are deleted:
-    a reader that still has the old catalogue would take them for lost.
+    """Publishes the catalogue for readers elsewhere before bytes that it has forgotten are deleted.
+    A reader that still has the old catalogue would take these bytes for lost.
 
-    It does not wait for ever: on a full disk these bytes may be the space that is missing. Without
-    `publish` all readers read the catalogue itself.
+    The wait is limited, because on a full disk these bytes may take the space that publishing
+    needs. Without `publish`, all readers read the catalogue itself.
     """
 
     def __init__(self, publish: Callable[[], bool] | None, clock: Clock) -> None:
@@ -406,15 +408,15 @@ class Announcement:
         return self._publish is not None
 
     def make(self) -> bool:
-        """Whether they know now."""
+        """Publish the catalogue, if needed; return whether readers can see it now."""
         if self._publish is None or self._publish():
             self._untold_since = None
             return True
         return False
 
     def is_overdue(self) -> bool:
-        """Whether they have been waited for long enough, after one that failed. What comes behind
-        that is waited for anew."""
+        """Call it after `make` has failed: whether deletions have waited long enough. If so, the
+        next ones wait anew."""
         now = self._clock.monotonic()
         if self._untold_since is None:
             self._untold_since = now
@@ -425,11 +427,11 @@ class Announcement:
 
 
 class PendingDeletions:
-    """Deletes the segments that the catalogue has marked, queue by queue. All writers of a tier
-    share one; only the path `left_out` is left to the part that owns it.
+    """Deletes the segments that are marked in the catalogue, queue by queue. All writers of a tier
+    share one instance; the path `left_out` belongs to another part, which deletes there itself.
 
-    Only one thread at a time works on a queue path, from reading its notes to removing them:
-    afterwards no delete of that path is under way, and its offsets may be used again.
+    Only one thread at a time works on a queue path, from reading its notes to removing them.
+    Afterwards no delete is under way at that path, and its offsets may be used again.
     """
 
     def __init__(
@@ -443,15 +445,15 @@ class PendingDeletions:
         self._unreadable: set[str] = set()
 
     def paths(self) -> set[str]:
-        """The queues of which something is marked."""
+        """The paths of queues that have marked segments."""
         return {path for path, _, _ in self._marked()}
 
     def marked(self) -> frozenset[SegmentKey]:
-        """The segments that are marked now."""
+        """The segments that are marked at present."""
         return frozenset(self._marked())
 
     def count(self, path: str | None = None) -> int:
-        """How many segments are marked, of one queue or all. The backend is not asked."""
+        """How many segments are marked, of one queue or of all. The backend is not asked."""
         return sum(1 for marked, _, _ in self._marked() if path in (None, marked))
 
     def delete(
@@ -460,9 +462,9 @@ class PendingDeletions:
         only: Collection[SegmentKey] | None = None,
         is_stopped: Callable[[], bool] = lambda: False,
     ) -> int:
-        """Delete what is marked, or `only` these of it; how many segments are still there.
+        """Delete the marked segments, or `only` these of them; return how many are still marked.
 
-        Each is tried once, the rest not at all where the backend cannot be reached. A path that
+        Each is tried once; if the backend cannot be reached, the rest are not tried. A path that
         another thread works on is left to that thread.
         """
         by_path: dict[str, list[SegmentKey]] = {}
@@ -480,8 +482,8 @@ class PendingDeletions:
     def delete_path(
         self, path: str, *, seconds: float, only: Collection[SegmentKey] | None = None
     ) -> int:
-        """The same for one queue, alone: another thread there is waited for that long. A segment
-        that it may be deleting counts as still there."""
+        """The same for one queue. Waits up to `seconds` for another thread that works there; if
+        that is not enough, at least one segment counts as still marked."""
         with self._alone_at(path, seconds=seconds) as alone:
             if alone:
                 keys = [key for key in self._marked() if key[0] == path]
@@ -492,12 +494,12 @@ class PendingDeletions:
             return left if alone else max(1, left)
 
     def _delete_at(self, keys: Sequence[SegmentKey], is_stopped: Callable[[], bool]) -> bool:
-        """Of one path; whether the backend could be reached."""
+        """Delete these segments of one path; return whether the backend could be reached."""
         done: list[Change] = []
         is_reached = True
         for path, kind, base in keys:
             note = deletion_key(path, kind, base)
-            # Asked just now: a segment marked a while ago may have gone, and one like it have come.
+            # Look again: the segment may be deleted by now, and a new one have its key.
             if self._metadata.note(DELETION_NOTE, note) is None:
                 continue
             if is_stopped():
@@ -547,7 +549,7 @@ class PendingDeletions:
 
 
 def mark_for_deletion(rows: Iterable[SegmentRecord]) -> list[Change]:
-    """Changes that forget segments and remember, together, that their bytes have to go."""
+    """Changes that forget segments and, at the same time, mark their bytes for deletion."""
     changes: list[Change] = []
     for row in rows:
         changes.append(DeleteSegment(*row.key))
@@ -556,22 +558,23 @@ def mark_for_deletion(rows: Iterable[SegmentRecord]) -> list[Change]:
 
 
 def unmark(rows: Iterable[SegmentRecord]) -> list[Change]:
-    """Changes for segments whose bytes are gone."""
+    """Changes that remove the marks of segments whose bytes are gone."""
     return [DeleteNote(DELETION_NOTE, deletion_key(*row.key)) for row in rows]
 
 
 def delete_pending(
     provider: SegmentProvider, metadata: MetadataStore, path: str | None = None
 ) -> int:
-    """Delete what is marked, of one path or all, alone there; how many segments are still there."""
+    """Delete the marked segments of one path or of all; return how many are still marked."""
     pending = PendingDeletions(provider, metadata)
     return pending.delete() if path is None else pending.delete_path(path, seconds=WAIT_SECONDS)
 
 
 def _delete_bytes(segments: Iterable[FlatSegment]) -> list[SegmentRecord]:
-    """Delete the bytes of segments that the catalogue has forgotten; the rows of those gone.
+    """Delete the bytes of segments that the catalogue has forgotten; return the rows of those
+    deleted.
 
-    Once the backend could not be reached, the others are left for later.
+    If the backend cannot be reached, the others are left for later.
     """
     gone = []
     is_reached = True
@@ -587,9 +590,9 @@ def _delete_bytes(segments: Iterable[FlatSegment]) -> list[SegmentRecord]:
 
 
 def _goes_on(known: Sequence[FlatSegment], segments: Sequence[FlatSegment]) -> bool:
-    """Whether all that was committed before is still there as it was, but for what has expired."""
+    """Whether everything that was committed is still there unchanged, except what has expired."""
     if not known or not segments:
-        return not known  # without a segment it is another queue, or will be
+        return not known  # a queue without segments is, or will become, another one
     rows = {segment.base: segment.record for segment in segments}
     return known[-1].end <= segments[-1].end and all(
         before.record.create_timestamp == rows[before.base].create_timestamp
@@ -601,5 +604,5 @@ def _goes_on(known: Sequence[FlatSegment], segments: Sequence[FlatSegment]) -> b
 
 
 def deletion_key(path: str, type: SegmentType, base: int) -> str:
-    """What a note of DELETION_NOTE calls a segment."""
+    """The key of a segment's DELETION_NOTE."""
     return f"{path}/{type.name}/{base}"

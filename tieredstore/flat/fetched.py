@@ -17,8 +17,7 @@ _RECORD_BYTES_MAX: Final = 64 * 1024  # a larger one is read by itself
 class FetchedMessages:
     """A `ByteSource` that has one message of each of many queues in memory.
 
-    A message that could not be fetched is read from the backend on request, which then raises the
-    error.
+    A message that could not be fetched is read from the backend, which then raises the error.
     """
 
     def __init__(self) -> None:
@@ -47,7 +46,7 @@ class FetchedMessages:
     def _fetch(
         self, provider: SegmentProvider, places: Sequence[tuple[FlatAppendFile, int, int]]
     ) -> None:
-        """Those that lie in one segment; of one that spans two, nothing."""
+        """Fetch the places that lie within one segment. Those that span two are skipped."""
         found = []
         for file, offset, length in places:
             for segment in file.segments:

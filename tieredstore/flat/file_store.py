@@ -48,30 +48,30 @@ from tieredstore.model.values import QueueKey, QueueRecord, SegmentType, TopicRe
 
 log = log_of(__name__)
 
-AGAIN_SECONDS: Final = 10  # to the next look at what seems damaged; twice as long each time
+AGAIN_SECONDS: Final = 10  # until what seems damaged is read again; doubled each time
 AGAIN_SECONDS_MAX: Final = 3600
-STRETCH_QUEUES: Final = 16  # of one turn of a thread, where there are thousands
-NEAR_SECONDS: Final = 0.001  # a queue; what takes longer lies behind a network or on a slow disk
-BELIEVED_TRIES: Final = 6  # looks, in five minutes and more: until then local retention waits
+STRETCH_QUEUES: Final = 16  # recovered by a thread in one go, if there are thousands
+NEAR_SECONDS: Final = 0.001  # per queue; more means a network or a slow disk
+BELIEVED_TRIES: Final = 6  # in five minutes or more: until then local retention waits
 
 Alone: TypeAlias = Callable[[QueueKey], AbstractContextManager[bool]]
 
 
 def _undisturbed(_key: QueueKey) -> AbstractContextManager[bool]:
-    """For a store that is not written to."""
+    """For stores that nobody writes to."""
     return nullcontext(True)
 
 
 class FlatFileStore:
     """All queues of one broker in the tier.
 
-    * Queues lie under the broker's configured name, as RocketMQ has it.
+    * Queues lie under the broker's configured name, as in RocketMQ.
     * The table includes queues that could not be recovered: reads see what the catalogue knows of
-      them, `problem` says why nothing is uploaded, and `retry_recovery` tries again. Damage is read
-      twice at once, because the read may be at fault, and then at growing intervals.
+      them, `problem` says why nothing is uploaded, and `retry_recovery` tries again. What seems
+      damaged is read again at once, because the read may be at fault, then at growing intervals.
     * A read-only store changes nothing; `refresh` shows what a writer has done since.
-    * `publish` shows the catalogue to readers elsewhere and returns whether it succeeded. The bytes
-      of destroyed queues and expired segments are deleted after that: a reader with an older
+    * `publish` shows the catalogue to readers elsewhere and returns whether it succeeded. Only then
+      are the bytes of destroyed queues and expired segments deleted, as a reader with an older
       catalogue would take a half-deleted queue for damage.
     * Any thread may call `files` and `get`; only the thread that writes the queues may call the
       rest.
@@ -93,22 +93,23 @@ class FlatFileStore:
         self._runtime = runtime
         self._read_only = read_only
         self._announcement = Announcement(publish, runtime.clock)
-        # Queue paths that are marked in what is published; None: an earlier life published, and may
-        # have marked any.
+        # Queue paths with marks in the published catalogue. None if it is from an earlier process,
+        # which may have marked any.
         self._doomed_elsewhere: set[str] | None = None
         self._files: dict[QueueKey, FlatMessageFile] = {}
         self._unrecovered: dict[QueueKey, _Unrecovered] = {}
-        self._guard = threading.Lock()  # of both tables; never held while bytes travel
-        # The key index uses its offsets again, and knows when no delete there is under way.
+        self._guard = threading.Lock()  # of both tables; never held during I/O
+        # The key index deletes its own segments, because it uses offsets again, and must know that
+        # no delete is under way there.
         indexed = index_queue_path(config.broker_name) if config.index_enabled else ""
         self._pending_deletions = PendingDeletions(provider, metadata, left_out=indexed)
         self._closed = False
         self._process = OneProcess(f"the queues of {config.broker_name}")
 
     def load(self) -> None:
-        """Open every queue of the catalogue, many at a time, and delete what is marked for it.
+        """Open every queue of the catalogue, many at a time, and delete marked segments.
 
-        Raises MetadataError, and BackendUnavailableError where not one queue could be reached.
+        Raises MetadataError, and BackendUnavailableError if not one queue could be reached.
         """
         self._check_open()
         if not self._metadata.notes(LINEAGE):
@@ -124,10 +125,10 @@ class FlatFileStore:
             raise lost[0]
 
     def retry_recovery(self, alone: Alone = _undisturbed) -> int:
-        """Once more for the queues that could not be recovered and are due; how many still cannot.
+        """Try again to recover those queues that are due; return how many are not recovered.
 
-        Nothing else appends to a queue or expires it meanwhile: `alone` is entered, and a queue
-        that it does not give is left for the next time.
+        Each queue is recovered inside `alone`, so that nothing else appends to it or expires it. A
+        queue that `alone` does not grant is left for the next time.
         """
         with self._guard:
             now = self._runtime.clock.monotonic()
@@ -138,13 +139,13 @@ class FlatFileStore:
         return len(self._unrecovered)
 
     def is_out_of_reach(self, key: QueueKey) -> bool:
-        """Whether the backend could not be asked about the queue: it will be, sooner or later."""
+        """Whether a queue is not recovered because the backend was unreachable, which will pass."""
         failure = self._unrecovered.get(key)
         return failure is not None and _is_transient(failure.error)
 
     def may_recover(self, key: QueueKey) -> bool:
-        """The same, and whether what seemed damaged has not been read often enough to be believed:
-        a queue may go on that has a problem now."""
+        """Whether a queue with a problem may still recover: the backend was unreachable, or what
+        seems damaged has not been read often enough to be believed."""
         failure = self._unrecovered.get(key)
         if failure is None:
             return False
@@ -153,30 +154,30 @@ class FlatFileStore:
         return failure.tries < BELIEVED_TRIES
 
     def look_again(self, file: FlatMessageFile) -> None:
-        """Recover a queue once more, now; the caller works on it alone. Raises what the backend and
-        the catalogue raise; what seems damaged is its `problem`, and is read again later."""
+        """Recover a queue again now. Nobody else may work on it. Raises what the backend and the
+        catalogue raise; what seems damaged becomes its `problem`, and is read again later."""
         self._recover(file)
         with self._guard:
             self._settle(file, _problem_of(file))
 
     def refresh(self) -> None:
-        """Show what a writer has done since; for a store that is read only."""
+        """Show what a writer has done since. Only for read-only stores."""
         self._check_open()
         self._metadata.refresh()
-        self._provider.refresh()  # or a newer catalogue would name bytes that seem to be missing
+        self._provider.refresh()  # otherwise bytes that the newer catalogue names seem missing
         rows = {record.key: record for record in self._rows()}
         numbers = {record.topic: record.topic_id for record in self._metadata.topics()}
         with self._guard:
             gone = self._taken_out(self._files.keys() - rows.keys())
             known = dict(self._files)
-            for key, file in known.items():  # a topic that was made again has another number
+            for key, file in known.items():  # a topic that was created again has another number
                 file.topic_id = numbers.get(key.topic, -1)
         for file in gone:
             file.close()
         self._open([known.get(key) or self._made(row) for key, row in rows.items()])
 
     def files(self) -> list[FlatMessageFile]:
-        """All queues there are now."""
+        """All queues at present."""
         with self._guard:
             return list(self._files.values())
 
@@ -184,9 +185,9 @@ class FlatFileStore:
         return self._files.get(key)
 
     def why_refused(self, key: QueueKey) -> str | None:
-        """Why there can be no such queue, now or later: for its name alone. Asks no backend.
+        """Why no queue can have this name; None if one can. Does not ask the backend.
 
-        One that began before there was a rule of names goes on, where the provider holds it.
+        A queue that is older than our rule for names continues, if the provider can hold it.
         """
         file = self.get(key)
         is_new = file is None or not file.is_started
@@ -199,13 +200,14 @@ class FlatFileStore:
         return None
 
     def create(self, topic: str, queue_id: int) -> FlatMessageFile:
-        """The queue, made if there is none yet. Raises what the backend and the catalogue raise."""
+        """Return the queue, created if there is none. Raises what the backend and the catalogue
+        raise."""
         self._check_open()
         key = QueueKey(topic, queue_id)
         file = self.get(key)
         if file is not None:
             return file
-        if reason := self.why_refused(key):  # before the catalogue names it
+        if reason := self.why_refused(key):  # before it gets into the catalogue
             raise BackendRefusedError(self._path(key), "create", reason)
         record = self._metadata.queue(topic, queue_id)
         self._metadata.add_topic(topic)
@@ -218,7 +220,7 @@ class FlatFileStore:
             )
             self._metadata.stage([Put(record)])
         file = self._made(record)
-        # Bytes of a destroyed queue of this name would be in the way of the new one's.
+        # The new queue cannot write where bytes of a destroyed queue of its name still lie.
         left = self._pending_deletions.count(file.path)
         if left and (told := self._told()) is not None:
             pending = self._pending_deletions
@@ -236,9 +238,9 @@ class FlatFileStore:
             return file
 
     def destroy(self, key: QueueKey) -> None:
-        """Remove a queue, from the catalogue first. Bytes that cannot be deleted stay noted.
+        """Remove a queue, from the catalogue first. Bytes that cannot be deleted stay marked.
 
-        Its topic stays: a queue of this name has another log, which goes on behind this one.
+        Its topic stays. A later queue of this name has another log, which begins after this one's.
         """
         self._check_open()
         path = self._path(key)
@@ -247,14 +249,14 @@ class FlatFileStore:
         self._destroy([key], *([PutNote(LOG_START_NOTE, path, end)] if end else []))
 
     def delete_topics(self, topics: Iterable[str]) -> int:
-        """Remove topics with all their queues; how many of them there were."""
+        """Remove topics with all their queues; return how many of the topics existed."""
         self._check_open()
         count = 0
         for topic in topics:
             if topic == INDEX_TOPIC:
                 continue
             keys = {record.key for record in self._metadata.queues(topic)}
-            # Those too of which a deletion came to effect that had failed.
+            # Also queues whose deletion had failed, but took effect later.
             keys |= {file.key for file in self.files() if file.key.topic == topic}
             if keys or self._metadata.topic(topic) is not None:
                 prefix = self._path(QueueKey(topic, 0)).removesuffix("0")
@@ -266,11 +268,12 @@ class FlatFileStore:
 
     @property
     def tells_first(self) -> bool:
-        """Whether readers elsewhere have to be told before bytes go; `delete_pending` does both."""
+        """Whether readers elsewhere have to be told before bytes are deleted. `delete_pending` does
+        both."""
         return self._announcement.is_needed
 
     def delete_pending(self, *, is_stopped: Callable[[], bool]) -> int:
-        """Try again to delete what is marked for it; how many segments are still there."""
+        """Try again to delete marked segments; return how many are still marked."""
         left = self._pending_deletions.count()
         told = self._told() if left else None
         if told is None:
@@ -278,23 +281,23 @@ class FlatFileStore:
         return self._pending_deletions.delete(only=told, is_stopped=is_stopped)
 
     def delete_in_background(self) -> None:
-        """The same while nobody waits for it: at the beginning, and each time that readers
-        elsewhere may have been told."""
+        """The same without a caller that waits: at the start, and whenever readers elsewhere may
+        have been told."""
         try:
             self.delete_pending(is_stopped=lambda: self._closed)
         except TieredStoreError as error:
             log.warning("unused segments could not be deleted: %s", error)
 
     def close(self) -> None:
-        """Release the handles of all queues; idempotent."""
+        """Release the handles of all queues. Idempotent."""
         self._process.require()
         self._closed = True
         for file in self.files():
             file.close()
 
     def _rows(self) -> list[QueueRecord]:
-        """The catalogue's queues. The key index lies where a queue of its name would: taken for
-        one, it would be dropped with the topics that stay out of the tier."""
+        """The catalogue's queues. The key index has a queue's place but is not a queue: it would be
+        dropped together with topics that stay out of the tier."""
         return [row for row in self._metadata.queues() if row.topic != INDEX_TOPIC]
 
     def _destroy(self, keys: list[QueueKey], *also: Change) -> None:
@@ -314,19 +317,19 @@ class FlatFileStore:
         for file in closing:
             file.close()
         self._forget_late(paths)
-        told = self._told()  # once: each deletion is news again
+        told = self._told()  # only once, because each deletion changes what has to be published
         if told is not None:
             mine = set(paths)
             self._pending_deletions.delete(only={key for key in told if key[0] in mine})
 
     def _is_doomed_elsewhere(self, path: str) -> bool:
-        """Whether what is published may mark segments of these names: who goes on from it behind a
-        lost disk would delete new ones for the old."""
+        """Whether the published catalogue may have marks at this path. A broker that continues from
+        it after losing its disk would delete new segments in place of the old ones."""
         return self._doomed_elsewhere is None or path in self._doomed_elsewhere
 
     def _told(self) -> frozenset[SegmentKey] | None:
-        """What is marked and may go: readers elsewhere know of it, or have been waited for. None
-        where they have to be waited for still."""
+        """The marked segments, if they may be deleted: readers elsewhere know of the deletion, or
+        it has waited long enough. None if it has to wait."""
         marked = self._pending_deletions.marked()
         before = {path for path, _, _ in marked}
         if self._announcement.make():
@@ -335,8 +338,8 @@ class FlatFileStore:
         return marked if self._announcement.is_overdue() else None
 
     def _doubt(self, keys: Collection[QueueKey], error: TieredStoreError) -> None:
-        """Nobody knows whether these queues are gone, or will be when what was sent lands. Until
-        that is known nothing is written to them: it would be in no queue of the catalogue."""
+        """Stop writing to these queues while nobody knows whether their deletion took effect or
+        still will: what is written could belong to a queue that the catalogue no longer has."""
         with self._guard:
             doubtful = self._taken_out(keys)
         for file in doubtful:
@@ -354,8 +357,9 @@ class FlatFileStore:
                 self._settle(again, error)
 
     def _is_gone(self, file: FlatMessageFile) -> bool:
-        """Whether a deletion that had failed has come to effect; then the queue leaves."""
-        self._metadata.apply([])  # the catalogue finds out what became of its changes
+        """Whether a deletion that had failed took effect later. If so, the queue is removed here
+        too."""
+        self._metadata.apply([])  # makes the catalogue find out what became of its changes
         if self._metadata.queue(*file.key) is not None:
             return False
         with self._guard:
@@ -366,20 +370,20 @@ class FlatFileStore:
         return True
 
     def _forget_late(self, paths: Sequence[str]) -> None:
-        """Segments that a queue has noted which was only just being made, and is gone."""
+        """Mark the segments of queues that were being created while they were deleted."""
         rows = [row for path in paths for row in self._metadata.segments(path)]
         if rows:
             self._metadata.apply(mark_for_deletion(rows))
 
     def _taken_out(self, keys: Collection[QueueKey]) -> list[FlatMessageFile]:
-        """Out of the table; under the guard."""
+        """Remove files from the table. Hold the guard."""
         for key in keys:
             self._unrecovered.pop(key, None)
         return [self._files.pop(key) for key in keys if key in self._files]
 
     def _open(self, files: Sequence[FlatMessageFile]) -> None:
-        """Recover queues, side by side where that is quicker; each is in the table afterwards,
-        whatever came of it."""
+        """Recover queues, in parallel if that is faster, and put all of them into the table,
+        recovered or not."""
         failures = [] if self._provider.reads_together else self._recovered_near(files)
         left = files[len(failures) :]
         step = max(1, min(STRETCH_QUEUES, len(left) // STRETCH_QUEUES**2))
@@ -408,7 +412,7 @@ class FlatFileStore:
                 self._settle(file, failure)
 
     def _settle(self, file: FlatMessageFile, failure: TieredStoreError | None) -> None:
-        """What came of a recovery, and when the next one is due; under the guard."""
+        """Note the outcome of a recovery, and when the next one is due. Hold the guard."""
         known = self._unrecovered.pop(file.key, None)
         if failure is None or self._files.get(file.key) is not file:  # destroyed meanwhile
             return
@@ -418,7 +422,7 @@ class FlatFileStore:
         self._unrecovered[file.key] = _Unrecovered(failure, tries, due)
 
     def _recover(self, file: FlatMessageFile) -> None:
-        """What seems damaged is read once more: the fault may have been in the read."""
+        """Recover a queue. What seems damaged is read once more, as the read may be at fault."""
         for is_last in (False, True):
             try:
                 recover(file, self._metadata, self._runtime.clock, read_only=self._read_only)
@@ -430,8 +434,8 @@ class FlatFileStore:
                 return
 
     def _recovered_near(self, files: Sequence[FlatMessageFile]) -> list[TieredStoreError | None]:
-        """What came of the first ones, and where these took no time of all the others too: threads
-        would only wait for each other's interpreter."""
+        """Recover the first queues here, and if they took almost no time, all the others too:
+        threads would only compete for the interpreter."""
         clock = self._runtime.clock
         started = clock.monotonic()
         failures = self._all_recovered(files[:STRETCH_QUEUES])
@@ -451,14 +455,14 @@ class FlatFileStore:
             log.warning("%s could not be recovered: %s", file.path, error)
             file.problem = f"not recovered: {error}"
             if not file.is_started:
-                with suppress(TieredStoreError):  # a row that names no segment
+                with suppress(TieredStoreError):  # a row may name no segment
                     file.log.load()
                     file.queue.load()
             return error
         return _problem_of(file)
 
     def _warn_of_other_brokers(self, rows: Sequence[QueueRecord]) -> None:
-        """The broker was renamed, it seems: what it tiered before lies where no read looks."""
+        """Warn that the broker seems to have been renamed: what it tiered before is not found."""
         name = self._config.broker_name
         others = {record.broker_name for record in rows} - {name}
         if others:
@@ -466,7 +470,7 @@ class FlatFileStore:
 
     def _made(self, record: QueueRecord) -> FlatMessageFile:
         topic = self._metadata.topic(record.topic)
-        if topic is None:  # lost from the catalogue; a queue without its topic has no number
+        if topic is None:  # lost from the catalogue, and its number with it
             topic = (
                 TopicRecord(topic=record.topic, topic_id=-1)
                 if self._read_only
@@ -493,7 +497,7 @@ class FlatFileStore:
 
 @dataclass(frozen=True, slots=True)
 class _Unrecovered:
-    """Why a queue could not be recovered, how often that was tried, and when it is due again."""
+    """Why a queue could not be recovered, how often it was tried, and when it is due again."""
 
     error: TieredStoreError
     tries: int

@@ -39,12 +39,12 @@ from tieredstore.model.values import QueueKey, QueueRecord, SegmentRecord, Segme
 HOUR_MS: Final = 3_600_000
 FIRST_BELIEVED_MS: Final = 1_262_304_000_000  # 2010-01-01
 AHEAD_BELIEVED_MS: Final = 24 * HOUR_MS
-_HEADER_BYTES: Final = 28  # up to and with the queue offset
+_HEADER_BYTES: Final = 28  # up to and including the queue offset
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitAttempt:
-    """Both files' share of one commit, to be sent as a pair and then settled."""
+    """The uploads of both files for one commit, to be sent as a pair and then settled."""
 
     log: FileUpload | None
     queue: FileUpload | None
@@ -62,15 +62,15 @@ LOG_START_NOTE: Final = "log-start"
 
 
 def log_start(path: str, metadata: MetadataStore) -> int:
-    """Where the log of a queue begins: behind that of a queue of its name that was given up. The
-    key index holds places of that one still, and the topic has its number still."""
+    """Where the log of a queue begins: after that of a destroyed queue of the same name. The key
+    index still has log offsets of the old queue, under the same number of the topic."""
     note = metadata.note(LOG_START_NOTE, path)
     return note if type(note) is int else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Appended:
-    """How many messages of a run were appended, the place of each in the tier's commit log, and
+    """How many messages of a run were appended, the offset of each in the tier's commit log, and
     their records as stored there, one after the other."""
 
     count: int
@@ -79,7 +79,7 @@ class Appended:
 
 
 def is_believed(time: int | None, now_ms: int) -> bool:
-    """Whether a store time may be true: RocketMQ's rows have some that never were."""
+    """Whether a store time can be true: RocketMQ's rows have some that cannot."""
     return time is not None and FIRST_BELIEVED_MS <= time <= now_ms + AHEAD_BELIEVED_MS
 
 
@@ -95,13 +95,13 @@ class FlatCommitLogFile(FlatAppendFile):
 
     @property
     def is_empty(self) -> bool:
-        """Whether the last segment has nothing, and nothing waits for it."""
+        """Whether the last segment is empty and no bytes wait for it."""
         return self.append_offset == self.segments[-1].base
 
     def is_due_to_roll(self) -> bool:
         """Whether the last segment is old and large enough for a next one.
 
-        It is as old as its first message, or as itself where that message's time cannot be.
+        Its age is that of its first message, or its own if that message's time is not believed.
         """
         last = self.segments[-1] if self.segments else None
         if last is None or last.record.begin_timestamp is None:
@@ -115,7 +115,7 @@ class FlatCommitLogFile(FlatAppendFile):
 
     @property
     def knows_first(self) -> bool:
-        """Whether `first_queue_offset` takes no read."""
+        """Whether `first_queue_offset` needs no read."""
         first = self._oldest()
         return first is None or (self._first is not None and self._first[0] is first)
 
@@ -133,12 +133,13 @@ class FlatCommitLogFile(FlatAppendFile):
         return known[1]
 
     def assume_first(self, queue_offset: int) -> None:
-        """The record that would say it is lost: the caller has found it out otherwise."""
+        """Set the oldest message's queue offset, which the caller knows although the record is
+        lost."""
         if (oldest := self._oldest()) is not None:
             self._first = oldest, queue_offset
 
     def _oldest(self) -> FlatSegment | None:
-        """The first segment with a message: a few torn bytes are none."""
+        """The first segment with a message, not just a few torn bytes."""
         whole = (found for found in self.segments if found.record.size >= _HEADER_BYTES)
         return next(whole, None)
 
@@ -146,12 +147,12 @@ class FlatCommitLogFile(FlatAppendFile):
 def placed_records(
     run: MessageRun, count: int, log_offset: int
 ) -> tuple[bytearray, NDArray[np.int64]]:
-    """The first records of a run as they lie in a tier from `log_offset` on, and where each does.
+    """The first records of a run as stored in a tier from `log_offset` on, and the offset of each.
 
-    A record carries its own log offset, everything else stays as it is. Records in a bytearray
-    that holds nothing else are changed where they are; others are copied once.
+    Only the log offset within each record changes. Records in a bytearray that holds nothing else
+    are changed in place; others are copied once.
     """
-    if count == 1:  # as thousands of queues have them in every round: columns cost ten times that
+    if count == 1:  # common: thousands of queues in every round; columns would cost ten times this
         data = _own_bytes(run, int(run.starts[0]), int(run.message_bytes[0]))
         pack_into(">q", data, LOG_OFFSET_POSITION, log_offset)
         return data, np.array([log_offset], np.int64)
@@ -171,14 +172,14 @@ def placed_records(
 
 
 def _own_bytes(run: MessageRun, start: int, length: int) -> bytearray:
-    """These bytes of a run's records, to be changed."""
+    """These bytes of a run's records, in a bytearray that may be changed."""
     if isinstance(run.records, bytearray) and len(run.records) == length:
         return run.records
     return bytearray(memoryview(run.records)[start : start + length])
 
 
 def _units_of(run: MessageRun, log_offsets: NDArray[np.int64]) -> bytes:
-    """The queue units of the first messages of a run, which lie at these places."""
+    """The queue units of the first messages of a run, which lie at these log offsets."""
     count = len(log_offsets)
     if count == 1:
         return encode_unit(
@@ -194,8 +195,8 @@ def _units_of(run: MessageRun, log_offsets: NDArray[np.int64]) -> bytes:
 
 
 def _times_of(run: MessageRun, count: int) -> tuple[int, int]:
-    """When the first messages of a run were stored, the earliest and the latest: not the first and
-    the last of them, for the clock may have been set back in between."""
+    """The earliest and the latest store time of a run's first messages. Not those of the first and
+    the last message, because the clock may have been set back in between."""
     if count == 1:
         time = peek_store_timestamp(run.record(0))
         return time, time
@@ -207,7 +208,7 @@ def _times_of(run: MessageRun, count: int) -> tuple[int, int]:
 
 
 class FlatConsumeQueueFile(FlatAppendFile):
-    """The units of one queue; unit number k is at byte 20 * k. There may be gaps before segments:
+    """The units of one queue; unit number k is at byte 20 * k. A gap before a segment stands for
     messages that the broker's store lost before they were tiered."""
 
     def __init__(self, path: str, config: StoreConfig, **backing: Unpack[Backing]) -> None:
@@ -227,7 +228,7 @@ class FlatConsumeQueueFile(FlatAppendFile):
         return self.append_offset // UNIT_BYTES
 
     def first_unit_from(self, unit: int) -> int:
-        """The first unit that there is at or behind this one: the end of the gap it lies in."""
+        """The first existing unit at or after this one, which may lie in a gap."""
         found = self.segment_at(unit * UNIT_BYTES)
         if found is not None and unit * UNIT_BYTES < found.end:
             return unit
@@ -235,14 +236,14 @@ class FlatConsumeQueueFile(FlatAppendFile):
         return min([*later, self.commit_offset]) // UNIT_BYTES
 
     def last_unit_to(self, unit: int) -> int | None:
-        """The last unit that there is at or before this one: the one before the gap it lies in."""
+        """The last existing unit at or before this one, which may lie in a gap."""
         for found in reversed(self.segments):
             if found.record.size and found.base <= unit * UNIT_BYTES:
                 return min(unit, found.end // UNIT_BYTES - 1)
         return None
 
     def units_in_a_row(self, unit: int) -> int:
-        """How many committed units follow each other from this one on, without a gap."""
+        """How many committed units there are from this one on, up to the next gap."""
         at = end = unit * UNIT_BYTES
         for segment in self.segments:
             if segment.base <= end < segment.end:
@@ -277,7 +278,7 @@ class UnitSpans:
 
     @property
     def last(self) -> int:
-        """The newest queue offset; there must be one."""
+        """The newest queue offset. There must be at least one unit."""
         return self._spans[-1].stop - 1
 
     def offset(self, index: int) -> int:
@@ -293,8 +294,8 @@ class UnitSpans:
         return None
 
     def first_at(self, log_offset: int, units: Callable[[int, int], QueueUnits]) -> int | None:
-        """The queue offset of the first unit whose record lies at this place of the log or behind
-        it; `units` reads some."""
+        """The queue offset of the first unit whose record lies at or after this log offset. `units`
+        reads units."""
 
         def place(index: int) -> int:
             return int(units(self.offset(index), 1).log_offsets[0])
@@ -318,8 +319,8 @@ class FlatMessageFile:
     * The log is durable before the queue names its bytes.
     * Messages are appended in queue order, each once: a run starts at `append_offset`.
     * One commit at a time: from `begin_commit` to `end_commit` or `fail_commit`.
-    * A queue with a `problem` takes nothing more; what it has can be read.
-    * Appending and committing come from one thread at a time; any thread may read at any time.
+    * A queue with a `problem` accepts nothing more; what it has can be read.
+    * Only one thread at a time appends or commits; any thread may read at any time.
     """
 
     def __init__(
@@ -336,7 +337,7 @@ class FlatMessageFile:
         self.path = path
         self.clock = backing["clock"]
         self.problem: str | None = None  # why nothing more is uploaded, for the operator
-        self.unconfirmed_from: int | None = None  # found there, and maybe another broker's
+        self.unconfirmed_from: int | None = None  # messages from here on may be another broker's
         self.log = FlatCommitLogFile(path, config, **backing)
         self.queue = FlatConsumeQueueFile(path, config, **backing)
         self.seen_to: dict[SegmentType, int] = {}  # full segments below this were found in place
@@ -345,7 +346,7 @@ class FlatMessageFile:
         self._committing = threading.Lock()
         self._closed = False
 
-    # Where it begins and ends, in queue offsets
+    # Beginning and end, in queue offsets
 
     @property
     def is_started(self) -> bool:
@@ -354,7 +355,7 @@ class FlatMessageFile:
 
     @property
     def min_offset(self) -> int:
-        """The oldest message whose unit and record are both there. May take one small read."""
+        """The oldest message that has both its unit and its record. May take one small read."""
         return max(self.queue.min_unit, self._first_in_log() if self.log.min_offset else 0)
 
     @property
@@ -364,7 +365,7 @@ class FlatMessageFile:
 
     @property
     def sure_offset(self) -> int:
-        """The same, but for messages that somebody has still to compare with the local ones."""
+        """The same, without messages that are still to be compared with the local ones."""
         first, end = self.unconfirmed_from, self.commit_offset
         return end if first is None else min(first, end)
 
@@ -390,7 +391,7 @@ class FlatMessageFile:
     # Writing
 
     def start_at(self, queue_offset: int) -> None:
-        """The first message will have this queue offset; nothing if that is settled already."""
+        """Set the queue offset of the first message. No effect if it is known already."""
         if self.queue.is_started:
             return
         self._check_writable()
@@ -398,7 +399,7 @@ class FlatMessageFile:
         if not self.log.is_started:
             records.append(self.log.record_of_new(log_start(self.path, self._metadata)))
         self._metadata.stage(map(Put, records))  # a queue without bytes may begin anywhere again
-        if self._closed:  # destroyed just now: nobody else knows of these rows
+        if self._closed:  # destroyed meanwhile, and nobody else knows of these rows
             self._metadata.stage([DeleteSegment(*record.key) for record in records])
             self._check_writable()
         self.queue.adopt(records[0])
@@ -406,7 +407,8 @@ class FlatMessageFile:
             self.log.adopt(records[1])
 
     def skip_to(self, queue_offset: int) -> None:
-        """Leave a gap: the messages up to here are lost. Nothing may wait or be in doubt."""
+        """Leave a gap up to this offset: the messages before it are lost. Nothing may wait or be in
+        doubt."""
         self._check_writable()
         if self.is_in_doubt:
             raise ValueError(f"{self.path}: skip while it is not known what has landed")
@@ -416,8 +418,8 @@ class FlatMessageFile:
     def append(self, run: MessageRun) -> Appended:
         """Take messages from the head of a run: as many as fit into the segments being written.
 
-        Where none fits, files that are full roll, unless a commit must come first: then none is
-        taken. The caller keeps its run, unless its records are a bytearray: those are taken over.
+        If none fits, full files roll; if a commit must come first, no message is taken. The run
+        stays the caller's, but records in a bytearray are taken over.
         """
         self._check_writable()
         if run.first_offset != self.append_offset:
@@ -441,16 +443,16 @@ class FlatMessageFile:
         return Appended(count=count, log_offsets=log_offsets, records=memoryview(data))
 
     def roll_if_due(self) -> bool:
-        """Begin a new log segment where the last one is old enough, and nothing is in doubt."""
+        """Begin a new log segment if the last one is due and nothing waits or is in doubt."""
         if self.waiting_bytes or self.is_in_doubt or not self.log.is_due_to_roll():
             return False
         self.log.roll()
         return True
 
     def begin_commit(self) -> CommitAttempt | None:
-        """What has to be sent; None if nothing waits or a commit is under way.
+        """What to send; None if nothing waits or a commit is under way.
 
-        Raises what the backend raises when it is asked what became of an earlier attempt.
+        Raises what the backend raises when it is asked about the outcome of an earlier attempt.
         """
         if not self._committing.acquire(blocking=False):
             return None
@@ -465,7 +467,7 @@ class FlatMessageFile:
         return attempt
 
     def end_commit(self, attempt: CommitAttempt) -> list[SegmentRecord]:
-        """The pair is durable, and visible from now on; the rows for the catalogue."""
+        """Make the durable pair visible; return its rows for the catalogue."""
         try:
             uploads = (self.log, attempt.log), (self.queue, attempt.queue)
             return [file.settle(upload) for file, upload in uploads if upload is not None]
@@ -473,20 +475,20 @@ class FlatMessageFile:
             self._committing.release()
 
     def current_rows(self, rows: Iterable[SegmentRecord]) -> list[SegmentRecord]:
-        """What the catalogue should say now of the segments of these rows; none that is gone."""
+        """The present rows of these rows' segments, without segments that are gone."""
         segments = (*self.log.segments, *self.queue.segments)
         now = {segment.record.key: segment.record for segment in segments}
         return [now[key] for key in dict.fromkeys(row.key for row in rows) if key in now]
 
     def fail_commit(self, error: BaseException | None = None) -> None:
-        """What became of the pair is not known. Everything stays, and the next attempt repairs."""
+        """Note that the pair's outcome is unknown. Nothing is dropped; the next attempt repairs."""
         self.log.doubt(error)
         self.queue.doubt(error)
         self._committing.release()
 
     def discard(self) -> bool:
-        """Give back the memory of what waits; the same messages must be appended again, as they
-        were. False while a commit is under way."""
+        """Free the memory of waiting messages. The same messages must be appended again, unchanged.
+        False while a commit is under way."""
         if not self._committing.acquire(blocking=False):
             return False
         try:
@@ -497,7 +499,7 @@ class FlatMessageFile:
         return True
 
     def commit(self) -> bool:
-        """Make everything that waits durable, here and now; False if another commit is under way.
+        """Make everything that waits durable now; False if another commit is under way.
 
         Raises what the backend raises.
         """
@@ -515,12 +517,12 @@ class FlatMessageFile:
     # Reading
 
     def units(self, offset: int, count: int) -> QueueUnits:
-        """Committed units; all of them or an error."""
+        """Exactly these committed units, or an error."""
         data = self.queue.read(offset * UNIT_BYTES, count * UNIT_BYTES)
         return decode_units(data, path=self.path)
 
     def close(self) -> None:
-        """Release handles; what waits is dropped. Idempotent."""
+        """Release handles; waiting messages are dropped. Idempotent."""
         self._closed = True
         self.log.close()
         self.queue.close()
@@ -532,9 +534,8 @@ class FlatMessageFile:
             raise BackendRefusedError(self.path, "append", self.problem)
 
     def _first_in_log(self) -> int:
-        """The oldest message of the log, also where its record is lost: then the units say it.
-
-        So a lost segment is damage only to readers of that segment.
+        """The oldest message of the log. If its record is lost, the units say which it is, so that
+        a lost segment affects only readers of that segment.
         """
         try:
             return self.log.first_queue_offset() or 0
@@ -546,7 +547,8 @@ class FlatMessageFile:
             return first
 
     def _fitting(self, run: MessageRun) -> int:
-        """How many messages fit; one that fits no segment goes into an empty one alone."""
+        """How many messages fit. One that is too large for any segment goes into an empty one
+        alone."""
         rows = min(len(run), self.queue.room() // UNIT_BYTES)
         if rows == 1:
             fits = int(run.message_bytes[0]) <= self.log.room() or self.log.is_empty

@@ -1,4 +1,4 @@
-"""A run of messages of one queue: its units, then the one range of the log that they name."""
+"""Reads a run of messages of one queue: its units, then the one range of the log that they name."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ from tieredstore.model.errors import (
 )
 from tieredstore.model.messages import LazyMessages, MessageRun, SelectedMessage
 
-HOLE_BYTES_MAX: Final = 64 * 1024  # unreferenced bytes that one run reads through, all together
+HOLE_BYTES_MAX: Final = 64 * 1024  # unreferenced bytes that one run reads, in all
 FEW_ROWS_MAX: Final = 48
 _HEAD: Final = Struct(">iI12xq")  # size, magic, queue offset
 _CODA_HEAD: Final = np.uint64(CODA_BYTES << 32 | BLANK_MAGIC)
 _NONE: Final = np.empty(0, np.int64)
 _SIZE_BYTES: Final = 4
-# What was committed is asked for, so these say that the backend has lost bytes.
+# Only committed bytes are requested, so these errors mean that the backend has lost some.
 _GONE: Final = (OffsetOutOfRangeError, SegmentNotFoundError)
 
 
 class ByteSource(Protocol):
-    """Where the bytes of a file come from: its segments, or a cache before them."""
+    """Where the bytes of a file come from: its segments, or a cache of them."""
 
     def read(self, file: FlatAppendFile, offset: int, length: int) -> bytes:
         """Exactly `length` committed bytes, or an error."""
@@ -74,14 +74,14 @@ def read_run(
     source: ByteSource = DIRECT,
     checks_bodies: bool = False,
 ) -> MessageRun:
-    """Consecutive messages from this queue offset on; empty where there is none.
+    """Consecutive messages from this queue offset on; empty if there is none.
 
     * At most `count_max` messages, whose records have at most `bytes_max` bytes together; the
-      first one is given however large it is. A gap in the queue ends the run, and so does a large
-      hole in the log: a reader that goes on at `end_offset` misses nothing.
-    * Every row is the message with that queue offset, whole, or it is not in the run. A damaged
-      row ends the run before it; as the first one it raises SegmentCorruptError. With
-      `checks_bodies` a body with another checksum than its record names is damage too.
+      first one is returned whatever its size. A gap in the queue ends the run, and so does a large
+      hole in the log: a reader that continues at `end_offset` misses nothing.
+    * Every row is the whole message with that queue offset. A damaged row ends the run before it;
+      if it is the first one, SegmentCorruptError is raised. With `checks_bodies`, a body whose
+      checksum is not that in its record is damage too.
     """
     found = _read(file, offset, count_max, bytes_max, source)
     if found is None:
@@ -100,7 +100,7 @@ def read_messages(
     source: ByteSource = DIRECT,
     checks_bodies: bool = False,
 ) -> Sequence[SelectedMessage]:
-    """The same messages, each an object with bytes of its own once it is looked at."""
+    """The same messages. Each becomes an object, with its own bytes, on first access."""
     found = _read(file, offset, count_max, bytes_max, source)
     if found is None:
         return ()
@@ -111,7 +111,7 @@ def read_messages(
 
 
 def _keep_sound(file: FlatMessageFile, found: FoundRows) -> None:
-    """Those before the first whose body is damaged; SegmentCorruptError where it is the first."""
+    """Keep the rows before the first one with a damaged body. SegmentCorruptError if none is."""
     count = found.sound_count()
     if not count:
         raise damaged_body(file, found.first_offset, found.place(0))
@@ -130,14 +130,14 @@ def empty_run(offset: int) -> MessageRun:
 
 
 def record_place(file: FlatMessageFile, log_offset: int) -> int:
-    """Where to read what a unit names: right there, unless that was a coda that has expired with
-    its segment. The record is the first thing of the next one."""
+    """Where to read the record that a unit names: there, unless that was the place of a coda that
+    has expired with its segment. Then the record is at the beginning of the next segment."""
     minimum = file.log.min_offset
     return minimum if log_offset == minimum - CODA_BYTES else log_offset
 
 
 def has_sound_body(record: bytes) -> bool:
-    """Whether its body lies within it, and has the checksum that it names."""
+    """Whether the record's body lies within it and has the checksum that the record states."""
     begin = fixed_bytes(peek_sys_flag(record))
     if begin > len(record):
         return False
@@ -148,7 +148,7 @@ def has_sound_body(record: bytes) -> bool:
 
 
 def damaged_body(file: FlatMessageFile, offset: int, log_offset: int) -> SegmentCorruptError:
-    """The error for a message whose body is not the one that was put."""
+    """The error for a message whose body has changed since it was put."""
     reason = f"the body of message {offset} has another checksum than it should"
     return damage_at(file.log, log_offset, reason)
 
@@ -186,7 +186,7 @@ def _read_units(file: FlatMessageFile, offset: int, rows: int, source: ByteSourc
             if rows == 1:
                 reason = f"the unit of message {offset} is not there"
                 raise damage_at(file.queue, offset * UNIT_BYTES, reason) from error
-            rows //= 2  # what is there is served
+            rows //= 2  # return what is there
         except SegmentCorruptError as error:
             sound = (_sound_end(file.queue, error, offset * UNIT_BYTES) // UNIT_BYTES) - offset
             if not 0 < sound < rows:
@@ -234,7 +234,7 @@ def _read_records(
 ) -> FoundRows:
     start, end = rows.start, rows.end(count)
     if end - start > bytes_max and count == 1:
-        # A size beyond all limits is read only if the record claims it too.
+        # A record larger than the limit is read only if its own header has the same size.
         claimed = peek_message_bytes(source.read(file.log, start, _SIZE_BYTES))
         if claimed not in (end - start, CODA_BYTES):
             return FoundRows(rows, (), b"")
@@ -247,7 +247,7 @@ def _read_records(
 
 
 def _sound_end(file: FlatAppendFile, error: SegmentCorruptError, start: int) -> int:
-    """Where the bytes begin that the error is about; `start` where nobody knows."""
+    """Where the damaged bytes begin; `start` if that is not known."""
     for each in file.segments:
         if each.segment.path == error.path:
             return each.base + error.position
@@ -255,7 +255,7 @@ def _sound_end(file: FlatAppendFile, error: SegmentCorruptError, start: int) -> 
 
 
 def _contiguous_end(log: FlatAppendFile, start: int) -> int:
-    """How far the log goes from here on without a gap."""
+    """Where the log's bytes from `start` on end, or have a gap."""
     end = start
     found = log.segment_at(start)
     while found is not None and found.base <= end < found.end:
@@ -267,8 +267,8 @@ def _contiguous_end(log: FlatAppendFile, start: int) -> int:
 class NamedRows:
     """The records that consecutive units name, in the log from `start` on.
 
-    A unit that names the place of a coda, the end marker of old segments, means the record behind
-    it: that is known only when the bytes are there.
+    A unit that names the place of a coda, the end marker of old segments, means the record after
+    it. Only the log's bytes show whether there is one.
     """
 
     __slots__ = ("_few", "_log_offsets", "_message_bytes", "_start", "_tags_codes", "first_offset")
@@ -290,11 +290,11 @@ class NamedRows:
 
     @property
     def start(self) -> int:
-        """Where the log has the first of them."""
+        """The log offset of the first record."""
         return self._start
 
     def begin_at(self, log_offset: int) -> None:
-        """The first record lies here, whatever its unit says."""
+        """Set the log offset of the first record, whatever its unit says."""
         if log_offset != self._start:
             self._start = log_offset
             if self._few:
@@ -303,7 +303,7 @@ class NamedRows:
                 self._log_offsets[0] = log_offset
 
     def place(self, row: int) -> int:
-        """Where the log has the record of a row, or the coda before it."""
+        """The log offset of a row's record, or of the coda before it."""
         return int(self._log_offsets[row])
 
     def end(self, count: int) -> int:
@@ -313,13 +313,13 @@ class NamedRows:
     def reach(self, log_end: int, bytes_max: int) -> int:
         """How many rows can be read in one go: in order, close together, below `log_end`.
 
-        None where the first one names no record; else at least one, however large it is.
+        0 if the first unit names no record; otherwise at least 1, whatever the record's size.
         """
         if not self._few:
             return self._reach_of_many(log_end, bytes_max)
         ends = list(map(add, self._log_offsets, self._message_bytes))
         if (
-            ends[:-1] == [*self._log_offsets[1:]]  # as a batch leaves them: no hole between any two
+            ends[:-1] == [*self._log_offsets[1:]]  # no holes, as a batch leaves them
             and min(self._message_bytes) >= RECORD_BYTES_MIN
             and ends[-1] <= min(log_end, self._start + bytes_max)
         ):
@@ -338,20 +338,20 @@ class NamedRows:
         return rows
 
     def check(self, data: bytes, count: int) -> FoundRows:
-        """The first rows in the log's bytes from `start` on, up to the first of them that is not
-        the message it must be."""
+        """The rows before the first one that is not the message it must be. `data` has the log's
+        bytes from `start` on."""
         check = self._check_few if self._few else self._check_many
         return FoundRows(self, check(data, count), data)
 
     def columns(self, count: int) -> tuple[Any, Any]:
-        """Sizes and tags codes of the first rows, as tuples or as columns."""
+        """Sizes and tags codes of the first rows, as tuples or arrays."""
         return self._message_bytes[:count], self._tags_codes[:count]
 
     def _check_few(self, data: bytes, count: int) -> Sequence[int]:
         start, sizes = self._start, self._message_bytes[:count]
         starts = [place - start for place in self._log_offsets[:count]]
         if starts[-1] + sizes[-1] <= len(data):
-            # One look at all heads: hardly ever is there one that is not as it should be.
+            # Compare all heads at once: hardly ever is one wrong.
             heads = list(map(_HEAD.unpack_from, repeat(data), starts))
             magic, first = heads[0][1], self.first_offset
             wanted = zip(sizes, repeat(magic), range(first, first + count), strict=False)
@@ -384,8 +384,8 @@ class NamedRows:
         places, sizes = self._log_offsets, self._message_bytes.astype(np.int64)
         totals = np.cumsum(sizes)
         holes = (places - self._start) - (totals - sizes)
-        # Places are compared with the end less the size: nothing wraps around, whatever they are,
-        # but for an end far below 0. That is the place itself where the log does not have it.
+        # Places are compared with the end minus the size, because place + size could overflow. Only
+        # an end far below 0 could: `log_end` is the first place itself if the log does not have it.
         good = (sizes >= RECORD_BYTES_MIN) & (places >= 0) & (places <= log_end - sizes)
         near = (totals <= bytes_max) & (holes <= HOLE_BYTES_MAX)
         near[0] = True
@@ -413,7 +413,7 @@ class NamedRows:
 
 
 class FoundRows:
-    """The first of the named rows, each the message it must be, and the bytes that hold them."""
+    """Checked messages: the first of the named rows, and the bytes that hold them."""
 
     __slots__ = ("_data", "_rows", "_starts")
 
@@ -444,11 +444,11 @@ class FoundRows:
         return self._rows.first_offset
 
     def place(self, row: int) -> int:
-        """Where the log has the record of this row."""
+        """The log offset of this row's record."""
         return int(self._starts[row]) + self._rows.start
 
     def sound_count(self) -> int:
-        """How many come before the first whose body has another checksum than its record names."""
+        """How many rows come before the first one with a damaged body."""
         sizes = self._rows.columns(len(self))[0]
         if len(self) > FEW_ROWS_MAX:
             starts = np.asarray(self._starts, np.int64)
@@ -461,11 +461,11 @@ class FoundRows:
         self._starts = self._starts[:count]
 
     def keep_bytes(self) -> None:
-        """Whatever becomes of a buffer that they were read from. Bytes are not copied."""
+        """Copy the data unless it is bytes already, in case it was read into a shared buffer."""
         self._data = bytes(self._data)
 
     def records(self) -> bytes:
-        """One behind another; as they were read, where nothing lies between them."""
+        """The records, one after the other; joined only if there is anything between them."""
         starts = _listed(self._starts)
         sizes = _listed(self._rows.columns(len(self))[0])
         first, end = starts[0], starts[-1] + sizes[-1]

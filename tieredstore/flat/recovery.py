@@ -1,4 +1,4 @@
-"""Recovery of one queue: finds how much of it is committed when it is opened."""
+"""Recovers a queue when it is opened: finds how much of it is committed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ log = log_of(__name__)
 
 UNCONFIRMED_NOTE: Final = "unconfirmed"
 _FIELDS: Final = 5  # of a row in a note
-_HEADER_BYTES: Final = 76  # up to and with the store time of a message born on IPv6
+_HEADER_BYTES: Final = 76  # up to and including the store time of a message born on IPv6
 _UNITS_LOOKED_AT: Final = 64
 _BYTES_AT_ONCE: Final = 1 << 18
 _UNITS_AT_ONCE: Final = 1 << 12
@@ -47,25 +47,25 @@ _LOW_BITS: Final = 0xFFFFFFFF
 def recover(
     file: FlatMessageFile, metadata: MetadataStore, clock: Clock, *, read_only: bool = False
 ) -> None:
-    """Take over the segments that the catalogue names, as long as they truly are.
+    """Take over the segments that the catalogue names, with their true lengths.
 
-    * The last segments, and those that end before the next one begins, are as long as the backend
-      says. Where the catalogue says the same of all, nothing is read. The others are looked for in
-      a listing, unless it is read only; those keep their rows, and reading what is gone fails.
-    * A queue unit counts if the log has its record, also where the unit itself is damaged: that is
-      a problem, and the message keeps its place. The log counts up to the record of the last unit;
-      bytes behind it are compared with what is written there next.
-    * Units that are zeros, where the catalogue names none, were never promised: a power cut kept
+    * The backend is asked for the lengths of the last segments, and of those that end before the
+      next one begins. If the catalogue has the same lengths, nothing is read. Other segments keep
+      their rows; unless `read_only`, a listing must have them. Reading bytes that are gone fails.
+    * A queue unit counts if the log has its record. If the unit itself is damaged, that is a
+      problem, but the message keeps its place. The log counts up to the record of the last unit;
+      bytes after it are compared with what is written there next.
+    * Units of zeros beyond those that the catalogue names were never acknowledged: a power cut kept
       them from the disk. The queue ends before them, and they are removed.
-    * Messages that the catalogue did not name are noted: somebody has to compare them.
-    * Where there is less than was committed, what is left can be read, `file.problem` says what is
+    * Messages that the catalogue does not name are noted, because somebody has to compare them.
+    * If there is less than was committed, the rest can still be read, `file.problem` says what is
       missing, and the catalogue keeps the row that shows it.
 
-    Nothing may wait in the file. Raises what the backend and the catalogue raise; the file is then
-    as it was before.
+    No bytes may wait in the file. Raises what the backend and the catalogue raise; the file is then
+    unchanged.
     """
-    # The queue before the log: what its units name is there by the time the log is asked, even
-    # where somebody else is writing.
+    # Ask for the queue before the log: then the log has all records that the units name, even if
+    # somebody else is writing.
     queue = _FileState.by_asking(file.queue)
     commit_log = _FileState.by_asking(file.log)
     problems = [*queue.losses(), *commit_log.losses()]
@@ -100,28 +100,28 @@ def recover(
 
 
 def confirm(file: FlatMessageFile, metadata: MetadataStore) -> None:
-    """The unnamed messages are those of the local store: they count from now on.
+    """Make unnamed messages count, because they are those of the local store.
 
-    Durably: the local store may let them go after this, and nothing could be compared again.
+    This is durable, as the local store may delete them afterwards: then no comparison is possible.
     """
     metadata.apply(forget_unconfirmed(file.path, metadata))
     file.unconfirmed_from = None
 
 
 def take_back(file: FlatMessageFile, metadata: MetadataStore) -> None:
-    """Unnamed messages do not count: the queue ends where the catalogue had it end.
+    """Make unnamed messages not count: the queue ends where the catalogue had it end.
 
-    No byte is touched. What is appended next is compared with what lies there, so nothing of ours
-    is sent twice. The caller is the one that appends to this queue; nothing may wait.
+    No byte is changed. What is appended next is compared with the bytes there, so nothing of ours
+    is sent twice. Only the thread that appends to this queue may call it; no bytes may wait.
     """
     note = _unconfirmed(file.path, metadata)
     changes = forget_unconfirmed(file.path, metadata)
     for name, base, size, begin, end in () if note is None else note[1]:
         row = metadata.segment(file.path, SegmentType[name], base)
-        if row is not None:  # else it was dropped meanwhile
+        if row is not None:  # otherwise the segment was dropped meanwhile
             changes.append(Put(replace(row, size=size, begin_timestamp=begin, end_timestamp=end)))
     metadata.apply(changes)
-    file.queue.load()  # before the log: no unit that can be read is without its record
+    file.queue.load()  # before the log, so that every unit that can be read has its record
     file.log.load()
     file.unconfirmed_from = None
 
@@ -132,10 +132,10 @@ def forget_unconfirmed(path: str, metadata: MetadataStore) -> list[Change]:
 
 
 def borne_out(count: int, end_of: Callable[[int], int], log_end: int) -> int:
-    """How many of the first `count` units of a segment the log bears out.
+    """How many of the first `count` units of a segment have their records in the log.
 
-    `end_of` gives the end of a unit's record by the number of the unit. Records lie in the order
-    of their units, so the last unit usually decides, and a binary search does otherwise.
+    `end_of` returns the end of a unit's record, given the unit's number. Records lie in the order
+    of their units, so the last unit usually decides; otherwise a binary search does.
     """
     if end_of(count - 1) <= log_end:
         return count
@@ -147,8 +147,8 @@ class _FileState:
     """One file as the catalogue and the backend show it, and the resulting rows."""
 
     segments: tuple[FlatSegment, ...]  # as the catalogue has them
-    backend_bytes: list[int]  # of each; no byte that is the next segment's
-    rows: list[SegmentRecord]  # what counts
+    backend_bytes: list[int]  # of each segment, without bytes that belong to the next one
+    rows: list[SegmentRecord]  # with the sizes that count
 
     @classmethod
     def by_asking(cls, file: FlatAppendFile) -> _FileState:
@@ -179,7 +179,7 @@ class _FileState:
 
     @property
     def end(self) -> int:
-        """Of the last segment in the backend."""
+        """The end of the last segment in the backend."""
         return self.segments[-1].base + self.backend_bytes[-1] if self.segments else 0
 
     @property
@@ -191,14 +191,14 @@ class _FileState:
         return self.segments[index].base // UNIT_BYTES
 
     def room(self, offset: int) -> int:
-        """How many bytes the segment with this one has from here on, in the backend."""
+        """How many bytes the segment at this offset has from there on, in the backend."""
         index = bisect_right(self.segments, offset, key=_base) - 1
         if index < 0:
             return 0
         return max(0, self.segments[index].base + self.backend_bytes[index] - offset)
 
     def head(self, offset: int, length: int = _HEADER_BYTES) -> bytes:
-        """What one segment has of these bytes: fewer at its end, none where it has none."""
+        """These bytes, from one segment only: fewer at its end, none beyond it."""
         length = min(length, self.room(offset))
         if not length:
             return b""
@@ -217,7 +217,7 @@ class _FileState:
         return [row for segment, row in pairs if row != segment.record]
 
     def grown(self, *, but_last: bool = False) -> list[SegmentRecord]:
-        """Rows of the catalogue that name less than what counts now."""
+        """The catalogue's rows whose sizes are less than what counts now."""
         pairs = list(zip(self.segments, self.rows, strict=True))
         kept = pairs[:-1] if but_last else pairs
         return [segment.record for segment, row in kept if row.size > segment.record.size]
@@ -225,7 +225,7 @@ class _FileState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Message:
-    """A whole record of the log, as its head says."""
+    """A whole record of the log, as its header describes it."""
 
     log_offset: int
     message_bytes: int
@@ -239,10 +239,10 @@ class _Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _End:
-    """How many units of a segment count, and up to where the log does.
+    """How many units of a segment count, and where the part of the log that counts ends.
 
-    `last` is the message of the last of them, None where neither file can say which it is, and
-    `first` that of the first, where its unit cannot say.
+    `last` is the message of the last of these units, None if neither file can say which it is.
+    `first` is the message of the segment's first unit, if the unit itself cannot name it.
     """
 
     count: int
@@ -253,7 +253,7 @@ class _End:
 
 
 def _settle(queue: _FileState, commit_log: _FileState) -> list[str]:
-    """Decide how much of both files counts; what is wrong with them."""
+    """Decide how much of both files counts; return what is wrong with them."""
     problems = []
     end: _End | None = None
     for index in reversed(range(len(queue.rows))):
@@ -282,11 +282,11 @@ def _settle(queue: _FileState, commit_log: _FileState) -> list[str]:
 
 
 def _leave_out_unwritten(queue: _FileState, commit_log: _FileState, *, read_only: bool) -> bool:
-    """End the queue before units that a power cut kept from the disk; whether there are any.
+    """End the queue before units that a power cut kept from the disk; return whether there are any.
 
-    Only the last segment was being written to, behind what the catalogue names. Where the
-    catalogue may be an old one, as that of a reader or of a rebuild, zeros before other units are
-    damage: those behind them may have been committed.
+    They can only be in the last segment, after the units that the catalogue names. The catalogue of
+    a reader or a rebuild (`read_only`) may be old: then zeros before other units are damage, as
+    those units may have been committed.
     """
     if not queue.segments:
         return False
@@ -308,8 +308,8 @@ def _leave_out_unwritten(queue: _FileState, commit_log: _FileState, *, read_only
 
 
 def _blank_units(queue: _FileState, commit_log: _FileState, first: int, end: int) -> Iterator[int]:
-    """Those of the last segment that begin with zeros, or have no length. A record at 0 is named
-    by right, and a prefill is Java's."""
+    """The numbers of units of the last segment that have log offset 0 or no length. Not those that
+    name a record which really lies at 0, nor prefills, which Java writes."""
     segment = queue.segments[-1].segment
     for start in range(first, end, _UNITS_AT_ONCE):
         count = min(_UNITS_AT_ONCE, end - start)
@@ -323,13 +323,14 @@ def _blank_units(queue: _FileState, commit_log: _FileState, first: int, end: int
 
 
 def _lacks_its_tags(queue: _FileState, number: int, commit_log: _FileState) -> bool:
-    """Whether a unit's tags code ends with zeros, and not by right: sectors end within units."""
+    """Whether a unit's tags code ends with zeros, unlike that of its message: a disk sector can end
+    within a unit."""
     unit = _unit(queue, -1, number)
     if unit.tags_code & _LOW_BITS:
         return False
     named = _named_by(unit, queue.first_unit(-1) + number, commit_log)
     if named is None:
-        return False  # a damage, which is told
+        return False  # damage, which is reported elsewhere
     record = commit_log.head(named.log_offset, named.message_bytes)
     tags = decode_properties(peek_property_bytes(record)).get(TAGS)
     return unit.tags_code != tags_code(tags)
@@ -339,8 +340,8 @@ def _end_of_units(queue: _FileState, index: int, units: int, commit_log: _FileSt
     """The end of the last segment that has units.
 
     The log was durable before the units were written. So a unit that does not name its message is
-    damaged, and the records of the log, followed one by one, lead to the message: it keeps its
-    place. Only units of records that the log has lost do not count.
+    damaged: following the log's records one by one finds the message, which keeps its place. Only
+    units whose records the log has lost do not count.
     """
     final = queue.first_unit(index) + units - 1
     last = _named_by(_unit(queue, index, units - 1), final, commit_log)
@@ -384,8 +385,8 @@ def _end_of_units(queue: _FileState, index: int, units: int, commit_log: _FileSt
 def _last_sound(
     queue: _FileState, index: int, below: int, commit_log: _FileState
 ) -> _Message | None:
-    """The last message before unit `below` of a segment whose unit names it; only the nearest
-    units are looked at, of the segments before too."""
+    """The last message before unit `below` that its unit names. Only the nearest units are read,
+    those of earlier segments included."""
     looked_at = 0
     while index >= 0 and looked_at < _UNITS_LOOKED_AT:
         count = min(below, _UNITS_LOOKED_AT - looked_at)
@@ -406,7 +407,7 @@ def _unit(queue: _FileState, index: int, number: int) -> QueueUnit:
 
 
 def _named_by(unit: QueueUnit, queue_offset: int, commit_log: _FileState) -> _Message | None:
-    """The message of a unit, if its record is there and says the same."""
+    """The message that a unit names, if its record is there and agrees."""
     found = _message_at(unit.log_offset, commit_log, commit_log.head)
     is_it = found is not None and (found.message_bytes, found.queue_offset) == (
         unit.message_bytes,
@@ -418,7 +419,7 @@ def _named_by(unit: QueueUnit, queue_offset: int, commit_log: _FileState) -> _Me
 def _message_at(
     at: int, commit_log: _FileState, head_at: Callable[[int], bytes]
 ) -> _Message | None:
-    """The record that begins here, or behind the end mark that lies here; None where none does."""
+    """The record that begins here, or after an end mark here; None if there is none."""
     head = head_at(at)
     if is_blank(head):
         at += CODA_BYTES
@@ -440,10 +441,10 @@ def _message_at(
 def _follow_records(
     commit_log: _FileState, at: int, first: int, numbers: range
 ) -> tuple[_Message | None, _Message | None, bool]:
-    """Message `first` in the log from here on, the last one with one of these numbers, and whether
-    the log ends there.
+    """Follow the log's records from here on. Returns message `first`, the last message with one of
+    these numbers, and whether the log ends after the records that were followed.
 
-    A record may be there twice, where nobody named the first one: the later one counts.
+    A record may be there twice, if nobody named the first one: the later one counts.
     """
     piece, start = b"", at
 
@@ -472,9 +473,10 @@ def _follow_records(
 def _bring_times_up_to_date(
     queue: _FileState, commit_log: _FileState, first: _Message | None, last: _Message
 ) -> None:
-    """The last segments end with the last record; a new one begins with its first.
+    """Set the end times of the last segments from the last record, and the begin time of a new
+    segment from its first record.
 
-    A queue segment may begin with units of messages that have expired: it begins with the log then.
+    If a queue segment begins with units of expired messages, its begin time is that of the log.
     """
     for found in (queue, commit_log):
         row, was = found.rows[-1], found.segments[-1].record
@@ -495,8 +497,9 @@ def _bring_times_up_to_date(
 
 
 def _forget_times(queue: _FileState, commit_log: _FileState, *, but_last: bool = False) -> None:
-    """A segment that is longer than its row has no end that a search may believe, where it is
-    damaged, or not the last: then the row is of a copy from before the next one came."""
+    """Remove the end times of segments that are longer than their rows: searches must not believe
+    them if the segment is damaged, or is not the last one and its row comes from an older copy of
+    the catalogue."""
     for found in (queue, commit_log):
         for index, segment in enumerate(found.segments[:-1] if but_last else found.segments):
             if found.rows[index].size > segment.record.size:
@@ -504,11 +507,10 @@ def _forget_times(queue: _FileState, commit_log: _FileState, *, but_last: bool =
 
 
 def _row_behind_unnamed_bytes(commit_log: _FileState, *, now_ms: int) -> SegmentRecord | None:
-    """The row of a next log segment, where the last one holds nothing but bytes nobody named.
+    """The row of a next log segment, if the last one holds only bytes that no unit names.
 
-    They were sent as its first batch, and their units never were. A next batch that differs could
-    not go on in front of them, so they stay where they are, part of the log, and it goes on
-    behind them.
+    They were sent as its first batch, but their units never were. The next batch may differ, and
+    cannot be written over them. So they stay, as part of the log, which continues after them.
     """
     if not commit_log.rows or commit_log.rows[-1].size or not commit_log.backend_bytes[-1]:
         return None
@@ -523,8 +525,8 @@ def _row_behind_unnamed_bytes(commit_log: _FileState, *, now_ms: int) -> Segment
 
 
 def _remove_torn_units(queue: _FileState, *, is_torn: bool) -> None:
-    """What is no whole unit gives way to the next one: all that a power cut has left blank, and a
-    piece of a unit where a segment holds nothing else."""
+    """Make room for the next unit: remove units that a power cut has left blank, and a part of a
+    unit if its segment holds nothing else."""
     if not queue.rows:
         return
     row, segment = queue.rows[-1], queue.segments[-1].segment
@@ -539,10 +541,11 @@ def _base(segment: FlatSegment) -> int:
 
 
 def _gone_from(file: FlatMessageFile) -> list[str]:
-    """What full segments of a queue have lost; those that were seen before are passed over.
+    """What full segments of a queue have lost. Segments that were found in place before are
+    skipped.
 
-    One listing, and none where nothing is new. Only what a listing does not have is asked for by
-    itself: it may be older than its writer.
+    Takes one listing, none if there are no new segments. A listing may lag behind the writer, so
+    segments that are missing or short there are asked for one by one.
     """
     new = [
         (part, _unseen(part.catalogued(), file.seen_to.get(part.type, 0)))
@@ -570,7 +573,8 @@ def _gone_from(file: FlatMessageFile) -> list[str]:
 def _unseen(
     segments: tuple[FlatSegment, ...], seen_to: int
 ) -> list[tuple[FlatSegment, FlatSegment]]:
-    """Each with the next one. Those that end before the next begins are asked for anyway."""
+    """New segments, each with the next one. Not those that end before the next one begins: their
+    lengths are asked for anyway."""
     return [
         (segment, following)
         for segment, following in pairwise(segments)
@@ -581,9 +585,9 @@ def _unseen(
 def _note_of_unconfirmed(
     path: str, rows: Sequence[SegmentRecord], metadata: MetadataStore
 ) -> list[Change]:
-    """A change that remembers rows as the catalogue had them before more was found behind them.
+    """The change that notes rows as the catalogue had them before more bytes were found.
 
-    What an earlier note says stays true until somebody has compared.
+    An earlier note remains valid until somebody has compared the messages.
     """
     ends = [row.end_offset for row in rows if row.type is SegmentType.CONSUME_QUEUE]
     if not ends:
@@ -598,7 +602,7 @@ def _note_of_unconfirmed(
 
 
 def _unconfirmed(path: str, metadata: MetadataStore) -> tuple[int, list[list[Any]]] | None:
-    """What a note says; None where there is none, or none that makes sense."""
+    """The contents of the note; None if there is none, or it makes no sense."""
     note: Any = metadata.note(UNCONFIRMED_NOTE, path)
     if note is None:
         return None

@@ -1,4 +1,4 @@
-"""The segment at the end of a file: bytes that wait in memory, and how much of it is durable."""
+"""The writer of a file's last segment: bytes that wait in memory, and how much is durable."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tieredstore.model.values import AppendStatus
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upload:
-    """The bytes to send so that the segment is durable up to `end`; no write if all are there."""
+    """What to send to make the segment durable up to `end`; no write if the backend has it all."""
 
     end: int
     write: SegmentWrite | None
@@ -34,12 +34,12 @@ NOBODYS: Final = (
 class SegmentWriter:
     """Buffers what is appended to one segment and makes it durable, in order.
 
-    * Appended bytes have their place from then on: no commit, retry or repair moves them.
+    * Appended bytes have a fixed position: no commit, retry or repair moves them.
     * `committed_bytes` never counts bytes that the backend did not acknowledge or show.
     * After an unknown outcome the backend is asked for its true end, and only missing bytes are
       sent. Bytes that are already there count only if they equal the bytes to send: other bytes are
       left alone and raise PositionMismatchError, and the file rolls.
-    * `append` may be called by one thread at a time; `prepare`, `settle` and `doubt` by one.
+    * Only one thread at a time may call `append`, and only one `prepare`, `settle` or `doubt`.
     """
 
     def __init__(self, segment: FileSegment, *, committed_bytes: int, bytes_max: int) -> None:
@@ -48,14 +48,14 @@ class SegmentWriter:
         self._bytes_max = bytes_max
         self._waiting: list[Buffer] = []
         self._waiting_bytes = 0
-        self._end: int | None = None  # of the segment in the backend; None: not known
+        self._end: int | None = None  # of the segment in the backend; None if not known
         self._is_sealed = False
         self._is_in_doubt = False
         self._guard = threading.Lock()
 
     @property
     def append_bytes(self) -> int:
-        """Where the next append will lie."""
+        """The position of the next append."""
         return self.committed_bytes + self._waiting_bytes
 
     @property
@@ -64,7 +64,7 @@ class SegmentWriter:
 
     @property
     def knows_its_end(self) -> bool:
-        """Whether it is known where the segment ends in the backend."""
+        """Whether the segment's end in the backend is known."""
         return self._end is not None
 
     @property
@@ -73,13 +73,14 @@ class SegmentWriter:
         return self._is_in_doubt
 
     def room(self) -> int:
-        """How many bytes still fit; what waits goes in one write, so more may wait with it."""
+        """How many bytes still fit. A full segment takes more while bytes wait: one write sends
+        all."""
         if not self._waiting_bytes and self.segment.is_full:
             return 0
         return max(0, self._bytes_max - self.append_bytes)
 
     def append(self, data: Buffer) -> AppendStatus:
-        """Take bytes that nobody changes any more. One that fits no segment has one of its own."""
+        """Take bytes, which nobody may change any more. An empty segment takes any number."""
         count = len(data)
         with self._guard:
             if count > self.room() and self.append_bytes:
@@ -90,9 +91,8 @@ class SegmentWriter:
         return AppendStatus.SUCCESS
 
     def prepare(self) -> Upload | None:
-        """All that waits, less what the backend turns out to have already; None if none waits.
-
-        SegmentSealedError where the backend has refused the rest for good.
+        """The upload of all waiting bytes but those that the backend already has; None if none
+        wait. SegmentSealedError if the backend has refused the rest for good.
         """
         with self._guard:
             if not self._waiting:
@@ -112,7 +112,7 @@ class SegmentWriter:
         return Upload(end=end, write=SegmentWrite(self.segment, position, data[landed:]))
 
     def settle(self, upload: Upload) -> None:
-        """The upload is durable."""
+        """Count an upload that is durable."""
         with self._guard:
             done = upload.end - self.committed_bytes
             assert len(self._waiting[0]) == done
@@ -124,20 +124,21 @@ class SegmentWriter:
                 self._is_in_doubt = False
 
     def doubt(self, error: BaseException | None = None) -> None:
-        """What became of the upload is not known: ask before the next one."""
+        """Note that the upload's outcome is unknown: ask the backend before the next one."""
         self._end = None
         self._is_in_doubt = True
         if isinstance(error, SegmentSealedError) and error.path == self.segment.path:
             self._is_sealed = True
 
     def discard(self) -> None:
-        """Forget what waits, wherever it got to: appending the same again goes on from there."""
+        """Forget the waiting bytes. Those that the backend already has are not sent again when the
+        same bytes are appended again."""
         with self._guard:
             self._waiting, self._waiting_bytes = [], 0
             self._end = None
 
     def move_to(self, other: SegmentWriter) -> None:
-        """Hand over what waits to the writer of the segment that begins where this one ends."""
+        """Hand the waiting bytes to the writer of the segment that begins where this one ends."""
         with self._guard:
             other._waiting, self._waiting = self._waiting, []
             other._waiting_bytes, self._waiting_bytes = self._waiting_bytes, 0
@@ -149,7 +150,7 @@ class SegmentWriter:
             return 0
 
     def _landed(self, data: memoryview) -> int:
-        """How many of these bytes the backend holds already."""
+        """How many of these bytes the backend already has."""
         assert self._end is not None
         landed = self._end - self.committed_bytes
         if landed < 0:

@@ -1,4 +1,4 @@
-"""Store times of messages and segments, and the search for a time in a queue with few reads."""
+"""Store times of messages and segments, and a search by time in a queue that takes few reads."""
 
 from __future__ import annotations
 
@@ -35,24 +35,24 @@ from tieredstore.flat.reading import DIRECT, ByteSource, damage_at, record_place
 from tieredstore.model.errors import OffsetOutOfRangeError, SegmentCorruptError
 from tieredstore.model.values import INT64_MAX, Boundary, SegmentRecord, SegmentType
 
-HEAD_BYTES: Final = 92  # a coda, and a record up to and with the store time if born on IPv6
+HEAD_BYTES: Final = 92  # a coda, and a record up to and including its store time (born on IPv6)
 UNITS_AT_ONCE: Final = 4096
-UNITS_READ_MAX: Final = 131_072  # 2.5 MiB: one modest read even where each request takes long
-LOG_READ_MAX: Final = 1 << 20  # so little of the log is read in one go, and compared in memory
-PROBE_BYTES: Final = 64 * 1024  # how much of the log one look in between reads at most
-_GUESSES: Final = 2  # looks at where the time should be; after them the range is halved
+UNITS_READ_MAX: Final = 131_072  # 2.5 MiB: one modest read even if each request is slow
+LOG_READ_MAX: Final = 1 << 20  # of the log: so little is read in one go and compared in memory
+PROBE_BYTES: Final = 64 * 1024  # of the log, read by one probe of a longer range
+_GUESSES: Final = 2  # probes where the time should be; after them the range is halved
 
 
 def offset_by_time(
     file: FlatMessageFile, timestamp: int, boundary: Boundary, source: ByteSource = DIRECT
 ) -> int:
-    """The queue offset that belongs to a store time.
+    """The queue offset for a store time.
 
     LOWER: the first message stored then or later; the queue's end if there is none. UPPER: the
-    last message stored exactly then; if there is none, what LOWER gives. An empty queue gives the
-    offset of its first message to come.
+    last message stored exactly then; if there is none, the same as LOWER. For an empty queue, the
+    offset that its first message will have.
     """
-    # No message has such a time; the search compares 64-bit numbers.
+    # The search compares 64-bit numbers; no message has a time outside these limits.
     wanted = min(max(timestamp, -INT64_MAX), INT64_MAX - 1)
     if boundary is Boundary.LOWER:
         return _Search(file, wanted, source).first_not_before()
@@ -68,9 +68,9 @@ def offset_by_time(
 
 
 def catalogue_times(record: SegmentRecord, now_ms: int) -> tuple[int, int] | None:
-    """When the messages of a segment were stored, first and last, if the row can be believed.
+    """When the first and the last message of a segment were stored, if the row can be believed.
 
-    Both or none: where one is nonsense, the other may be that of any message in between.
+    Both or none: if one time is nonsense, the other may be that of any message of the segment.
     """
     begin, end = record.begin_timestamp, record.end_timestamp
     if begin is None or end is None or begin > end:
@@ -83,8 +83,8 @@ def believed_times(
 ) -> tuple[int, int] | None:
     """When the first and the last message of a segment were stored; None if it holds none.
 
-    A few small reads where the catalogue cannot be believed. They are done once, but for the end
-    of a segment that grows.
+    Takes a few small reads if the catalogue cannot be believed. They are not repeated, except at
+    the end of a segment that grows.
     """
     record = segment.record
     known = catalogue_times(record, file.clock.now_ms())
@@ -104,7 +104,7 @@ def believed_times(
 
 def earliest_time(file: FlatMessageFile, *, source: ByteSource = DIRECT) -> int | None:
     """When the oldest message was stored, or one before it in the same segment; None if there is
-    none. No read where the catalogue is believed."""
+    none. Takes no read if the catalogue is believed."""
     for segment in file.log.segments:
         times = believed_times(file, segment, source=source)
         if times is not None:
@@ -113,7 +113,7 @@ def earliest_time(file: FlatMessageFile, *, source: ByteSource = DIRECT) -> int 
 
 
 def store_time(file: FlatMessageFile, offset: int, *, source: ByteSource = DIRECT) -> int:
-    """When a message was stored: two small reads."""
+    """When a message was stored. Takes two small reads."""
     unit = _unit(file.queue, offset, source)
     place = record_place(file, unit.log_offset)
     length = min(max(unit.message_bytes, 0), HEAD_BYTES)
@@ -130,21 +130,21 @@ def units_of(file: FlatMessageFile, record: SegmentRecord, *, source: ByteSource
         return range(record.base_offset // UNIT_BYTES, record.end_offset // UNIT_BYTES)
     first = first_unit_from(file, record.base_offset, source=source)
     behind = first_unit_from(file, record.end_offset, source=source)
-    # The last of them, not the offset before the next one: there may be a gap between the two.
+    # Use the last unit, not the offset before `behind`: there may be a gap between the two.
     spans = UnitSpans.of(file.queue, first, behind)
     return range(first, spans.last + 1) if spans.count else range(first, first)
 
 
 def first_unit_from(file: FlatMessageFile, log_offset: int, *, source: ByteSource = DIRECT) -> int:
-    """The first message whose record lies at or behind the end of a log segment; the queue's end
-    if there is none.
+    """The first message whose record lies at or after `log_offset`, where a log segment begins or
+    ends; the queue's end if there is none.
 
-    The record right there, if one begins there, has its own queue offset: mostly two reads.
+    A record that begins there says its own queue offset, so this mostly takes two reads.
     """
     spans = UnitSpans.of(file.queue, file.queue.min_unit, file.queue.commit_unit)
     if log_offset >= file.log.commit_offset or not spans.count:
         return file.queue.commit_unit
-    place = log_offset - CODA_BYTES  # a unit that names the segment's coda means what is behind
+    place = log_offset - CODA_BYTES  # a unit that names the coda means the record after it
     guess = queue_offset_at(file, log_offset, source)
     if guess is not None and (index := spans.index(guess)) is not None:
         near = log_offsets_of(file.queue, spans, max(0, index - 1), index + 1, source)
@@ -163,7 +163,7 @@ def first_unit_from(file: FlatMessageFile, log_offset: int, *, source: ByteSourc
 
 
 def queue_offset_at(file: FlatMessageFile, log_offset: int, source: ByteSource) -> int | None:
-    """The number of the message whose record begins at a byte of the log; None if none does."""
+    """The queue offset of the message whose record begins here in the log; None if none does."""
     found = file.log.segment_at(log_offset)
     if found is None or found.end - log_offset < HEAD_BYTES - 1:
         return None
@@ -174,7 +174,7 @@ def queue_offset_at(file: FlatMessageFile, log_offset: int, source: ByteSource) 
 def log_offsets_of(
     queue: FlatConsumeQueueFile, spans: UnitSpans, low: int, high: int, source: ByteSource
 ) -> NDArray[np.int64]:
-    """Where the records of these units lie; one read for each span without a gap."""
+    """The log offsets of these units' records. Takes one read for each span without a gap."""
     columns = [
         view_units(_units(queue, span.start, len(span), source))["log_offset"].astype(np.int64)
         for span in spans.part(low, high)
@@ -183,12 +183,12 @@ def log_offsets_of(
 
 
 def times_at(file: FlatMessageFile, places: NDArray[np.int64], data: bytes) -> NDArray[np.int64]:
-    """The store times of records, or of codas and the records behind them, from the log's bytes.
+    """The store times of records at these places, or after codas there, from the log's bytes.
 
-    The bytes begin with the first record and end with HEAD_BYTES of the last, or all of it.
+    `data` begins with the first record and ends with HEAD_BYTES of the last, or with all of it.
     """
     starts = places - places[0]
-    padded = data + bytes(HEAD_BYTES)  # so that a look at an IPv6 place stays within
+    padded = data + bytes(HEAD_BYTES)  # so that the place of a time after IPv6 is within it
     halves: NDArray[Any] = np.ndarray((len(padded) - 3,), ">u4", padded, strides=(1,))
     words: NDArray[Any] = np.ndarray((len(padded) - 7,), ">i8", padded, strides=(1,))
     magics = halves[starts + 4]
@@ -211,7 +211,7 @@ def no_message(file: FlatMessageFile, log_offset: int) -> SegmentCorruptError:
 
 @dataclass(slots=True)
 class _Rows:
-    """The units that are left in a range, and where their records lie."""
+    """The units in the remaining range, and where their records lie."""
 
     offsets: NDArray[np.int64]
     places: NDArray[np.int64]
@@ -223,7 +223,7 @@ class _Rows:
 class _Search:
     """One search for the first message that was stored at `wanted` or later.
 
-    All before `low` are earlier, the one at `high` is not, or it is the queue's end.
+    All messages before `low` are earlier. The one at `high` is not, or `high` is the queue's end.
     """
 
     file: FlatMessageFile
@@ -234,8 +234,8 @@ class _Search:
     high: int = 0
     log_low: int = 0
     log_high: int = 0
-    known: dict[int, int] = field(default_factory=dict)  # times seen next to the answer
-    times: tuple[int, int] | None = None  # when the first and the last in the range were stored
+    known: dict[int, int] = field(default_factory=dict)  # times of messages before the answer
+    times: tuple[int, int] | None = None  # of the first and the last message in the range
 
     def first_not_before(self) -> int:
         file = self.file
@@ -252,7 +252,7 @@ class _Search:
         return self.high
 
     def _narrow_by_catalogue(self) -> None:
-        """Leave out the segments whose times rule the answer out: no read."""
+        """Exclude the segments whose times in the catalogue rule out the answer. Takes no read."""
         now = self.file.clock.now_ms()
         for segment in self.file.queue.segments:
             record = segment.record
@@ -276,7 +276,7 @@ class _Search:
                 self.times = times
 
     def _narrow_by_log_segments(self) -> None:
-        """The same by the log's segments, in queue offsets: worth the reads in a long queue."""
+        """Exclude log segments too, by queue offsets. Takes reads, which pay in a long queue."""
         if self.log_low > self.file.log.min_offset:
             found = first_unit_from(self.file, self.log_low, source=self.source)
             self.low = min(max(self.low, found), self.high)
@@ -285,7 +285,7 @@ class _Search:
             self.high = max(min(self.high, found), self.low)
 
     def _narrow_by_halves(self, spans: UnitSpans) -> UnitSpans:
-        """Halve the range until its units can be read in one go: two reads a step."""
+        """Halve the range until its units can be read in one go. Takes two reads a step."""
         low, high = 0, spans.count
         while high - low > UNITS_READ_MAX:
             middle = (low + high) // 2
@@ -316,10 +316,10 @@ class _Search:
         )
 
     def _narrow_by_looks(self, rows: _Rows) -> None:
-        """Look at times in the range, many that lie together at once, until none is left."""
+        """Read times in the range, those of a window of records at once, until none is left."""
         low, high = 0, len(rows.offsets)
         if rows.in_order:
-            # A unit may name the coda at the end of a segment and mean the next one's record.
+            # A unit that means the first record of a segment may name the coda before it.
             low = int(np.searchsorted(rows.places, self.log_low - CODA_BYTES))
             high = max(low, int(np.searchsorted(rows.places, self.log_high)))
             if high < len(rows.offsets):
@@ -339,7 +339,7 @@ class _Search:
             looks += 1
 
     def _window(self, rows: _Rows, low: int, high: int, *, guess: bool) -> tuple[int, int]:
-        """The rows to look at: all that are left if their records are few bytes."""
+        """The rows to read next: all of them if their records are few bytes."""
         if not rows.in_order:
             return (low + high) // 2, (low + high) // 2 + 1
         start, end = int(rows.places[low]), int(rows.ends[high - 1])
@@ -367,7 +367,7 @@ class _Search:
 def _read_named(
     file: FlatMessageFile, offset: int, place: int, length: int, source: ByteSource
 ) -> bytes:
-    """Bytes of the log from where the unit of a message says that its record is."""
+    """Bytes of the log from `place` on, where a message's unit says that its record is."""
     try:
         return source.read(file.log, place, length)
     except OffsetOutOfRangeError as error:
@@ -380,7 +380,7 @@ def _unit(queue: FlatConsumeQueueFile, offset: int, source: ByteSource) -> Queue
 
 
 def _units(queue: FlatConsumeQueueFile, offset: int, count: int, source: ByteSource) -> bytes:
-    """The units from here on. Where the queue has them, and the backend not all, that is damage."""
+    """The units from here on. It is damage if the queue has them but the backend lacks some."""
     try:
         return source.read(queue, offset * UNIT_BYTES, count * UNIT_BYTES)
     except OffsetOutOfRangeError as error:
