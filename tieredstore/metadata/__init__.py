@@ -1,6 +1,6 @@
 """Implementations of `MetadataStore`: where a tier's catalogue lies.
 
-Imported as `tieredstore.metadata` and under no other name.
+Import it only as `tieredstore.metadata`.
 """
 
 if __name__ != "tieredstore.metadata":

@@ -1,6 +1,6 @@
 """Implementations of `FileSegment` and `SegmentProvider`: where a tier's bytes lie.
 
-Imported as `tieredstore.providers` and under no other name.
+Import it only as `tieredstore.providers`.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,5 @@
-"""Whether an object store may be written to: proved once, recorded beside the data."""
+"""Decides whether an object store may be written to, by a test whose result is kept beside the
+data."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ from tieredstore.model.printable import log_of
 log = log_of(__name__)
 
 MODES: Final = ("require", "warn", "off")
-PAGE_KEYS: Final = 1_001  # one more than a listing's page holds
-_FORMAT: Final = 2  # of the proof: one of another number is asked for again
+PAGE_KEYS: Final = 1_001  # one more than a page of a listing holds
+_FORMAT: Final = 2  # of a kept verdict: with any other number, the store is tested again
 
 _REFUSED: Final = (
     "it stays refused until `tieredstore certify --again` passes; certify=warn writes nevertheless"
@@ -29,14 +30,14 @@ _REFUSED: Final = (
 
 
 class Certification:
-    """Asks a store for proof before the first write, once for each kind of client.
+    """Tests a store before the first write, once for each kind of client.
 
-    * The verdict is an object beside the data, so no later process asks again. A store that failed
-      stays refused: a race that two writers won once is proof, and a lucky second time is none.
-    * Only `examined` with `again` asks anew. A store that is refused is looked up at every write,
-      so a running broker goes on when the verdict has changed.
-    * What a client says itself that its store does not do is no reason to refuse: it is logged.
-    * With `warn` a store that fails is written to nevertheless; with `off` none is asked.
+    * The verdict is an object beside the data, so later processes do not test again. A store that
+      failed stays refused: if two writers won a race once, a lucky second test proves nothing.
+    * Only `examined` with `again` tests anew. While a store is refused, the verdict is read at
+      every write, so a running broker continues when it changes.
+    * What the client itself says that its store cannot do is logged, but is no reason to refuse.
+    * With `warn`, a store that fails is used all the same; with `off`, none is tested.
     """
 
     def __init__(self, mode: str = "require", *, page_keys: int = PAGE_KEYS) -> None:
@@ -46,10 +47,10 @@ class Certification:
         self._page_keys = page_keys
         self._guard = threading.Lock()
         self._is_done = mode == "off"
-        self._found: Certificate | None = None  # by this process, which asks once
+        self._found: Certificate | None = None  # by this process, which tests once
 
     def check(self, client: ObjectClient) -> None:
-        """BackendRefusedError for a store that is not to be trusted, at every call."""
+        """Raise BackendRefusedError, at every call, if the store must not be trusted."""
         if self._is_done:
             return
         with self._guard:
@@ -81,10 +82,11 @@ class Certification:
 def examined(
     client: ObjectClient, *, again: bool = False, page_keys: int = PAGE_KEYS
 ) -> Certificate:
-    """The verdict on a store, for an operator. A store that failed before is not asked again.
+    """The verdict on a store, for an operator. A store that failed before is tested again only with
+    `again`.
 
-    A failure is kept, and refuses later writers. What passed is kept only in place of a failure,
-    with `again`: nothing else is left behind.
+    A failure is kept, so that later writers are refused. A pass is kept only with `again`, in place
+    of an earlier verdict; otherwise nothing is left behind.
     """
     kept = kept_verdict(client)
     if kept is not None and not kept.passed and not again:
@@ -97,7 +99,7 @@ def examined(
 
 
 def _settled(client: ObjectClient, found: Certificate) -> Certificate:
-    """Keep what was found; a failure that another process has kept meanwhile counts more."""
+    """Keep a verdict; a failure that another process has kept meanwhile takes precedence."""
     kept = kept_verdict(client)
     if found.passed and kept is not None and not kept.passed:
         return kept
@@ -106,22 +108,22 @@ def _settled(client: ObjectClient, found: Certificate) -> Certificate:
 
 
 def certificate_key(client: ObjectClient) -> str:
-    """Where the proof for this client of this store is kept.
+    """The key of the verdict on this client and this store.
 
-    Another client may do otherwise, and a bucket may have been copied from another store.
+    Another client may behave differently, and a bucket may be a copy from another store.
     """
     return f"{PREFIX}/certificate-{zlib.crc32(client.describe().encode()):08x}.json"
 
 
 def keep(client: ObjectClient, certificate: Certificate) -> None:
-    """Have later processes find it, in place of an older one."""
+    """Store a verdict for later processes, in place of an older one."""
     text = f"{_FORMAT}\n{certificate.to_json()}"
     nonce = {"nonce": uuid.uuid4().hex}
     client.put(certificate_key(client), text.encode(), metadata=nonce, if_absent=False)
 
 
 def kept_verdict(client: ObjectClient) -> Certificate | None:
-    """What is kept beside the data; None where there is none of today's format."""
+    """The verdict that is kept beside the data; None if there is none in the present format."""
     key = certificate_key(client)
     try:
         data = client.get_range(key, 0, client.head(key).size)
@@ -136,7 +138,7 @@ def kept_verdict(client: ObjectClient) -> Certificate | None:
 
 
 def _problems(certificate: Certificate, known: ObjectCapabilities) -> list[str]:
-    """What failed and was promised."""
+    """The failures, except of what the client does not promise."""
     excused: set[str] = set()
     if not known.metadata:
         excused.add("metadata")

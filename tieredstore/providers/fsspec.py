@@ -34,8 +34,8 @@ from tieredstore.model.errors import (
 from tieredstore.providers.s3_errors import one_line
 from tieredstore.providers.s3_settings import PerProcess, key_prefix
 
-# fsspec's memory filesystem is one for the whole process, and so is the lock that makes a look
-# and a write one step. It keeps local files apart between threads; between processes nothing does.
+# The process has only one memory filesystem of fsspec, so it has only one lock, which makes a check
+# and a write one step. For local files it works between threads, but not between processes.
 _STEP: Final = threading.RLock()
 os.register_at_fork(
     before=_STEP.acquire, after_in_parent=_STEP.release, after_in_child=_STEP.release
@@ -48,10 +48,10 @@ STREAM_BYTES_MAX: Final = 64 * 1024 * 1024
 class FsspecClient(ObjectClient):
     """Objects as files below one root of one filesystem.
 
-    * memory: exact in all, within its one process.
-    * local: creates exactly only between threads of one process; a crash may leave
-      half a file; metadata is not kept. The posix provider is what directories are for.
-    * others: creates with the filesystem's own `mode="create"`, which is as good as it is there;
+    * memory: keeps every promise, within its one process.
+    * local: create-only holds only between threads of one process; a crash may leave half a file;
+      metadata is not kept. For directories, use the posix provider.
+    * others: create-only is the filesystem's own `mode="create"`, and only as good as that;
       metadata is not kept.
     """
 
@@ -125,7 +125,8 @@ class FsspecClient(ObjectClient):
         if_absent: bool = True,
         attempt: Attempt = once,
     ) -> ObjectFacts | None:
-        """A stream of up to 64 MiB is one put; a larger one is refused where that is not safe."""
+        """A stream of up to 64 MiB is one put. A larger one is refused, except in memory and local
+        files."""
         self._live.check_open()
         whole = bytearray()
         for block in blocks:
@@ -178,13 +179,13 @@ class FsspecClient(ObjectClient):
 
     @property
     def _looked_at(self) -> bool:
-        """Whether a look under our lock is the condition; elsewhere the filesystem has its own."""
+        """Whether create-only is a check under our lock; otherwise it is the filesystem's own."""
         return self._protocol in ("memory", "file", "local")
 
     def _streamed_file(
         self, key: str, begun: bytearray, rest: Iterable[Buffer], if_absent: bool
     ) -> ObjectFacts:
-        """More than memory should hold: into a temporary name, then moved where it belongs."""
+        """Write more than memory should hold under a temporary name, then move it into place."""
         if not self._looked_at:
             raise BackendRefusedError(key, "put", f"more than {STREAM_BYTES_MAX} bytes in a stream")
         temporary = f"{self._root}{key}.{uuid.uuid4().hex}.tmp"
@@ -224,7 +225,8 @@ class FsspecClient(ObjectClient):
         return ObjectFacts(key=key, size=int(info["size"]), etag=etag, metadata=metadata)
 
     def _remember(self, fs: Any, path: str, metadata: Mapping[str, str] | None) -> None:
-        """Beside the bytes, in the file object that this put has made: it goes when they go."""
+        """Keep metadata in the file object that this put has created, so that it is deleted with
+        the bytes."""
         if self._protocol in _EXACT:
             kept = _memory_file(fs, path)
             kept.tieredstore_metadata = dict(metadata or {})
@@ -232,12 +234,12 @@ class FsspecClient(ObjectClient):
 
     @contextmanager
     def _step(self, key: str, operation: str, *, locked: bool = True) -> Iterator[Any]:
-        """One step on the filesystem; the one place where its errors become ours."""
+        """One step on the filesystem. The only place where its errors become ours."""
         guarded = locked and self._looked_at
         if guarded:
             _STEP.acquire()
         try:
-            yield self._live.get()  # some connect here
+            yield self._live.get()  # some filesystems connect here
         except TieredStoreError:
             raise
         except FileExistsError as error:
@@ -247,7 +249,8 @@ class FsspecClient(ObjectClient):
         except (PermissionError, ValueError, NotImplementedError) as error:
             raise BackendRefusedError(key, operation, one_line(repr(error))) from error
         except Exception as error:
-            # Many a filesystem has errors of its own. In these of ours a stream's come through.
+            # Other filesystems have errors of their own. In memory and local files, any error but
+            # an OSError comes from the caller's stream.
             if self._looked_at and not isinstance(error, OSError):
                 raise
             raise BackendUnavailableError(key, operation, one_line(repr(error))) from error
@@ -270,10 +273,10 @@ class FsspecClient(ObjectClient):
 
 
 def _files_below(fs: Any, folder: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Every file there, by its whole name.
+    """Every file below a folder, by its full name.
 
-    fsspec's own `find` leaves out a folder that cannot be listed, without a word; those of
-    object stores, which list flat, have one of theirs.
+    fsspec's default `find` silently skips a folder that cannot be listed, so it is not used. Object
+    stores, which list flat, have their own.
     """
     from fsspec import AbstractFileSystem
     from fsspec.asyn import AsyncFileSystem

@@ -1,4 +1,4 @@
-"""A tier in this process's memory: for tests and trials, gone when the process ends."""
+"""A tier in this process's memory, for tests and trials. It is gone when the process ends."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class MemoryFileSegment(FileSegment):
         super().__init__(path, type, base)
         self._fs = fs
         self._guard = guard
-        # The slash keeps fsspec from taking a "::" in a name for a chain of file systems.
+        # Without the slash, fsspec would take "::" in a name for a chain of file systems.
         self._path = f"/{path}/{type.name}/{segment_name(base)}"
         self._sealed = False
         self._closed = False
@@ -102,9 +102,9 @@ class MemoryFileSegment(FileSegment):
 
 
 class MemoryProvider(SegmentProvider):
-    """Segments in memory, shared by the handles of this provider and by nobody else.
+    """Segments in memory, shared only by the handles of this provider.
 
-    Handing the provider on is the way to "reopen" such a tier.
+    To "reopen" such a tier, pass the same provider on.
     """
 
     def __init__(self, runtime: Runtime) -> None:

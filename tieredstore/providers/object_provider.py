@@ -1,6 +1,6 @@
-"""A tier in an object store: S3 and its kin, and anything else with an `ObjectClient`.
+"""A tier in an object store: S3, stores like it, and anything else with an `ObjectClient`.
 
-The brokers' logs name all segments. Staged data of jobs is next to them.
+The brokers' logs name all segments. Staged data of jobs lies next to them.
 """
 
 from __future__ import annotations
@@ -80,17 +80,17 @@ if TYPE_CHECKING:
 log = log_of(__name__)
 
 UPLOAD: Final = "abandoned-upload"
-LISTING_MS: Final = 1_000  # a reader's look at the log that is older is made anew
+LISTING_MS: Final = 1_000  # a reader lists the log again after this time
 
 
 class ObjectProvider(SegmentProvider):
     """Segments of one cluster in one object store, a log for each broker.
 
-    * Requests are tried again here, one by one: a wrapper that retries is not needed around it.
-    * Nothing is shared with a process that was forked off: that one reads, and claims, for itself.
-    * A writer that another one has taken over from raises FencedError from then on.
-    * `certification` asks the store for proof before the first write; without it none is asked.
-    * `counted` knows how many requests were made, and about what they cost.
+    * Every request is retried here, so no retrying wrapper is needed.
+    * Nothing is shared with a forked process, which reads and claims for itself.
+    * Once another writer has taken over, this one raises FencedError.
+    * `certification` tests the store before the first write; without it, no test is made.
+    * `counted` knows how many requests were made, and roughly what they cost.
     """
 
     retries_itself = True
@@ -155,14 +155,15 @@ class ObjectProvider(SegmentProvider):
             yield from found
 
     def read_together(self, reads: Sequence[SegmentRead]) -> Sequence[bytes | TieredStoreError]:
-        """Each object once, front to back, whatever lies in it."""
+        """Reads each object once, front to back, for all segments that lie in it."""
         return together.read_together(self._log_of, reads)
 
     def reading_order(self, segments: Sequence[SegmentRecord]) -> Sequence[int]:
         return together.reading_order(self._log_of, segments)
 
     def write_many(self, pairs: Sequence[WritePair]) -> Sequence[Future[None]]:
-        """One entry of a broker's log for all of its pairs. Each pair is in it, or not at all."""
+        """Writes all pairs of a broker in one entry of its log. It contains each pair in full, or
+        not at all."""
         futures: list[Future[None]] = [Future() for _ in pairs]
         rounds: dict[str, list[tuple[Draft, Future[None]]]] = {}
         for pair, future in zip(pairs, futures, strict=True):
@@ -176,7 +177,7 @@ class ObjectProvider(SegmentProvider):
                     writes=[each.draft(write.position, write.data) for each, write in writes],
                     rows=pair.rows,
                 )
-            except BaseException as error:  # noqa: BLE001 - the pair's own future tells
+            except BaseException as error:  # noqa: BLE001 - the pair's future raises it
                 future.set_exception(error)
                 continue
             if not writes:
@@ -195,7 +196,7 @@ class ObjectProvider(SegmentProvider):
         failure: BaseException | None = None
         try:
             self._log_of(broker).append([draft for draft, _ in drafts])
-        except BaseException as error:  # noqa: BLE001 - the futures tell
+        except BaseException as error:  # noqa: BLE001 - the futures raise it
             failure = error
         for draft, future in drafts:
             reason = failure or draft.error
@@ -205,7 +206,7 @@ class ObjectProvider(SegmentProvider):
                 future.set_exception(reason)
 
     def seal_many(self, segments: Sequence[FileSegment]) -> Sequence[TieredStoreError | None]:
-        """Those of a broker together: they share reads and entries."""
+        """Seals segments of the same broker together, so that they share reads and entries."""
         bare_ones = [bare(segment) for segment in segments]
         brokers: dict[str, list[LogSegment]] = {}
         for each in bare_ones:
@@ -218,7 +219,7 @@ class ObjectProvider(SegmentProvider):
         return [errors[id(each)] for each in bare_ones]
 
     def create(self, segment: FileSegment, blocks: Iterable[Buffer]) -> int:
-        """Straight to its sealed key, by multipart where it is long."""
+        """Writes directly to the sealed key, by multipart upload if it is long."""
         inner = bare(segment)
         broker_log = self._log_of(inner.queue_path.split("/", 1)[0])
         broker_log.claim()
@@ -248,7 +249,7 @@ class ObjectProvider(SegmentProvider):
         log = self._log_of(rows[0].path.partition("/")[0])
         with log.guard:
             if log.known is None:
-                return  # nothing is remembered
+                return  # no state is held, so none can be old
             tables = log.known.tables.segments
             known = [tables[row.type].get(row.path, {}).get(row.base_offset) for row in rows]
         if any(
@@ -308,7 +309,7 @@ class ObjectProvider(SegmentProvider):
         remove_staged(leftovers, self.scratch)
 
     def places(self) -> Sequence[tuple[str, str]] | None:
-        """Those that have a log."""
+        """The brokers that have a log."""
         found = []
         for directory in inspection.names_below(self._calls, ROUNDS):
             cluster = directory.partition("_")[2]
@@ -322,13 +323,13 @@ class ObjectProvider(SegmentProvider):
         return ObjectScratch(self._calls, prefix, self._check_store)
 
     def staged_segments(self, broker: str) -> LoadedObjects:
-        """Beside the log, which names them where they lie once they are adopted."""
+        """They lie beside the log, which names them in place once they are adopted."""
         return LoadedObjects(self._calls, self._log_of(broker), self._check_store)
 
     def adopt(self, broker: str, adoptions: Sequence[Adoption], changes: Sequence[Change]) -> bool:
-        """One entry for all of it, and no byte is read. What it adopts is told once more, for a
-        log that is lost: a failure of that is no failure of the load, and the next one tries it
-        again."""
+        """Adopts everything in one entry, without reading any bytes. Then writes a second copy of
+        what was adopted, in case the log is lost. If that fails, the load has succeeded all the
+        same, and the next one tries it again."""
         broker_log = self._log_of(broker)
         catalogue = self.catalogue(broker, read_only=False)
         assert isinstance(catalogue, LogCatalogue)
@@ -359,7 +360,7 @@ class ObjectProvider(SegmentProvider):
         self.counted.close()
 
     def _log_of(self, broker: str) -> BrokerLog:
-        """The log of a broker, of whichever process asks."""
+        """The log of a broker, one for each process."""
         place = os.getpid(), broker
         return self._logs.get(place) or self._logs.setdefault(
             place,
@@ -378,7 +379,7 @@ class ObjectProvider(SegmentProvider):
         )
 
     def _brokers(self) -> Sequence[str]:
-        """Those with a log, and those that have sealed segments alone."""
+        """The brokers with a log, and those with only sealed segments."""
         with_log = inspection.names_below(self._calls, f"{ROUNDS}{self._layout.directory}/")
         others = inspection.names_below(self._calls, self._layout.below(""))
         return [*dict.fromkeys(chain(with_log, filter(_is_broker, others)))]
@@ -407,11 +408,11 @@ def bare(segment: FileSegment) -> LogSegment:
     return segment
 
 
-_ONE_PUT_BYTES: Final = 16 << 20  # what is longer is sent in pieces
+_ONE_PUT_BYTES: Final = 16 << 20  # a longer object is sent in parts
 
 
 class ObjectScratch(Scratch):
-    """Below `.staged/` of the tier's own bucket and prefix.
+    """Staged data below `.staged/` in the tier's own bucket and prefix.
 
     `before_put` raises if this process must not write.
     """
@@ -461,8 +462,8 @@ class ObjectScratch(Scratch):
 
 
 class LoadedObjects(ObjectScratch):
-    """What tasks stage beside a broker's log. What an entry names is no longer among it, and is
-    not deleted here; nor is what one has named, which the log's own upkeep deletes."""
+    """What tasks stage beside a broker's log. An object that an entry names no longer counts as
+    staged, and is not deleted here. Nor is one that the log has used: its own upkeep does that."""
 
     def __init__(
         self, calls: ObjectCalls, broker_log: BrokerLog, before_put: Callable[[], None]
@@ -472,7 +473,7 @@ class LoadedObjects(ObjectScratch):
 
     def listed(self, folder: str = "") -> Sequence[StagedObject]:
         found = super().listed(folder or LOADS)
-        named = self._state_names()  # the log after the listing: what was adopted by then, it says
+        named = self._state_names()  # after the listing, so that it has all adopted by then
         return [each for each in found if each.name not in named]
 
     def delete(self, names: Sequence[str]) -> None:
@@ -488,7 +489,8 @@ class LoadedObjects(ObjectScratch):
 
 
 def _beginning(blocks: CountedBlocks) -> tuple[Sequence[Buffer], bool]:
-    """The blocks up to the first that makes them too much for one put; whether these are all."""
+    """The blocks up to the first one that makes them too large for one put; and whether these are
+    all."""
     taken: list[Buffer] = []
     for block in blocks:
         taken.append(block)
@@ -498,7 +500,7 @@ def _beginning(blocks: CountedBlocks) -> tuple[Sequence[Buffer], bool]:
 
 
 def open_client(settings: ObjectStoreSettings) -> ObjectClient:
-    """A client for S3 without a connection yet. InvalidConfigError where none is installed."""
+    """A client for S3, not yet connected. InvalidConfigError if none is installed."""
     client = _chosen(settings)
     log.info("object store client: %s", client.describe())
     if not settings.conditional_put:

@@ -51,7 +51,7 @@ _STATUS: Final = re.compile(r"status code: (\d{3})")
 _CODE: Final = re.compile(r"<Code>(\w+)</Code>")
 _MESSAGE: Final = re.compile(r"<Message>([^<]*)</Message>")
 _CERTIFICATE: Final = re.compile(r"InvalidCertificate\(\s*(?:Other\(\s*OtherError\(\s*)?(\w+)")
-# Where its text, which has all errors below its own, says why no reply came; the first counts.
+# Texts that say why no reply came, in an error's text with all its causes. The first match counts.
 _CAUSES: Final = (
     ("dns error", Cause.NO_NAME),
     ("kind: ConnectionRefused", Cause.REFUSED),
@@ -61,20 +61,20 @@ _CAUSES: Final = (
     ("ConnectionReset", Cause.BROKEN),
     ("BrokenPipe", Cause.BROKEN),
     ("IncompleteMessage", Cause.BROKEN),
-    ("Canceled", Cause.BROKEN),  # closed before the request was on its way
+    ("Canceled", Cause.BROKEN),  # closed before the request was sent
 )
-# How a failed batch delete tells of a key.
+# The code of a key's failure in a batch delete.
 _DELETE_CODE: Final = re.compile(r"\(code: (\w+)\)")
 _CHECKSUMS: Final = ("", "sha256", "crc64nvme")
-# botocore renews what ends within this time; then it is asked again.
+# botocore is asked again after this time; it renews credentials that would expire within it.
 _CREDENTIALS_LAST_S: Final = 600
 
-# obstore has one set of threads for the whole process, from its first call on.
+# The process in which obstore started its threads, on its first call. 0: none yet.
 _started_in = 0
 
 
 def started_elsewhere() -> bool:
-    """Whether this process is a fork of one that used obstore: here its calls would hang."""
+    """Whether this process was forked from one that used obstore, so that calls would hang."""
     return _started_in not in (0, os.getpid())
 
 
@@ -83,7 +83,7 @@ def obstore_installed() -> bool:
 
 
 def obstore_can(settings: ObjectStoreSettings) -> bool:
-    """Whether it has every option that is asked for."""
+    """Whether obstore has every option that these settings need."""
     return settings.checksum in _CHECKSUMS
 
 
@@ -102,11 +102,11 @@ def make_store(settings: ObjectStoreSettings) -> Any:
                 "allow_http": settings.endpoint.startswith("http://"),
                 "connect_timeout": timedelta(milliseconds=settings.connect_timeout_ms),
                 "read_timeout": timedelta(milliseconds=settings.request_timeout_ms),
-                # The overall bound of a request, obstore's 30 s, would cut large bodies off.
+                # obstore's own limit for a whole request, 30 s, would cut off large bodies.
                 "timeout": timedelta(milliseconds=settings.whole_request_ms),
                 "pool_max_idle_per_host": str(settings.connections_max),
             },
-            # The only layer that tries again is ours.
+            # Only our own layer retries.
             retry_config={"max_retries": 0},
             **_credentials(settings),
         )
@@ -117,14 +117,14 @@ def make_store(settings: ObjectStoreSettings) -> Any:
 
 
 class ObstoreConnection:
-    """Made by the first call, in the process that makes it; nothing is tried again."""
+    """Connects on the first call in each process. Does not retry."""
 
     def __init__(self, settings: ObjectStoreSettings) -> None:
         self._settings = settings
         self._live: PerProcess[Any] = PerProcess(
             lambda: make_store(settings), lambda _: None, settings.place()
         )
-        # obstore itself bounds only those that are idle.
+        # obstore itself limits only idle connections.
         self._free = threading.BoundedSemaphore(settings.connections_max)
 
     def check_open(self) -> None:
@@ -170,7 +170,7 @@ class ObstoreConnection:
     def translated(
         self, key: str, operation: str, *, has_connection: bool = False
     ) -> Iterator[tuple[Any, Any]]:
-        """The one place where obstore's errors become ours."""
+        """The only place where obstore's errors become ours."""
         import obstore
 
         store = self._live.get()
@@ -180,7 +180,7 @@ class ObstoreConnection:
         except TieredStoreError:
             raise
         except BaseException as error:
-            # A reply that it did not expect makes obstore panic, which is no Exception.
+            # An unexpected reply makes obstore panic, and PanicException is no Exception.
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
             unparsed = type(error).__name__ == "InvalidPathError" or "parse path" in str(error)
@@ -193,7 +193,7 @@ class ObstoreConnection:
 def error_of(
     key: str, operation: str, error: BaseException, settings: ObjectStoreSettings
 ) -> TieredStoreError:
-    """Ours for one of obstore's: by the status in its text, else by its type."""
+    """Our error for one of obstore's: by the status in its text, otherwise by its type."""
     text = str(error)
     status, code = _found(_STATUS, text), _found(_CODE, text) or _found(_DELETE_CODE, text)
     if status == "416":
@@ -208,7 +208,7 @@ def error_of(
         status, code = "412", "PreconditionFailed" if code != "NoSuchBucket" else code
     if status:
         return error_of_reply(key, operation, status=int(status), code=code, message=message)
-    if code:  # one key of a batch, which has no status of its own
+    if code:  # for one key of a batch, which has no status of its own
         transient = code in ("InternalError", "ServiceUnavailable", "SlowDown")
         return error_of_reply(key, operation, status=500 if transient else 403, code=code)
     certificate = _found(_CERTIFICATE, text)
@@ -240,7 +240,7 @@ def _config(settings: ObjectStoreSettings) -> dict[str, Any]:
         "conditional_put": "etag" if settings.conditional_put else "disabled",
     }
     endpoint = settings.endpoint
-    if endpoint and not settings.path_addressing:  # it wants the bucket in the host's name
+    if endpoint and not settings.path_addressing:  # obstore wants the bucket in the host name
         scheme, _, host = endpoint.partition("://")
         endpoint = f"{scheme}://{settings.bucket}.{host}"
     optional = {
@@ -254,7 +254,8 @@ def _config(settings: ObjectStoreSettings) -> dict[str, Any]:
 
 
 def _credentials(settings: ObjectStoreSettings) -> dict[str, Any]:
-    """Those that were given, else the usual chain: all of it where botocore is installed."""
+    """The configured credentials, otherwise the usual chain: botocore's if it is installed, or else
+    obstore's shorter one."""
     if settings.access_key:
         given = {
             "access_key_id": str(settings.access_key),
@@ -264,7 +265,7 @@ def _credentials(settings: ObjectStoreSettings) -> dict[str, Any]:
             given["session_token"] = str(settings.session_token)
         return given
     if importlib.util.find_spec("botocore") is None:
-        return {}  # environment, web identity, container and machine
+        return {}  # obstore looks at environment, web identity, container and machine
     keep_clients_quiet()
     sessions: Any = importlib.import_module("botocore.session")
     session = sessions.get_session()
@@ -298,22 +299,22 @@ def _first_line(error: BaseException) -> str:
 
 
 class UnparsedKeyError(Exception):
-    """A listing has a key that obstore does not accept, such as one with two slashes."""
+    """A listing has a key that obstore cannot parse, such as one with two slashes."""
 
 
 class ShortReply:
-    """A reply with too few bytes, not yet explained."""
+    """A reply with too few bytes; why is not known yet."""
 
     def __init__(self, got: int) -> None:
         self.got = got
 
 
 def just_before(wanted: str) -> str:
-    """A text behind which everything that begins with `wanted` sorts, and little else."""
+    """A text that sorts just before everything that begins with `wanted`."""
     if not wanted or wanted.endswith("/"):
-        return ""  # the folder itself
+        return ""  # the folder itself suffices
     last = ord(wanted[-1]) - 1
-    if last == ord("/"):  # there would be an empty part of a path, which it does not parse
+    if last == ord("/"):  # it could make an empty part of a path, which obstore cannot parse
         last -= 1
     if last < ord(" ") or 0xD800 <= last <= 0xDFFF:
         return wanted[:-1].rstrip("/")
@@ -321,16 +322,16 @@ def just_before(wanted: str) -> str:
 
 
 WHOLE_BYTES_MAX: Final = 64 * 1024 * 1024
-_TURN: Final = 4  # ranges for each connection, then others that wait for one have a chance
+_TURN: Final = 4  # ranges per connection, before other callers get a chance at it
 
 
 class ObstoreClient(ObjectClient):
     """One bucket and prefix of an S3-like store.
 
-    * obstore's threads do not survive a fork, and its calls then wait for ever: in a process that
-      was forked from one that used it, the second client does everything.
-    * It cannot complete an upload conditionally: the second client sends streams of more than one
-      part; without a second client one request sends up to 64 MiB, and more is refused.
+    * obstore's threads do not survive a fork, and its calls then hang. In a process that was forked
+      from one that used obstore, the second client does everything.
+    * obstore cannot complete an upload conditionally, so the second client sends streams. Without a
+      second client, a stream of up to 64 MiB is one request, and a longer one is refused.
     """
 
     def __init__(self, settings: ObjectStoreSettings, second: ObjectClient | None) -> None:
@@ -355,7 +356,7 @@ class ObstoreClient(ObjectClient):
             metadata = {
                 name: value
                 for name, value in found.attributes.items()
-                if not name[0].isupper()  # those that S3 itself knows are written like headers
+                if not name[0].isupper()  # S3's own attributes are spelled like headers
             }
             return ObjectFacts(
                 key=key,
@@ -463,7 +464,8 @@ class ObstoreClient(ObjectClient):
         return attempt(settling(put, self.head, key, len(whole), metadata))
 
     def list(self, prefix: str = "", *, after: str = "") -> Iterator[ListedKey]:
-        """obstore's own prefixes are folders: within one it starts behind a key and stops early."""
+        """obstore's prefixes are folders, so this lists a folder from just before the prefix, and
+        stops after it."""
         wanted = self._prefix + prefix
         folder = wanted.rpartition("/")[0]
         behind = max(just_before(wanted), self._prefix + after if after else "")
@@ -490,10 +492,10 @@ class ObstoreClient(ObjectClient):
             try:
                 self._live.delete(batch)
             except BackendRefusedError as error:
-                if self._second is not None and no_batch_delete(error):  # obstore has no other
+                if self._second is not None and no_batch_delete(error):  # obstore only has batches
                     errors |= self._second.delete_many(batch)
                     continue
-                # It names one failed key only, and which others are gone it does not say.
+                # The error names only one failed key, and does not say which others are deleted.
                 errors |= self._deleted_singly(batch)
             except TieredStoreError as error:
                 errors |= dict.fromkeys(batch, error)
@@ -538,7 +540,8 @@ class ObstoreClient(ObjectClient):
             return error
 
     def _short(self, key: str, start: int, length: int, got: int) -> TieredStoreError:
-        """Fewer bytes than asked for: the object's size tells whether the reply was bad."""
+        """The error for a reply with too few bytes. The object's size shows whether the range was
+        wrong, or the reply."""
         size = self.head(key).size
         if size < start + length:
             return beyond_end(key, start, length, size)

@@ -2,9 +2,9 @@
 
     <root>/<h8>_<cluster>/<broker>/<topic>/<queue id>/<TYPE>/<segment name>
 
-Files are opened for each call. So thousands of queues cannot exhaust descriptors, and none is
-shared between threads or lost in a fork. An open was measured at a few microseconds, no more than
-the read that follows.
+Files are opened for each call, so thousands of queues cannot exhaust descriptors, and threads and
+forked processes share none. Opening a file takes a few microseconds, no more than the read after
+it.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from tieredstore.driver.metadata import Change
     from tieredstore.model.config import StoreConfig
 
-# Another file system, or one without hard links: the bytes are copied.
+# A hard link is impossible, such as to another file system: copy the bytes.
 _NO_SECOND_NAME: Final = frozenset({errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EMLINK})
 _TYPES: Final = {kind.name: kind for kind in SegmentType}
 
@@ -68,10 +68,10 @@ _TYPES: Final = {kind.name: kind for kind in SegmentType}
 class PosixFileSegment(FileSegment):
     """A segment that is one file.
 
-    * The file's length is the truth about the end, never a number of ours.
+    * The file's length alone says where the segment ends; we keep no number of our own.
     * Bytes that a crashed process wrote but did not sync are synced before `size` counts them, but
-      only for a writer: a reader would wait for the disk once per segment.
-    * A failed write is cut off again if possible: after a failed sync a second one would report
+      only for a writer: a reader would have to wait for the disk once per segment.
+    * A failed write is cut off again if possible: after a failed sync, a second one would report
       success for pages that the kernel has already dropped.
     """
 
@@ -81,7 +81,7 @@ class PosixFileSegment(FileSegment):
         super().__init__(path, type, base)
         self._file = file
         self._only_read = only_read
-        self._end_guard = threading.Lock()  # between a write and reads of the size
+        self._end_guard = threading.Lock()  # held to write, and to read the size
         self._durable_bytes = 0
         self._sealed = False
         self._closed = False
@@ -125,7 +125,7 @@ class PosixFileSegment(FileSegment):
         with self._end_guard:
             self._check_open()
             with translated(self.path, "delete"):
-                temporary = self._file.with_name(self._file.name + ".tmp")  # of a broken create
+                temporary = self._file.with_name(self._file.name + ".tmp")  # of a failed create
                 temporary.unlink(missing_ok=True)
                 self._file.unlink(missing_ok=True)
                 if self._file.parent.is_dir():
@@ -143,7 +143,7 @@ class PosixFileSegment(FileSegment):
         self._closed = True
 
     def create(self, blocks: Iterable[Buffer]) -> int:
-        """The whole file at once: it appears under its name when it is complete and durable."""
+        """Write the whole file. It gets its name only when it is complete and durable."""
         with self._end_guard:
             self._check_writable()
             with translated(self.path, "create"):
@@ -152,7 +152,7 @@ class PosixFileSegment(FileSegment):
                     write_atomically(self._file, blocks)
                     size = self._file.stat().st_size
                 except BlockingIOError:
-                    raise  # another process is at it: the file is its own
+                    raise  # another process is writing it: leave its file alone
                 except BaseException:
                     self._file.unlink(missing_ok=True)  # its name may not be durable
                     raise
@@ -171,7 +171,7 @@ class PosixFileSegment(FileSegment):
             try:
                 write_all(descriptor, view, position)
                 os.fdatasync(descriptor)
-                if position == 0:  # the name is as new as the bytes
+                if position == 0:  # the file is new, so sync its name too
                     fsync_directory(self._file.parent)
             except BaseException:
                 os.ftruncate(descriptor, position)
@@ -181,14 +181,14 @@ class PosixFileSegment(FileSegment):
             self._durable_bytes = position + len(view)
 
     def _existing_bytes(self, descriptor: int) -> int:
-        """The file's length; a file without bytes, as Java leaves them, is no segment yet."""
+        """The file's length. An empty file, as Java leaves them, is no segment yet."""
         size = os.fstat(descriptor).st_size
         if not size:
             raise SegmentNotFoundError(self.path)
         return size
 
     def _durable_end(self, descriptor: int) -> int:
-        """The file's length, all of it synced."""
+        """The file's length, after syncing all of it."""
         size = os.fstat(descriptor).st_size
         if size > self._durable_bytes:
             try:
@@ -215,7 +215,7 @@ class PosixFileSegment(FileSegment):
         if flags & os.O_CREAT:
             flags |= NO_LINK
         with translated(self.path, operation):
-            # Without waiting, which an open of a FIFO does for its other end.
+            # O_NONBLOCK, because opening a FIFO would wait for its other end.
             descriptor = os.open(self._file, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
             try:
                 if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -230,8 +230,8 @@ class PosixFileSegment(FileSegment):
 class PosixProvider(SegmentProvider):
     """Segments below one root directory and one cluster.
 
-    Writers of different processes are kept apart by the catalogue's lock, not here. A directory
-    that is a symbolic link is followed: an operator may have moved a topic to another disk.
+    The catalogue's lock keeps writers of different processes apart; this class does not. Symbolic
+    links to directories are followed, because an operator may have moved a topic to another disk.
     """
 
     def __init__(self, root: str | os.PathLike[str], cluster: str, runtime: Runtime) -> None:
@@ -264,13 +264,13 @@ class PosixProvider(SegmentProvider):
     def list(self, prefix: str = "") -> Iterator[ListedSegment]:
         wanted = [part for part in prefix.split("/") if part]
         if len(wanted) > 3:
-            return  # below a queue path there are no others
+            return  # there are no queues below a queue's path
         for queue in _below(self._root, wanted, depth=3):
             path = queue.relative_to(self._root).as_posix()
             try:
                 check_queue_path(path, base=0)
             except BackendRefusedError:
-                continue  # no queue: `open` would not take it either
+                continue  # no queue: `open` would refuse it too
             for type_name, kind in _TYPES.items():
                 yield from _segments(path, queue / type_name, kind)
 
@@ -291,7 +291,7 @@ class PosixProvider(SegmentProvider):
         return PosixScratch(self._root.parent, self._root.name, broker)
 
     def adopt(self, broker: str, adoptions: Sequence[Adoption], changes: Sequence[Change]) -> bool:
-        """By a second name for the same file: the staged one is there still, should this fail."""
+        """Links each staged file to its segment's name, so that it still exists if this fails."""
         scratch = self.scratch(broker)
         folders: set[Path] = set()
         for each in adoptions:
@@ -336,7 +336,7 @@ def _segments(path: str, directory: Path, kind: SegmentType) -> Iterator[ListedS
 
 
 def _below(directory: Path, wanted: list[str], *, depth: int) -> Iterator[Path]:
-    """Directories `depth` levels down, only through the names wanted on the first levels."""
+    """Directories `depth` levels down; on the first levels, only through the names `wanted`."""
     if depth == 0:
         yield directory
         return
@@ -351,7 +351,7 @@ def _entries(directory: Path) -> list[os.DirEntry[str]]:
         with os.scandir(directory) as entries:
             return sorted(entries, key=lambda entry: entry.name)
     except (FileNotFoundError, NotADirectoryError, ValueError):
-        return []  # a ValueError is a name that no file can have
+        return []  # a ValueError means a name that no file can have
     except OSError as error:
         if error.errno == errno.ELOOP:
             return []  # a link to itself

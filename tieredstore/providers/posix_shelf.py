@@ -1,4 +1,4 @@
-"""Small files next to a tier in a directory: published catalogues and staged files."""
+"""Files next to a tier in a directory: published catalogues and staged files."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ _TRANSIENT: Final = frozenset(
 
 
 def backend_error(path: str, operation: str, error: OSError) -> BackendError:
-    """Whether another try is worth it, is for the error number to say."""
+    """Our error for one of the system's. Its number decides whether another try may help."""
     kind = BackendUnavailableError if error.errno in _TRANSIENT else BackendRefusedError
     return kind(path, operation, error.strerror or str(error))
 
 
 @contextmanager
 def translated(path: str | os.PathLike[str], operation: str) -> Iterator[None]:
-    """Makes errors of the operating system ours."""
+    """Raise errors of the operating system as ours."""
     try:
         yield
     except SegmentNotFoundError:
@@ -78,10 +78,10 @@ _BEING_WRITTEN: Final = ".tmp"  # what `write_atomically` adds
 
 
 class PosixGenerations(Generations):
-    """Below `.catalog/` of the tier's root.
+    """Published catalogues below `.catalog/` of the tier's root.
 
     A file is written under a temporary name and gets its real one by a hard link, which only one
-    writer can create: the file is there as a whole or not at all.
+    writer can create. So a file is there as a whole or not at all.
     """
 
     def __init__(self, root: Path, directory: str, broker: str) -> None:
@@ -127,7 +127,7 @@ class PosixGenerations(Generations):
                 unfinished.unlink(missing_ok=True)
 
     def delete(self, numbers: Sequence[int]) -> None:
-        """Also what others were writing under these numbers when they were stopped."""
+        """Also deletes unfinished files that others left under these numbers."""
         wanted = {generation_name(number) for number in numbers}
         with translated(self._folder, "delete"):
             for name in self._names():
@@ -147,7 +147,7 @@ class PosixGenerations(Generations):
 
 
 def _final(name: str) -> str:
-    """The name that a file has, or was to get: it was being written, or was whole."""
+    """The final name of a file, finished or not."""
     unfinished = name.removesuffix(_BEING_WRITTEN)
     if not unfinished.endswith(_UNFINISHED):
         return name
@@ -155,7 +155,7 @@ def _final(name: str) -> str:
 
 
 class PosixScratch(Scratch):
-    """Below `.staged/` of the tier's root. A file gets its name when it is whole."""
+    """Staged files below `.staged/` of the tier's root. A file gets its name once complete."""
 
     def __init__(self, root: Path, directory: str, broker: str) -> None:
         self._top = root / STAGED
@@ -166,7 +166,7 @@ class PosixScratch(Scratch):
 
     def put(self, name: str, blocks: Iterable[Buffer]) -> int:
         path = self.file(name)
-        # Two processes may put the same bytes: each has a file of its own until the last moment.
+        # Two processes may put the same bytes: until it is renamed, each has a file of its own.
         unfinished = path.with_name(f"{path.name}.{uuid.uuid4().hex}{_UNFINISHED}")
         with translated(path, "stage"):
             make_directories(path.parent)
@@ -206,7 +206,7 @@ class PosixScratch(Scratch):
         return found
 
     def delete(self, names: Sequence[str]) -> None:
-        """Folders that become empty go too."""
+        """Also removes folders that become empty."""
         paths = [self.file(name) for name in names]
         with translated(self._folder, "delete"):
             for path in paths:
@@ -221,7 +221,7 @@ class PosixScratch(Scratch):
             except FileNotFoundError:
                 pass
             except OSError:
-                return  # there is something in it
+                return  # it is not empty
             folder = folder.parent
 
     def file(self, name: str) -> Path:

@@ -20,17 +20,17 @@ log = log_of(__name__)
 
 ABORT_RULE: Final = "tieredstore-abandoned-uploads"
 ABORT_DAYS: Final = 2
-# What stores without such rules answer: that they have none, that they do not understand it, or,
-# taking it for a request to create the bucket, that there is one.
+# Replies of stores without such rules: some have none, some do not understand the request, and
+# some take it for a request to create the bucket, which exists.
 _NO_RULES_STATUS: Final = (400, 405, 501)
 _NO_RULES_CODE: Final = "BucketAlreadyExists"
 
 
 def create_bucket(settings: ObjectStoreSettings, *, abort_days: int = ABORT_DAYS) -> bool:
-    """A private bucket that throws abandoned uploads away; idempotent.
+    """Create a private bucket that deletes abandoned uploads. Idempotent.
 
-    One that is there already and ours stays as it is but for the rule; rules of others are kept.
-    Returns whether the store takes the rule; where it has no such rules, a warning says so too.
+    An existing bucket of ours is unchanged except for this rule; its other rules are kept. Returns
+    whether the store accepts the rule; a warning is logged if it has no such rules.
     """
     client = admin_client(settings)
     asked: dict[str, Any] = {"Bucket": settings.bucket}
@@ -43,7 +43,7 @@ def create_bucket(settings: ObjectStoreSettings, *, abort_days: int = ABORT_DAYS
         except client.exceptions.BucketAlreadyOwnedByYou:
             pass
         except client.exceptions.BucketAlreadyExists:
-            # Some stores say so of our own bucket too, and that of others lets nobody in.
+            # Some stores say so even if the bucket is ours; another owner's refuses this request.
             client.head_bucket(Bucket=settings.bucket)
     try:
         abort_abandoned_uploads(settings, days=abort_days)
@@ -54,13 +54,13 @@ def create_bucket(settings: ObjectStoreSettings, *, abort_days: int = ABORT_DAYS
 
 
 class NoRulesError(BackendRefusedError):
-    """This store throws nothing away by itself."""
+    """The store cannot delete abandoned uploads by itself."""
 
 
 def abort_abandoned_uploads(settings: ObjectStoreSettings, *, days: int = ABORT_DAYS) -> None:
-    """Have the store itself throw uploads below the prefix away when they are `days` old.
+    """Have the store itself delete uploads below the prefix when they are `days` old.
 
-    NoRulesError where it has no such rules.
+    NoRulesError if it has no such rules.
     """
     if days < 1:
         raise InvalidConfigError("abort_days: a store counts whole days, from 1")
@@ -79,7 +79,7 @@ def abort_abandoned_uploads(settings: ObjectStoreSettings, *, days: int = ABORT_
 
 
 def admin_client(settings: ObjectStoreSettings) -> Any:
-    """botocore's client with these settings; the usual chain where no keys are given."""
+    """botocore's client with these settings. Without keys, it uses the usual chain."""
     try:
         sessions: Any = importlib.import_module("botocore.session")
         config: Any = importlib.import_module("botocore.config").Config

@@ -1,4 +1,4 @@
-"""Turns a failed request to an object store into an error of ours, with its cause and its remedy.
+"""Turns a failed request to an object store into one of our errors, with its cause and remedy.
 
 All clients use the same words. A message ends with what to do, if that is known.
 """
@@ -32,7 +32,7 @@ class Cause(Enum):
     BROKEN = "{at} closed the connection; see the store's own log, and whether it wants https://"
 
 
-# What checkers of certificates say where the authority is unknown, in their own words.
+# Words of TLS libraries for a certificate of an unknown authority.
 _UNKNOWN_AUTHORITY: Final = ("self-signed", "issuer", "CaUsedAsEndEntity", "UnknownIssuer")
 _UNCERTIFIED: Final = (
     "where it has an authority of its own, name that to the system, or by AWS_CA_BUNDLE (s3fs) and "
@@ -45,7 +45,7 @@ _KEYS: Final = (
 _CLOCK: Final = "this machine's clock and the store's are too far apart; set the clock, by NTP"
 _EXPIRED: Final = f"the keys have expired, so get new ones; {_KEYS}"
 _REGION: Final = "the bucket is in another region; see the setting region"
-# What a code of the store means.
+# Explanations of the store's error codes.
 _MEANINGS: Final = {
     "AuthorizationHeaderMalformed": _REGION,
     "ExpiredToken": _EXPIRED,
@@ -60,7 +60,7 @@ _MEANINGS: Final = {
     "SignatureDoesNotMatch": f"the secret key is not that of the key id; {_KEYS}",
     "TokenRefreshRequired": _EXPIRED,
 }
-# A clock that is wrong, where the code speaks of the signature or of rights.
+# Messages about a wrong clock, under codes about the signature or permissions.
 _SKEWED: Final = re.compile(
     r"signature (has )?expired|not yet current|request has expired", re.IGNORECASE
 )
@@ -69,7 +69,7 @@ _UNTOLD: Final = f"the keys are missing or wrong, or do not allow it; {_KEYS}"
 _FAILING: Final = "the store was reached and fails at this request; its own log says why"
 
 _ABSENT: Final = frozenset({"NoSuchKey", "404", "NotFound", ""})
-# Requests that ask for what may be absent; any other says by 404 that no bucket is there.
+# Requests for something that may be absent. For any other, 404 means that there is no bucket.
 _OF_AN_OBJECT: Final = frozenset(
     {
         "abort_multipart_upload",
@@ -82,7 +82,7 @@ _OF_AN_OBJECT: Final = frozenset(
         "head_object",
     }
 )
-# Codes under a status of 4xx that another try may mend all the same.
+# Codes for which another try may help, even if the status is 4xx.
 _TRANSIENT: Final = frozenset(
     {
         "BadDigest",
@@ -115,12 +115,12 @@ _CHAIN_MAX: Final = 16
 def error_of_reply(
     key: str, operation: str, *, status: int, code: str, message: str = ""
 ) -> TieredStoreError:
-    """Our error for a reply that is none of success.
+    """Our error for a reply that is not a success.
 
-    A missing bucket is refused and never taken for a missing object, and so is an address where no
-    store is: a listing or a put meets no missing object. A conflict (409) says that
-    another request was under way: worth another try. A range beyond the end is not decided here:
-    it needs the object's size.
+    A missing bucket is refused, and never taken for a missing object. So is an address without a
+    store: a listing or a put cannot meet a missing object. A conflict (409) means that another
+    request was under way, so another try may help. A range beyond the end is not handled here, as
+    that needs the object's size.
     """
     if status == 404 and code in _ABSENT and operation in _OF_AN_OBJECT:
         return SegmentNotFoundError(key)
@@ -141,7 +141,7 @@ def error_of_reply(
 
 
 def error_of_connection(key: str, operation: str, cause: Cause, text: str) -> TieredStoreError:
-    """Our error where no reply came; `text` is what the client says, and names the address."""
+    """Our error for a request without a reply; `text` is the client's message, with the address."""
     found = _ADDRESS.search(text)
     at = found[0] if found else "the store"
     host = at.partition("://")[2].partition(":")[0] or "of this name"
@@ -149,7 +149,7 @@ def error_of_connection(key: str, operation: str, cause: Cause, text: str) -> Ti
 
 
 def certificate_refused(key: str, operation: str, reason: str) -> BackendRefusedError:
-    """What no other try mends: the certificate of the store is none that this machine trusts."""
+    """Our error for a certificate that this machine does not trust: another try cannot help."""
     is_unknown = any(word in reason for word in _UNKNOWN_AUTHORITY)
     why = "its authority is unknown to this machine" if is_unknown else one_line(reason)
     return BackendRefusedError(
@@ -158,15 +158,15 @@ def certificate_refused(key: str, operation: str, reason: str) -> BackendRefused
 
 
 def error_of_exception(key: str, operation: str, error: BaseException) -> TieredStoreError | None:
-    """Our error for a request of a client in Python that got no reply; None where it is not known
-    why. The system's own error is below those of the clients."""
+    """Our error for a request of a Python client that got no reply; None if the cause is unknown.
+    The clients' errors have the system's own error as a cause."""
     text = str(error)
     below: BaseException | None = error
     cause: Cause | None = None
     for _ in range(_CHAIN_MAX):
         if below is None:
             break
-        said = getattr(below, "verify_message", "")  # of a certificate that the system refused
+        said = getattr(below, "verify_message", "")  # for a certificate that the system refused
         if said:
             return certificate_refused(key, operation, said)
         cause = _cause_of(below) or cause
@@ -189,12 +189,12 @@ def _cause_of(error: BaseException) -> Cause | None:
 
 
 def no_batch_delete(error: BackendRefusedError) -> bool:
-    """Whether a store refused a batch delete because it was one."""
+    """Whether a store refused a batch delete because it has none."""
     return any(code in str(error) for code in _NO_BATCH_DELETE)
 
 
 def one_line(text: str) -> str:
-    """A foreign text as part of a message: one line, not too long."""
+    """A foreign text as one line of limited length, for a message."""
     line = " ".join(text.split())
     return line if len(line) <= REASON_CHARACTERS else line[: REASON_CHARACTERS - 3] + "..."
 

@@ -29,13 +29,13 @@ _BOTOCORES: Final = ("botocore", "aiobotocore")
 _BUCKET: Final = re.compile(r"(?!\.+$)[A-Za-z0-9._:-]+")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 _NO_ADDRESS: Final = re.compile(r"[^!-~]|[?#\\<>\"{}|^`]")
-# Long enough for the largest part over a slow line: what is silent is given up much earlier.
+# Long enough for the largest part over a slow line. A silent store is given up much earlier.
 WHOLE_REQUEST_MS: Final = 600_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectStoreSettings:
-    """One bucket and prefix of one store; checked when built. Secrets show in no repr."""
+    """One bucket and prefix of one store, checked on construction. No repr shows secrets."""
 
     bucket: str
     prefix: str = ""
@@ -77,7 +77,7 @@ class ObjectStoreSettings:
             raise InvalidConfigError("endpoint: holds credentials; give them apart")
         object.__setattr__(self, "endpoint", checked_endpoint(self.endpoint))
         for name in ("access_key", "secret_key", "session_token"):
-            if _CONTROL.search(getattr(self, name)):  # such as the end of a line of its file
+            if _CONTROL.search(getattr(self, name)):  # such as the newline at the end of a file
                 raise InvalidConfigError(f"{name}: holds a control character")
             object.__setattr__(self, name, Secret(getattr(self, name)))
         object.__setattr__(self, "prefix", key_prefix(self.prefix))
@@ -109,18 +109,18 @@ class ObjectStoreSettings:
 
     @property
     def path_addressing(self) -> bool:
-        """Whether the bucket goes into the path: by default with every endpoint but AWS's own."""
+        """Whether the bucket is in the path: by default with every endpoint except AWS's own."""
         if self.addressing == "auto":
             return bool(self.endpoint) and "amazonaws.com" not in self.endpoint
         return self.addressing == "path"
 
     @property
     def whole_request_ms(self) -> int:
-        """Longest time for a request and its reply, however steadily it comes."""
+        """The longest time for a request and its whole reply, even if bytes keep coming."""
         return max(WHOLE_REQUEST_MS, self.request_timeout_ms)
 
     def place(self) -> str:
-        """Where it is, for logs and errors."""
+        """The store's address, for logs and errors."""
         at = f" at {self.endpoint}" if self.endpoint else ""
         return f"s3://{self.bucket}/{self.prefix}{at}"
 
@@ -131,11 +131,10 @@ class ObjectStoreSettings:
 
 
 def keep_clients_quiet() -> None:
-    """Have botocore's loggers say nothing at DEBUG, where it is on for all of the process.
+    """Keep botocore's loggers silent at DEBUG if that is on for the whole process.
 
-    There they log headers and replies, and with them key ids and session tokens. A logger that was
-    given a level by its own name keeps it. To be called before each request, as logging may be
-    set up at any time.
+    At DEBUG they log headers and replies, and with them key ids and session tokens. A logger whose
+    own level was set keeps it. Call it before each request, as logging may be set up at any time.
     """
     for name in _BOTOCORES:
         logger = logging.getLogger(name)
@@ -144,7 +143,7 @@ def keep_clients_quiet() -> None:
 
 
 def checked_endpoint(endpoint: str) -> str:
-    """An address that every client takes, or none. obstore panics at others, in its own words."""
+    """An address that every client accepts, or an empty one. obstore panics at any other."""
     if not endpoint:
         return ""
     scheme, _, rest = endpoint.partition("://")
@@ -162,7 +161,7 @@ def checked_endpoint(endpoint: str) -> str:
 
 
 def key_prefix(prefix: str) -> str:
-    """A prefix that ends with a slash, or none: `tier` never means `tier-2` too."""
+    """A prefix that ends with a slash, or is empty, so that `tier` never means `tier-2` too."""
     stripped = prefix.strip("/")
     if "//" in stripped or "\0" in stripped or {".", ".."} & set(stripped.split("/")):
         raise InvalidConfigError(f"prefix: {prefix!r} is no prefix of keys")
@@ -175,9 +174,9 @@ T = TypeVar("T")
 class PerProcess(Generic[T]):
     """Makes one `T` in each process that asks for it.
 
-    What was inherited by a fork is kept and never touched: letting go of it would run finalizers
-    that wait for threads which are not there. Each process has a lock of its own, since the
-    parent's may have been held when the fork happened.
+    What a forked process inherits is kept and never touched: dropping it would run finalizers that
+    wait for threads which do not exist there. Each process has its own lock, since the parent's may
+    have been held at the time of the fork.
     """
 
     def __init__(self, make: Callable[[], T], release: Callable[[T], object], name: str) -> None:
@@ -199,7 +198,7 @@ class PerProcess(Generic[T]):
         return self._first(pid) if made is None else made
 
     def close(self) -> None:
-        """Release what this process has made; idempotent."""
+        """Release what this process has made. Idempotent."""
         self._closed = True
         pid = os.getpid()
         with self._guard(pid):

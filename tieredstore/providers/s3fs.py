@@ -1,4 +1,4 @@
-"""S3 through s3fs: its connection pool and event loop, S3's own operations."""
+"""S3 through s3fs: its connection pool and event loop, but S3's own operations."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ log = log_of(__name__)
 
 T = TypeVar("T")
 
-# Exceptions of botocore that are not about the network but about what was asked or who asks.
+# Exceptions of botocore about the request or the credentials, not about the network.
 _REFUSED: Final = (
     "InvalidEndpointConfigurationError",
     "InvalidRegionError",
@@ -76,14 +76,14 @@ _REFUSED: Final = (
 
 
 class S3fsConnection:
-    """Made by the first call, in the process that makes it; nothing is tried again."""
+    """Connects on the first call in each process. Does not retry."""
 
     def __init__(self, settings: ObjectStoreSettings) -> None:
         self._settings = settings
         self._live: PerProcess[Any] = PerProcess(self._connect, _release, settings.place())
 
     def client(self) -> Any:
-        """The S3 client under the filesystem, of aiobotocore."""
+        """The filesystem's underlying S3 client, of aiobotocore."""
         return self._live.get().s3
 
     def check_open(self) -> None:
@@ -93,11 +93,11 @@ class S3fsConnection:
         self._live.close()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine of ours, which translates for itself."""
+        """Run a coroutine of ours, which translates its own errors."""
         return self.run_many([work])[0]
 
     def run_many(self, works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-        """Run them side by side, as many as there are connections; the first error of them."""
+        """Run coroutines concurrently, as many as there are connections. Raises the first error."""
         from fsspec.asyn import _run_coros_in_chunks, sync
 
         try:
@@ -118,7 +118,7 @@ class S3fsConnection:
         return done
 
     def call(self, operation: str, key: str, **asked: Any) -> Mapping[str, Any]:
-        """One operation whose reply has no body to read."""
+        """Call an operation whose reply has no body to read."""
         reply: Mapping[str, Any] = self.run(self.called(operation, key, **asked))
         return reply
 
@@ -129,27 +129,27 @@ class S3fsConnection:
 
     @asynccontextmanager
     async def request(self, key: str, operation: str) -> AsyncIterator[None]:
-        """One of them, with a limit of ours on the whole of it: one on silence never ends a reply
-        that drips, and has not begun while a body is being sent."""
+        """A request with a limit on its total time. The client's limit on silence neither ends a
+        reply that trickles in nor applies while a body is being sent."""
         with self.translated(key, operation):
             async with asyncio.timeout(self._settings.whole_request_ms / 1000):
                 yield
 
     @contextmanager
     def translated(self, key: str, operation: str) -> Iterator[None]:
-        """The one place where s3fs's and botocore's errors become ours."""
+        """The only place where errors of s3fs and botocore become ours."""
         keep_clients_quiet()
         try:
             yield
         except TieredStoreError:
             raise
-        except Exception as error:  # noqa: BLE001 - a client of clients: anything may come
+        except Exception as error:  # noqa: BLE001 - layers of clients may raise anything
             ours = self._ours(key, operation, error)
-            # The store may quote a key id in its reply: then the cause is not passed on.
+            # The reply may quote a secret: then the cause is not chained.
             raise ours from (None if self._settings.leaks_into(repr(error)) else error)
 
     def delete_error(self, entry: Mapping[str, Any], prefix: str) -> TieredStoreError:
-        """One key's failure in a batch, which carries a code but no status."""
+        """The error for one key of a batch, which has a code but no status."""
         code = str(entry.get("Code", ""))
         status = 500 if code in ("InternalError", "ServiceUnavailable", "SlowDown") else 403
         return error_of_reply(
@@ -214,15 +214,15 @@ class S3fsConnection:
 
 
 def _send_at_once(params: Mapping[str, Any], **_: Any) -> None:
-    """A body waits for nobody's "100 Continue": that takes a round trip, and aiohttp waits for it
-    without a limit on silence."""
+    """Send the body without waiting for "100 Continue", which takes a round trip and for which
+    aiohttp waits without any limit."""
     params["headers"].pop("Expect", None)
 
 
 def told(reply: Mapping[str, Any], name: str, key: str, operation: str) -> Any:
-    """What every store says in such a reply.
+    """A field that every store's reply has.
 
-    A reply without it is not from the store: a proxy may answer anything with a page and 200.
+    A reply without it is not from the store: a proxy may answer any request with a page and 200.
     """
     if name not in reply:
         raise BackendUnavailableError(key, operation, f"the reply says no {name}: it is no store's")
@@ -230,18 +230,18 @@ def told(reply: Mapping[str, Any], name: str, key: str, operation: str) -> Any:
 
 
 async def _listed(work: Coroutine[Any, Any, T]) -> list[T]:
-    """In a list, since `sync` raises an error that is a result."""
+    """The result in a list, since `sync` raises a result that is an exception."""
     return [await work]
 
 
 def _config(settings: ObjectStoreSettings) -> dict[str, Any]:
-    # AWS's own "auto" keeps names that are no host names in the path.
+    # AWS's own "auto" puts names that cannot be host names into the path.
     style = "path" if settings.path_addressing else settings.addressing
     return {
         "connect_timeout": settings.connect_timeout_ms / 1000,
         "read_timeout": settings.request_timeout_ms / 1000,
         "max_pool_connections": settings.connections_max,
-        # The only layer that tries again is ours.
+        # Only our own layer retries.
         "retries": {"total_max_attempts": 1},
         "s3": {"addressing_style": style},
         # Chunked bodies with trailing checksums, the default since 2025, break many other stores.
@@ -267,7 +267,7 @@ _DIGEST_FIELDS: Final = {
     "crc32c": "ChecksumCRC32C",
     "sha256": "ChecksumSHA256",
 }
-# What a reply may tell of a part, and the end of the upload has to repeat.
+# Checksums that a reply may have for a part, and that completing the upload has to repeat.
 _PART_CHECKSUMS: Final = (*_DIGEST_FIELDS.values(), "ChecksumCRC64NVME")
 
 
@@ -314,13 +314,13 @@ class S3Puts:
         attempt: Attempt,
         head: Head,
     ) -> ObjectFacts | None:
-        """Part after part: what is in memory is one part and one block."""
+        """Sends part after part. Only one part and one block are in memory."""
         self._connection.check_open()
         parts = gathered(blocks, UPLOAD_PART_BYTES)
         first = next(parts, None)
         if first is None:
             return None
-        if len(first) < UPLOAD_PART_BYTES:  # there is no other
+        if len(first) < UPLOAD_PART_BYTES:  # it is the only part
             whole = first
 
             def put() -> ObjectFacts:
@@ -329,7 +329,7 @@ class S3Puts:
             return attempt(settling(put, head, key, len(whole), metadata))
         upload_id = attempt(lambda: self._start(key, metadata))
         parts = itertools.chain([first], parts)
-        first = None  # one part at a time is in memory, and what is sent of it
+        first = None  # so that only one part at a time is in memory
         try:
             size, sent = self._send(key, upload_id, parts, attempt)
 
@@ -417,7 +417,7 @@ class S3Puts:
         return {"Bucket": self._settings.bucket, "Key": self._settings.prefix + key}
 
     def _checksum(self, data: Buffer) -> dict[str, Any]:
-        """As a plain header where we can tell it; only the rest is left to botocore."""
+        """A plain header if we can compute the checksum; otherwise botocore does it."""
         name = self._settings.checksum
         if not name:
             return {}
@@ -428,7 +428,7 @@ class S3Puts:
 
 
 def gathered(blocks: Iterable[Buffer], size: int) -> Iterator[bytearray]:
-    """The stream cut into parts of exactly `size` bytes, the last one of what is left."""
+    """The stream cut into parts of exactly `size` bytes; the last one has the rest."""
     part = bytearray()
     for block in blocks:
         view = memoryview(block).cast("B")
@@ -456,17 +456,17 @@ def _object_options(settings: ObjectStoreSettings) -> dict[str, Any]:
 
 
 def _body(data: Buffer) -> bytes | io.BytesIO:
-    """A new one for each request, since sending reads it."""
+    """The body for one request: a new one each time, since sending consumes it."""
     whole = data if isinstance(data, bytes) else bytes(data)
-    # aiohttp warns of a large body at once, which would keep the loop from others.
+    # aiohttp warns of large bodies that are sent in one go, as they block the event loop.
     return io.BytesIO(whole) if len(whole) > _AT_ONCE_BYTES else whole
 
 
 class S3fsClient(ObjectClient):
     """One bucket and prefix of an S3-like store.
 
-    Each call is one request, but for streams, long listings and more than 1 000 deletes. Nothing
-    is tried again here.
+    Each call is one request, except for streams, long listings and more than 1 000 deletes. Does
+    not retry.
     """
 
     def __init__(self, settings: ObjectStoreSettings) -> None:
@@ -548,7 +548,7 @@ class S3fsClient(ObjectClient):
         operation = "list_objects_v2"
         while True:
             page = self._connection.call(operation, prefix, **asked)
-            if "IsTruncated" not in page:  # of a page of something else, no key is read either
+            if "IsTruncated" not in page:  # maybe not a listing at all: then it has no Name either
                 told(page, "Name", prefix, operation)
             for entry in page.get("Contents", ()):
                 size = told(entry, "Size", prefix, operation)
@@ -586,7 +586,7 @@ class S3fsClient(ObjectClient):
             except BackendRefusedError as error:
                 if "NoSuchUpload" not in str(error):
                     raise
-                return found  # some stores say so where there is none
+                return found  # some stores say so if there are none
             found += [
                 AbandonedUpload(entry["Key"][len(self._prefix) :], entry["UploadId"])
                 for entry in page.get("Uploads", ())
@@ -656,7 +656,8 @@ class S3fsClient(ObjectClient):
 
 
 def refuse_another_range(key: str, start: int, length: int, served: str) -> None:
-    """A reply that is not of these bytes: beyond the end if it says so, else the reply is bad.
+    """Raise unless the reply has exactly these bytes: OffsetOutOfRangeError if it says that the
+    object ends before, otherwise BackendUnavailableError.
 
     A server may ignore ranges, and a proxy may answer with what it has.
     """
