@@ -1,12 +1,12 @@
 """The files of a catalogue: one writer holds the lock and changes them, any reader follows it.
 
 tieredStoreMetadata.json                 the snapshot: RocketMQ's own file
-tieredStoreMetadata.json.bak             the snapshot before it, RocketMQ's too
+tieredStoreMetadata.json.bak             its backup, under RocketMQ's own name
 tieredStoreMetadata.json.journal         what changed since; names the snapshot it follows
 tieredStoreMetadata.json.journal.stale   a journal that RocketMQ's own writing overtook, or broken
-tieredStoreMetadata.json.damaged         a snapshot that could not be read, replaced since
+tieredStoreMetadata.json.damaged         a snapshot that could not be read and was replaced
 tieredStoreMetadata.json.notes           the notes, as of the snapshot or later
-tieredStoreMetadata.json.next            the next snapshot, until it gets its name
+tieredStoreMetadata.json.next            the next snapshot, before it gets its name
 tieredStoreMetadata.json.lock            held by the one writer
 """
 
@@ -52,13 +52,13 @@ Stamp: TypeAlias = tuple[int, ...] | None
 
 @dataclass(frozen=True, slots=True)
 class CatalogueFiles:
-    """The names of one catalogue's files, all beside the snapshot."""
+    """The names of one catalogue's files, all next to the snapshot."""
 
     snapshot: Path
 
     @classmethod
     def at(cls, path: str | os.PathLike[str]) -> CatalogueFiles:
-        # Through symbolic links, so that two names of one file share its journal and its lock.
+        # Resolve symbolic links, so that two names of one file share its journal and its lock.
         return cls(Path(os.path.realpath(path)))
 
     def _beside(self, suffix: str) -> Path:
@@ -85,7 +85,7 @@ class CatalogueFiles:
         return self._beside(".lock")
 
     def aside(self, suffix: str) -> Path:
-        """A free name for a file to be kept. Raises MetadataError where there are too many."""
+        """A free name for a file to keep. Raises MetadataError if there are too many."""
         first = self._beside(suffix)
         numbered = (self._beside(f"{suffix}.{n}") for n in range(1, KEPT_ASIDE_MAX))
         for path in (first, *numbered):
@@ -95,7 +95,7 @@ class CatalogueFiles:
 
 
 class JournalState(Enum):
-    """How the journal stands to the snapshot that was read."""
+    """How the journal relates to the snapshot that was read."""
 
     ABSENT = "absent"
     LIVE = "live"
@@ -110,7 +110,7 @@ class JournalState(Enum):
 
 @dataclass(slots=True, kw_only=True)
 class Catalogue:
-    """All that the files say: the snapshot's tables, and the journal's changes if they count."""
+    """What the files say: the snapshot's tables, with the changes of the journal if they count."""
 
     tables: Tables
     snapshot: SnapshotName | None
@@ -120,13 +120,13 @@ class Catalogue:
 
     @property
     def is_nothing(self) -> bool:
-        """No file says anything, as before the first commit."""
+        """Whether no file says anything, as before the first commit."""
         return self.snapshot is None and not self.journal.commits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenReport:
-    """What the last whole reading of the files had to deal with."""
+    """What the last complete read of the files had to handle."""
 
     replayed_lines: int = 0
     """Batches that the journal held on top of the snapshot."""
@@ -139,11 +139,11 @@ class OpenReport:
 
     @classmethod
     def of(cls, files: CatalogueFiles, catalogue: Catalogue, stale: Path | None) -> OpenReport:
-        """The report of a reading; `stale` is where a writer put a stale journal."""
+        """The report of a read; `stale` is where a writer has put a stale journal."""
         journal, state = catalogue.journal, catalogue.state
         overtaken = state is JournalState.STALE and journal.commits
         if (overtaken or state is JournalState.DAMAGED) and stale is None:
-            stale = files.journal  # a reader leaves it where it is
+            stale = files.journal  # a reader leaves it in place
         return cls(
             replayed_lines=journal.commits if state is JournalState.LIVE else 0,
             torn_bytes=journal.torn_bytes,
@@ -168,9 +168,9 @@ class OpenReport:
 class CatalogueWriter:
     """Holds the lock from open to close and makes changes durable.
 
-    * The snapshot and the journal that follows it are together the catalogue at every moment.
-    * Once a durable step has failed, nothing is known for sure: `commit` and `compact` raise
-      until the catalogue is opened again.
+    * At every moment, the snapshot and the journal that follows it are together the catalogue.
+    * Once a durable step has failed, the files' contents are uncertain: `commit` and `compact`
+      raise until the catalogue is opened again.
     """
 
     def __init__(
@@ -215,7 +215,7 @@ class CatalogueWriter:
 
     @property
     def upkeep(self) -> CatalogueUpkeep:
-        """From the file itself: RocketMQ may have written it."""
+        """Reads the snapshot's time from the file, as RocketMQ may have written it."""
         try:
             snapshot_ms: int | None = os.stat(self._files.snapshot).st_mtime_ns // 1_000_000
         except FileNotFoundError:
@@ -224,13 +224,13 @@ class CatalogueWriter:
 
     @property
     def outgrown(self) -> bool:
-        """Whether the journal is long enough for a new snapshot, which then costs O(1) a commit."""
+        """Whether the journal is so long that a new snapshot costs only O(1) per commit."""
         length = 0 if self._snapshot is None else self._snapshot.length
         limit = self._journal_bytes_max or max(JOURNAL_BYTES_MIN, length)
         return self._journal.bytes_count > max(limit, self._next_try_bytes)
 
     def commit(self, encoded_changes: Sequence[bytes]) -> None:
-        """Make one batch durable. Raises MetadataError; the batch may then be there or not."""
+        """Make one batch durable. After an error, the batch may or may not be there."""
         self._require_sound()
         try:
             self._journal.commit(encoded_changes, self._snapshot)
@@ -239,17 +239,17 @@ class CatalogueWriter:
             raise
 
     def fail(self, error: BaseException) -> None:
-        """Take no more writes: what is in memory and what is in the files may differ."""
+        """Refuse further writes, as memory and files may differ."""
         self._failure = self._failure or error
 
     def compact(self, tables: Tables) -> None:
         """Write the tables as the new snapshot and drop the journal.
 
-        The steps, each durable before the next: notes; the snapshot under a name of its own; a
-        line in the journal that names it; its real name; the journal goes; the backup. Up to the
-        line the old snapshot and the journal count and a failure leaves them as they were. The
-        backup is a copy, not what was before: it serves where a bit of the snapshot has flipped,
-        and nothing tells then what came between.
+        The steps, each durable before the next: write the notes; write the snapshot under a name of
+        its own; append a journal line that names it; rename it; remove the journal; write the
+        backup. Until that line is written, the old snapshot and the journal count, and a failure
+        leaves them unchanged. The backup is a copy of the new snapshot, not the previous one: if a
+        bit of the snapshot flips, no changes are missing from the backup.
         """
         self._require_sound()
         data = fastjson.encode(tables.document())
@@ -278,12 +278,12 @@ class CatalogueWriter:
         tables.notes_changed = False
 
     def close(self, tables: Tables) -> None:
-        """Compact, if anything changed, and release the lock whatever happens."""
+        """Compact if anything changed, and release the lock in any case."""
         try:
             if self._journal.exists and self._failure is None:
                 self.compact(tables)
         except (OSError, MetadataError) as error:
-            # Nothing is lost: the journal holds it, and the next open reads it.
+            # Nothing is lost: the next open reads the journal.
             log.warning("%s: not compacted on close: %s", self._files.snapshot, error)
         finally:
             self._journal.close()
@@ -300,15 +300,16 @@ class CatalogueWriter:
         files = self._files
         if not self._snapshot_is_sound and files.snapshot.exists():
             os.rename(files.snapshot, files.aside(SNAPSHOT_ASIDE))
-        # The name is made durable when the journal is removed: before it goes.
+        # `remove` of the journal makes this name durable before it deletes the journal.
         os.replace(files.next_snapshot, files.snapshot)
 
 
 class Follower:
-    """One reader's place in the files: takes no lock, writes nothing, sees whole batches only.
+    """One reader's position in the files. It takes no lock, writes nothing, and sees only whole
+    batches.
 
-    It keeps the journal open, so that no later file can be taken for the one it was reading.
-    Calls come from one thread at a time.
+    It keeps the journal open, so that no later file can be taken for the one it was reading. Only
+    one thread at a time may call it.
     """
 
     def __init__(self, files: CatalogueFiles) -> None:
@@ -321,8 +322,8 @@ class Follower:
         self._was_there = False
 
     def load(self) -> Catalogue:
-        """Everything anew. Raises MetadataError where the files are damaged, gone or never at
-        rest."""
+        """Read everything anew. Raises MetadataError if the files are damaged, gone or keep
+        changing."""
         self._stamps = ()  # if this fails, the next poll asks for another load
         for attempt in range(1, LOADS_MAX + 1):
             before = self._stamps_now()
@@ -331,7 +332,7 @@ class Follower:
             try:
                 catalogue = load(self._files, self._read_from_start)
             except MetadataError:
-                # A writer at work can make sound files look damaged; nobody at work cannot.
+                # Sound files may look damaged while a writer is at work; at rest they cannot.
                 if attempt == LOADS_MAX or self._is_at_rest(before):
                     raise
                 continue
@@ -347,7 +348,7 @@ class Follower:
         )
 
     def poll(self) -> Sequence[Change] | None:
-        """What the journal has gained, or None: then something else changed, and `load` is due."""
+        """The changes that the journal has gained. None if anything else changed: then `load`."""
         if self._stamps != self._stamps_now() or not self._journal_is_current():
             return None
         if not self._live:
@@ -355,7 +356,7 @@ class Follower:
         assert self._descriptor is not None
         position = self._journal.whole_bytes
         if os.fstat(self._descriptor).st_size < position:
-            return None  # a writer cut what had looked whole
+            return None  # a writer cut off what had looked whole
         try:
             data = _read_all(self._descriptor, position)
             self._journal = read_journal(data, self._files.journal, after=self._journal)
@@ -390,7 +391,7 @@ class Follower:
         return None if self._descriptor is None else _facts(os.fstat(self._descriptor))
 
     def _journal_is_current(self) -> bool:
-        """Whether the journal that we read still has the name."""
+        """Whether the journal that we have open still has the journal's name."""
         named, read = _stamp(self._files.journal), self._open_stamp()
         return named == read if named is None or read is None else named[:2] == read[:2]
 
@@ -399,10 +400,10 @@ class Follower:
 
 
 def load(files: CatalogueFiles, read_journal_bytes: Callable[[], bytes | None]) -> Catalogue:
-    """Read everything. Raises MetadataError where that gives no sound catalogue.
+    """Read everything. Raises MetadataError if the result is no sound catalogue.
 
-    The notes are read before the journal: newer lines over older notes give what they must,
-    older lines over newer notes would not.
+    The notes are read before the journal: newer lines applied to older notes give the right result,
+    older lines applied to newer notes would not.
     """
     tables, snapshot, used_backup = _read_snapshot(files)
     tables.notes = read_notes(files.notes)
@@ -417,7 +418,8 @@ def load(files: CatalogueFiles, read_journal_bytes: Callable[[], bytes | None]) 
 
 
 def refuse_gone(files: CatalogueFiles, catalogue: Catalogue, *, was_there: bool) -> None:
-    """A catalogue that was read is never empty for want of its files. Raises MetadataError."""
+    """Raise MetadataError if a catalogue that was read before has no files any more: it must not be
+    taken for an empty one."""
     if was_there and catalogue.is_nothing:
         raise MetadataError(str(files.snapshot), "it was there, and its files are gone")
 
@@ -434,7 +436,7 @@ def read_notes(path: Path) -> dict[str, dict[str, bytes]]:
         notes = line["notes"]
     except (KeyError, ValueError, RecursionError) as error:
         raise MetadataError(str(path), str(error)) from error
-    # bytes(): a Raw keeps the whole file alive.
+    # bytes(), because a Raw keeps the whole file in memory.
     return {
         kind: {key: bytes(raw) for key, raw in of_kind.items()} for kind, of_kind in notes.items()
     }
@@ -449,7 +451,7 @@ def encode_notes(notes: dict[str, dict[str, bytes]]) -> bytes:
 
 
 def read_bytes(path: Path, *, bytes_max: int | None = None) -> bytes | None:
-    """The bytes of a file, or None where there is none. Raises MetadataError."""
+    """The bytes of a file, or None if there is none. Raises MetadataError."""
     try:
         if bytes_max is not None and path.stat().st_size > bytes_max:
             raise MetadataError(str(path), f"it has more than {bytes_max} bytes")
@@ -485,7 +487,7 @@ def _state_of(
 
 
 def _read_snapshot(files: CatalogueFiles) -> tuple[Tables, SnapshotName | None, bool]:
-    """The tables, the name of the bytes they came from, and whether the backup had to serve."""
+    """The tables, the name of the bytes they came from, and whether the backup was used."""
     complaints = []
     for path in (files.snapshot, files.backup):
         data = read_bytes(path, bytes_max=SNAPSHOT_BYTES_MAX)
@@ -499,7 +501,7 @@ def _read_snapshot(files: CatalogueFiles) -> tuple[Tables, SnapshotName | None, 
         try:
             tables = Tables.from_document(document)
         except ValueError as error:
-            # The text is whole, so it is newer than the backup: going back would lose rows.
+            # The text is complete, so it is newer than the backup, which would lack rows.
             raise MetadataError(str(path), str(error)) from error
         return tables, SnapshotName.of(data), path == files.backup
     if complaints:
@@ -508,7 +510,7 @@ def _read_snapshot(files: CatalogueFiles) -> tuple[Tables, SnapshotName | None, 
 
 
 def keep_backup(files: CatalogueFiles) -> None:
-    """Copy the snapshot. A second name for the same file would not do: RocketMQ writes in place."""
+    """Copy the snapshot. A hard link would not do, because RocketMQ writes in place."""
     data = read_bytes(files.snapshot)
     if data is not None:
         write_atomically(files.backup, [data])

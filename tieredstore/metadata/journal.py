@@ -1,9 +1,9 @@
 """The journal of a catalogue: checksummed lines of JSON, each appended durably.
 
     line      {"crc":"1a2b3c4d",<body>}\n       CRC32C, in hex, over all bytes after the comma
-    header    "line":0,"format":1,"snapshot":{"length":…,"crc32c":…} or null where there was none
+    header    "line":0,"format":1,"snapshot":{"length":…,"crc32c":…} or null if there was none
     commit    "line":n,"changes":[…]             one batch, whole or not at all
-    compact   "line":n,"next":{"length":…,"crc32c":…}    the snapshot that holds all lines above
+    compact   "line":n,"next":{"length":…,"crc32c":…}    the snapshot that includes all lines above
 
 A line is synced before the next is written, so only the last can be torn. An invalid line that a
 valid one follows is damage. The changes of a commit:
@@ -50,10 +50,10 @@ _BODY_AT: Final = len(_PREFIX) + 8 + len(b'",')
 
 
 class JournalFile:
-    """The journal of the one writer; the file appears with its first line.
+    """The journal as its one writer uses it. The file is created with its first line.
 
-    After an error nothing may be appended: whether the line is durable is not known. Calls come
-    from one thread at a time.
+    After an error nothing may be appended, because it is unknown whether the line is durable. Only
+    one thread at a time may call it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -64,13 +64,14 @@ class JournalFile:
 
     @classmethod
     def resume(cls, path: Path, contents: JournalContents) -> JournalFile:
-        """Go on behind the whole lines; a torn tail is cut. What was read is durable after it."""
+        """Continue after the whole lines; a torn tail is cut off. Then all that was read is
+        durable."""
         journal = cls(path)
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             if contents.torn_bytes:
                 os.ftruncate(descriptor, contents.whole_bytes)
-            # Lines of a writer that was killed may be in memory only. They will be shown now.
+            # Lines of a writer that was killed may be only in memory, and readers see them now.
             os.fsync(descriptor)
             fsync_directory(path.parent)
         except BaseException:
@@ -86,21 +87,21 @@ class JournalFile:
         return self._descriptor is not None
 
     def commit(self, encoded_changes: Sequence[bytes], snapshot: SnapshotName | None) -> None:
-        """Append one batch; a journal that begins with it follows `snapshot`."""
+        """Append one batch. If it is the first, the journal follows `snapshot`."""
         if self._descriptor is None:
             self._create(header_line(snapshot), commit_line(1, encoded_changes))
         else:
             self._append(commit_line(self._lines, encoded_changes))
 
     def name_next(self, snapshot: SnapshotName) -> None:
-        """Say that `snapshot`, once it has its name, holds all that this journal says."""
+        """Append a line that says that `snapshot`, once it has its name, includes this journal."""
         if self._descriptor is not None:
             self._append(compact_line(self._lines, snapshot))
 
     def remove(self) -> None:
         self.close()
         self._lines = self.bytes_count = 0
-        # The snapshot that replaces it must have its name for good before it goes.
+        # The name of the snapshot that replaces the journal must be durable first.
         fsync_directory(self._path.parent)
         self._path.unlink(missing_ok=True)
         fsync_directory(self._path.parent)
@@ -122,7 +123,7 @@ class JournalFile:
             write_all(self._descriptor, line, self.bytes_count)
             os.fdatasync(self._descriptor)
         except BaseException:
-            # After a failed sync the line may be in memory and look durable to the next reader.
+            # After a failed sync, the line may be in memory, where a reader takes it for durable.
             with contextlib.suppress(OSError):
                 os.ftruncate(self._descriptor, self.bytes_count)
             raise
@@ -132,7 +133,7 @@ class JournalFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotName:
-    """A snapshot is known by its length and its CRC32C."""
+    """What identifies a snapshot: its length and its CRC32C."""
 
     length: int
     crc32c: int
@@ -147,7 +148,7 @@ class SnapshotName:
 
 @dataclass(slots=True, kw_only=True)
 class JournalContents:
-    """What the whole lines of a journal say; `torn_bytes` follow them."""
+    """The contents of a journal's whole lines, after which `torn_bytes` follow."""
 
     has_header: bool = False
     snapshot: SnapshotName | None = None
@@ -162,8 +163,8 @@ class JournalContents:
 def encode(change: Change) -> tuple[Change, bytes]:
     """The change as a reader of the journal will see it, and its JSON.
 
-    The first shares nothing that the caller could still alter. Raises ValueError, naming the
-    row, for what could not be read back.
+    That change shares nothing that the caller could still modify. Raises ValueError, naming the
+    row, for a change that could not be read back.
     """
     try:
         if isinstance(change, PutNote):
@@ -173,7 +174,7 @@ def encode(change: Change) -> tuple[Change, bytes]:
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{_name(change)}: {error}") from error
     if isinstance(change, PutNote) and seen != change:
-        # NaN became null, a tuple a list, an integer key a string.
+        # JSON turns NaN into null, tuples into lists, integer keys into strings.
         raise ValueError(f"{_name(change)}: the value is no JSON")
     return seen, data
 
@@ -202,9 +203,9 @@ def to_json(change: Change) -> Json:
 
 
 def from_json(value: Json) -> Change:
-    """The change in a line. Raises ValueError for one that this version does not know."""
+    """The change that a line contains. Raises ValueError if this version does not know it."""
     match value:
-        case {"put": "segment", "row": dict(row)}:  # by far the most
+        case {"put": "segment", "row": dict(row)}:  # first, as by far the most frequent
             return Put(tables.read_segment(row))
         case {"put": "topic", "row": dict(row)}:
             return Put(tables.read_topic(row))
@@ -226,9 +227,9 @@ def from_json(value: Json) -> Change:
 def read_journal(
     data: bytes, path: Path, *, after: JournalContents | None = None
 ) -> JournalContents:
-    """What a journal says, or what `data` says that was appended `after` an earlier read.
+    """The contents of a journal, or of `data` that was appended `after` an earlier read.
 
-    Raises MetadataError naming the byte for damage, and for lines of a format not known here.
+    Raises MetadataError, naming the byte, for damage and for lines of an unknown format.
     """
     contents = JournalContents()
     if after is not None:
@@ -246,12 +247,12 @@ def read_journal(
 
 
 def seal(body: bytes) -> bytes:
-    """A line: `body` is the inside of a JSON object and the brace that closes it."""
+    """A line; `body` is the inside of a JSON object, with the closing brace."""
     return b'%s%08x",%s\n' % (_PREFIX, crc32c(body), body)
 
 
 def unseal(line: bytes) -> bytes | None:
-    """The body of a line with its newline, or None where it is not what was written."""
+    """The body of a line, given with its newline; None if it is not as it was written."""
     if not (line.startswith(_PREFIX) and line.endswith(b"\n")):
         return None
     body = line[_BODY_AT:-1]
@@ -287,7 +288,7 @@ def _name(change: Change) -> str:
 
 
 def _take(contents: JournalContents, line: Any) -> None:
-    contents.next_snapshot = None  # it names the lines above it: another line below voids it
+    contents.next_snapshot = None  # it stands for the lines above it: a line below voids it
     match line:
         case {"line": 0, "format": format, "snapshot": snapshot} if contents.lines == 0:
             if format != FORMAT:
@@ -314,7 +315,7 @@ def _snapshot_name(value: Any) -> SnapshotName | None:
 
 
 def _whole_lines(data: bytes, path: Path, start: int) -> Iterator[tuple[int, bytes]]:
-    """Position in the file and body of each line up to the first that is not valid."""
+    """Position in the file and body of each line, up to the first invalid one."""
     at = 0
     while at < len(data):
         end = data.find(b"\n", at) + 1

@@ -51,9 +51,9 @@ class JsonMetadataStore(MemoryReads):
     * A batch is one line of the journal, written and synced before any read sees it. Batches that
       wait for the same sync share a line.
     * The journal becomes part of the snapshot when it outgrows it, and on close; RocketMQ sees
-      what the snapshot holds. If RocketMQ has written the snapshot since, the journal is set
-      aside, never replayed.
-    * One writer at a time, in any process, holds a lock beside the file; readers need none.
+      only the snapshot. If RocketMQ has written the snapshot since, the journal is set aside,
+      never replayed.
+    * One writer at a time, among all processes, holds a lock beside the file; readers need none.
     * After a failed write every later one raises MetadataError until the store is reopened.
     """
 
@@ -71,9 +71,9 @@ class JsonMetadataStore(MemoryReads):
         self._access = access
         self._clock_ms = clock_ms
         self._pending: deque[_Ticket] = deque()
-        self._change_count = 0  # batches since it was opened
-        # Held to commit, compact, refresh or close, also while bytes travel. Tables
-        # change under both locks, so they hold still under either.
+        self._change_count = 0  # batches since the store was opened
+        # Held to commit, compact, refresh or close, also during I/O. Tables change only
+        # under both locks, so either one keeps them from changing.
         self._commit_lock = LockOfOneProcess(self._process)
         self.report = OpenReport.of(files, catalogue, stale_journal)
         self.report.warn(files)
@@ -87,11 +87,11 @@ class JsonMetadataStore(MemoryReads):
         clock_ms: Callable[[], int] | None = None,
         journal_bytes_max: int | None = None,
     ) -> JsonMetadataStore:
-        """The catalogue at `path`; what is not there yet is empty.
+        """The catalogue at `path`; empty if there is none yet.
 
-        `clock_ms` gives new topics their time. The journal is compacted beyond
-        `journal_bytes_max`; by default beyond 4 MiB and the size of the snapshot. Raises
-        CatalogueLockedError where another process writes it, MetadataError where it is not sound.
+        `clock_ms` gives new topics their time. The journal is compacted when it is longer than
+        `journal_bytes_max`; by default, when it exceeds both 4 MiB and the size of the snapshot.
+        Raises CatalogueLockedError if another process writes it, MetadataError if it is not sound.
         """
         if journal_bytes_max is not None and journal_bytes_max < 1:
             raise MetadataError(os.fspath(path), f"journal_bytes_max is {journal_bytes_max}")
@@ -139,7 +139,7 @@ class JsonMetadataStore(MemoryReads):
             return self._tables.topics[topic]
 
     def compact(self) -> None:
-        """Make RocketMQ's file hold all that is in here now, and the journal nothing."""
+        """Write all that the catalogue has now to RocketMQ's file, and remove the journal."""
         self._writer()
         with self._commit_lock:
             writer = self._writer()
@@ -172,10 +172,10 @@ class JsonMetadataStore(MemoryReads):
                 self._closed = True
                 self._access.close()
                 return
-            self._closed = True  # commits that still wait are refused
+            self._closed = True  # before the rest, so that waiting commits are refused
             self._access.close(self._tables)
 
-    # -- to be published ----------------------------------------------------------------------
+    # -- publishing ---------------------------------------------------------------------------
 
     @property
     def facts(self) -> CatalogueFacts:
@@ -196,7 +196,8 @@ class JsonMetadataStore(MemoryReads):
         return CataloguePublisher(source, generations)
 
     def _copied(self) -> tuple[Tables, int]:
-        """The tables as of one moment, and how many batches are in them; no commit waits long."""
+        """The tables as of one moment, and the number of batches in them. Blocks commits only
+        briefly."""
         with self._tables_lock:
             return self._open_tables().copied(), self._change_count
 
@@ -217,7 +218,7 @@ class JsonMetadataStore(MemoryReads):
             self._commit(writer, tickets)
 
     def _commit(self, writer: CatalogueWriter, tickets: Sequence[_Ticket]) -> None:
-        """One line for all tickets; only then the tables. Called under the commit lock."""
+        """Write one line for all tickets, then change the tables. Hold the commit lock."""
         try:
             writer.commit([data for ticket in tickets for data in ticket.encoded])
             with self._tables_lock:
@@ -241,7 +242,7 @@ class JsonMetadataStore(MemoryReads):
         try:
             writer.compact(self._tables)
         except (OSError, MetadataError) as error:
-            # What was committed is durable in the journal, so this is nobody's failure yet.
+            # Not a failure of the commit: its changes are durable in the journal.
             log.warning("%s: not compacted: %s", self._files.snapshot, error)
 
     def _settle(self, ticket: _Ticket) -> None:

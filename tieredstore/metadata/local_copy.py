@@ -1,7 +1,7 @@
 """RocketMQ's JSON file as a copy of a catalogue that lies elsewhere, with the bytes.
 
-It has the name, and the lock, that the file has where it is the catalogue itself. `LocalCopy`
-writes it, `ReadCopy` is what it says.
+The copy has the same name and lock as a file that is itself the catalogue. `LocalCopy` writes it,
+`ReadCopy` reads it.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ ASIDE: Final = ".stale"
 class LocalCopy(CatalogueCopy):
     """Holds the lock of a catalogue's file, and writes a copy of a catalogue into that file.
 
-    * One writer a file, in any process, as with `JsonMetadataStore`.
+    * A file has one writer among all processes, as with `JsonMetadataStore`.
     * It is for people and for readers that ask for the file; no writer ever reads it. So nothing
-      depends on it: a failure is logged, and tried again when the next copy is due.
-    * The previous file is kept as the backup. A catalogue that was a file is kept aside, with its
-      journal and notes: it may be all that another tier has, and the next start replaces the
-      backup.
+      depends on it: a failure is logged, and the next copy that is due tries again.
+    * The previous file is kept as the backup. A file that was itself a catalogue is also kept
+      aside, with its journal and notes: it may be the only one of another tier, and the next start
+      overwrites the backup.
     """
 
     def __init__(self, files: CatalogueFiles, lock: FileLock, *, is_locked_first: bool) -> None:
         self._files = files
-        self._is_locked_first = is_locked_first  # what lies there is RocketMQ's: it locks nothing
+        self._is_locked_first = is_locked_first  # an existing file is RocketMQ's, which has no lock
         self._lock: FileLock | None = lock
         self._source: MetadataStore | None = None
         self._written: bytes | None = None
@@ -64,10 +64,10 @@ class LocalCopy(CatalogueCopy):
 
     @classmethod
     def locked(cls, path: str | os.PathLike[str]) -> LocalCopy:
-        """Lock the file at `path`, which need not be there; nothing in it is read.
+        """Lock the file at `path`, which need not exist. It is not read.
 
-        Raises CatalogueLockedError where another writer has it open, MetadataError where the
-        system refuses.
+        Raises CatalogueLockedError if another writer has it open, MetadataError if the system
+        refuses.
         """
         files = CatalogueFiles.at(path)
         try:
@@ -125,7 +125,7 @@ class LocalCopy(CatalogueCopy):
 
 
 class ReadCopy(MemoryMetadataStore):
-    """The catalogue as of when it was last copied here; to be looked at only."""
+    """The catalogue as it was last copied here, read only."""
 
     def __init__(self, files: CatalogueFiles) -> None:
         super().__init__(place=str(files.snapshot), clock_ms=lambda: 0)
@@ -134,7 +134,7 @@ class ReadCopy(MemoryMetadataStore):
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
-        """What the file at `path` says. Raises MetadataError where it makes no sense."""
+        """The copy at `path`. Raises MetadataError if it makes no sense."""
         found = cls(CatalogueFiles.at(path))
         found.refresh()
         return found

@@ -1,4 +1,4 @@
-"""Catalogue tables behind a lock, and `MemoryMetadataStore`, which keeps nothing else."""
+"""Catalogue tables behind a lock, and `MemoryMetadataStore`, which has only these."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from tieredstore.model.values import Json, QueueRecord, SegmentRecord, SegmentTy
 
 
 class MemoryReads(MetadataStore):
-    """Answers every read from `_tables`, each as of one moment.
+    """Answers every read from `_tables`, as of one moment.
 
-    `_tables_lock` is held for moments only, by reads to copy and by the writing half to apply a
-    whole batch or to put other tables in place; never while bytes travel. A process that is forked
-    off from the one that opened the store is refused: OtherProcessError.
+    `_tables_lock` is held only briefly, by reads to copy, and by subclasses to apply a whole batch
+    or to replace the tables; never during I/O. A forked process that uses the store of its parent
+    gets OtherProcessError.
     """
 
     def __init__(
@@ -114,12 +114,12 @@ class MemoryReads(MetadataStore):
 
 
 def _note(text: bytes) -> Json:
-    value: Json = msgspec.json.decode(text)  # a copy of the caller's own
+    value: Json = msgspec.json.decode(text)  # the caller's own copy
     return value
 
 
 class MemoryMetadataStore(MemoryReads):
-    """Empty at first; changes last as long as the store. Any thread may call anything."""
+    """A catalogue in memory, empty at first. Thread-safe."""
 
     def __init__(self, *, place: str, clock_ms: Callable[[], int]) -> None:
         super().__init__(Tables(), name=place)
@@ -150,7 +150,7 @@ class MemoryMetadataStore(MemoryReads):
         self.apply([*deleted, *map(Put, come)])
 
     def refresh(self) -> None:
-        """Nobody else changes it."""
+        """Does nothing, as nobody else changes the catalogue."""
         self._require_open()
 
     def close(self) -> None:

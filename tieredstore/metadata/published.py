@@ -1,10 +1,10 @@
-"""A catalogue published next to its tier: written one generation after the other, read elsewhere.
+"""A catalogue published next to its tier, in one generation after another, for readers elsewhere.
 
-A generation is one JSON object in one line, checksummed as a line of the journal is:
+A generation is one JSON object in one line, with a checksum like a line of the journal:
 
     {"crc":"1a2b3c4d",              CRC32C, in hex, over all bytes after the comma
      "format":1,
-     "generation":…,                the number that is in the name too
+     "generation":…,                the number, which is also in the name
      "epoch":…,                     how many writers have published so far, this one included
      "writer":"…","lineage":"…",    this process; the catalogue, wherever its file is moved
      "written_ms":…,"cluster":"…","broker":"…",
@@ -69,7 +69,7 @@ class PublishedHeader(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedCatalogue:
-    """A whole one. `body_crc` is that of `body_of` for the same tables."""
+    """One generation. `body_crc` is the checksum of what `body_of` returns for these tables."""
 
     header: PublishedHeader
     tables: Tables
@@ -89,7 +89,7 @@ describe(PublishedHeader, _Format, _Line)
 
 
 def body_of(tables: Tables) -> bytes:
-    """What the tables say: the same bytes for the same rows and notes."""
+    """The tables as JSON: the same bytes for the same rows and notes."""
     notes = {
         kind: {key: msgspec.Raw(text) for key, text in of_kind.items()}
         for kind, of_kind in tables.notes.items()
@@ -100,7 +100,7 @@ def body_of(tables: Tables) -> bytes:
 
 
 def encode(header: PublishedHeader, body: bytes) -> bytes:
-    """The object. Raises ValueError where it would be larger than any reader takes."""
+    """The object of a generation. Raises ValueError if it would be too large for readers."""
     facts = {"format": FORMAT, **msgspec.structs.asdict(header)}
     data = seal(b"%s,%s}" % (msgspec.json.encode(facts)[1:-1], body))
     if len(data) > PUBLISHED_BYTES_MAX:
@@ -109,14 +109,14 @@ def encode(header: PublishedHeader, body: bytes) -> bytes:
 
 
 def decode(data: bytes, place: str) -> PublishedCatalogue:
-    """All that an object says. Raises MetadataError for what was not published so."""
+    """The contents of an object. Raises MetadataError if it is not a published catalogue."""
     line = _line_of(data, place)
     try:
         document = {name: _json(raw) for name, raw in line.catalogue.items()}
         tables = Tables.from_document(document)
     except (ValueError, RecursionError) as error:
         raise MetadataError(place, f"it is no catalogue: {error}") from error
-    # bytes(): a Raw keeps the whole object alive.
+    # bytes(), because a Raw keeps the whole object in memory.
     tables.notes = {
         kind: {key: bytes(raw) for key, raw in of_kind.items()}
         for kind, of_kind in line.notes.items()
@@ -125,9 +125,9 @@ def decode(data: bytes, place: str) -> PublishedCatalogue:
 
 
 def decode_header(data: bytes, place: str) -> tuple[PublishedHeader, int]:
-    """Only its header, and the checksum of its body; all of it is checked nevertheless."""
+    """The header of an object, and the checksum of its body. The whole object is checked."""
     header = _header(_line_of(data, place))
-    # No string holds these bytes: quotes are escaped in strings.
+    # No string contains these bytes, as quotes in strings are escaped.
     begin = data.find(_BODY) + 1
     return header, crc32c(data[begin : data.rindex(b"}")])
 
@@ -147,7 +147,7 @@ def _line_of(data: bytes, place: str) -> _Line:
 
 
 def _header(line: _Line) -> PublishedHeader:
-    """Without the tables, which would stay in memory."""
+    """The header alone, so that the tables do not stay in memory."""
     return msgspec.convert(line, PublishedHeader, from_attributes=True)
 
 
@@ -163,23 +163,23 @@ LOADS_MAX: Final = 8
 class PublishedMetadataStore(MemoryReads):
     """One broker's published catalogue, read only.
 
-    * It shows one whole generation; `refresh` shows the newest, and costs one listing if that is
+    * It shows one generation; `refresh` changes to the newest, and costs one listing if that is
       still the same.
-    * It may name segments that have expired since, and lack new ones: a reader that notices amends
-      it, until there is a newer generation.
+    * It may name segments that have expired since, and lack new ones. A reader that notices this
+      amends it; a newer generation replaces the amendments.
     """
 
     def __init__(self, generations: Generations, found: PublishedCatalogue) -> None:
         super().__init__(found.tables, name=generations.describe())
         self._generations = generations
         self._header = found.header
-        self._refreshing = threading.Lock()  # one at a time asks the backend
+        self._refreshing = threading.Lock()  # one thread at a time asks the backend
 
     @classmethod
     def open(cls, generations: Generations) -> PublishedMetadataStore | None:
-        """The newest generation; None where there is none.
+        """The newest generation; None if there is none.
 
-        MetadataError where that is damaged, too large or of a newer format; BackendError.
+        Raises MetadataError if it is damaged, too large or of a newer format; BackendError.
         """
         found = _newest(generations, known=None)
         return None if found is None else cls(generations, found)
@@ -239,7 +239,7 @@ def _newest(generations: Generations, *, known: int | None) -> PublishedCatalogu
         try:
             return _read(generations, listed[-1])
         except SegmentNotFoundError:
-            continue  # newer ones have taken its place
+            continue  # newer ones have replaced it
     raise MetadataError(generations.describe(), f"it changed under the reader {LOADS_MAX} times")
 
 
@@ -259,12 +259,12 @@ def _read(generations: Generations, listed: ListedGeneration) -> PublishedCatalo
     return found
 
 
-TRIES_MAX: Final = 16  # of one generation, of which nobody knows whether they landed
+TRIES_MAX: Final = 16  # at one generation, whose outcomes are unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Try:
-    """What one process wanted to publish: which of several came to be a generation shows in it."""
+    """An attempt to publish. It identifies which of several attempts became the generation."""
 
     writer: str
     body_crc: int
@@ -272,11 +272,12 @@ class Try:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lineage:
-    """Which published generations are of this catalogue: those of this `id` before `generation`,
-    and that one if it is one of the `tries`: the number alone may be another writer's.
+    """Says which published generations come from this catalogue: those with this `id` before
+    `generation`, and that one itself if it is one of the `tries`. Its number alone proves nothing,
+    as another writer may have created it.
 
-    Written before a generation is created, so that a crash cannot leave one that its own
-    catalogue does not know; then again with the checksum of what was published.
+    It is noted before a generation is created, so that after a crash the catalogue knows every
+    generation of its own; then again, with the checksum of what was published.
     """
 
     id: str
@@ -286,7 +287,8 @@ class Lineage:
 
     @classmethod
     def of(cls, tables: Tables, broker: str) -> Lineage | None:
-        """None where nothing was published yet, or the note is not ours."""
+        """The lineage in the notes; None if nothing was published yet, or the note makes no
+        sense."""
         text = tables.notes.get(LINEAGE, {}).get(broker)
         note: Json = None if text is None else msgspec.json.decode(text)
         match note:
@@ -309,14 +311,16 @@ class Lineage:
         return PutNote(LINEAGE, broker, value)
 
     def knows(self, header: PublishedHeader, body_crc: int) -> bool:
-        """Whether this was published of this very file, as it is now or as it was before."""
+        """Whether this generation was published from this file, in its present or an earlier
+        state."""
         if header.lineage != self.id or header.generation > self.generation:
             return False
         is_older = header.generation < self.generation
         return is_older or Try(header.writer, body_crc) in self.tries
 
     def tried(self, generation: int) -> tuple[Try, ...]:
-        """What may still become this generation, but for the oldest of very many."""
+        """The attempts that may still become this generation, without the oldest if there are too
+        many."""
         return self.tries[1 - TRIES_MAX :] if generation == self.generation else ()
 
 
@@ -335,7 +339,7 @@ KEPT: Final = 3
 class PublishedSource:
     """The catalogue as its publisher sees it."""
 
-    tables: Callable[[], tuple[Tables, int]]  # as they are now, and which change was the last
+    tables: Callable[[], tuple[Tables, int]]  # at present, and the number of the last change
     last_change: Callable[[], int]
     apply: Callable[[Iterable[Change]], None]
     now_ms: Callable[[], int]
@@ -355,10 +359,10 @@ class CataloguePublisher(Publisher):
         self._source = source
         self._generations = generations
         self._writer = uuid.uuid4().hex
-        self._guard = threading.Lock()  # one publishes at a time
+        self._guard = threading.Lock()  # only one thread publishes at a time
         self._opened_at = source.last_change()
         self._clean_at: int | None = None  # all changes up to this one are published
-        self._known: Lineage | None = None  # of the file, before this process added to it
+        self._known: Lineage | None = None  # in the file before this process changed it
         self._noted: Lineage | None = None  # in the file now
         self._is_begun = False
         self._published: PublishedHeader | None = None  # by this process
@@ -426,7 +430,7 @@ class CataloguePublisher(Publisher):
         own = 0
         if not is_nothing and crc != self._published_crc:
             own = self._create(body, crc)
-        # Our own notes are changes too, and no reason to look at it all again.
+        # Our own notes are changes too, but no reason to publish again.
         self._clean_at = change + own if self._source.last_change() == change + own else change
         return self._newest_of_ours()
 
@@ -436,7 +440,7 @@ class CataloguePublisher(Publisher):
         return None if self._known is None else self._known.generation
 
     def _create(self, body: bytes, crc: int) -> int:
-        """One more generation; how many changes the catalogue had of it."""
+        """Create the next generation; return how many changes that made to the catalogue."""
         listed = self._generations.listed()
         self.is_unheard = not listed
         epoch = self._checked(listed)
@@ -480,10 +484,10 @@ class CataloguePublisher(Publisher):
         return uuid.uuid4().hex if self._known is None else self._known.id
 
     def _checked(self, listed: Sequence[ListedGeneration]) -> int:
-        """Our epoch. StaleCatalogueError where what is newest is not ours to replace."""
+        """Our epoch. StaleCatalogueError if the newest generation is not ours to replace."""
         mine = self._published
         newest = listed[-1] if listed else None
-        # A listing may not know our newest one yet.
+        # A listing may lack our newest one.
         if mine is not None and (newest is None or newest.number <= mine.generation):
             return mine.epoch
         if newest is None:
@@ -492,7 +496,7 @@ class CataloguePublisher(Publisher):
         if found is None:
             return 1 if mine is None else mine.epoch
         header, crc = found
-        if header.writer == self._writer:  # its reply was lost
+        if header.writer == self._writer:  # we created it, but the reply was lost
             self._published = header
             return header.epoch
         if mine is None and self._noted is not None and self._noted.knows(header, crc):
@@ -504,7 +508,8 @@ class CataloguePublisher(Publisher):
         raise StaleCatalogueError(self._generations.describe(), self._stale)
 
     def _header(self, newest: ListedGeneration) -> tuple[PublishedHeader, int] | None:
-        """None for a damaged one that must be ours, by its number: no reader can use it."""
+        """The newest generation's header and checksum. None if it is damaged and, by its number,
+        ours: no reader can use it, so it may be replaced."""
         place = f"{self._generations.describe()} {newest.number}"
         try:
             if newest.size > PUBLISHED_BYTES_MAX:
@@ -523,7 +528,7 @@ class CataloguePublisher(Publisher):
         try:
             if old:
                 self._generations.delete(old)
-        except TieredStoreError as error:  # the next one that is published tries again
+        except TieredStoreError as error:  # the next publication tries again
             log.info("old catalogues are left behind: %s", error)
 
 

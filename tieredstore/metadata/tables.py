@@ -59,9 +59,9 @@ R = TypeVar("R", bound=msgspec.Struct)
 class Tables:
     """All rows by their keys.
 
-    Rows keep the order in which they were read or came, so that an unchanged file is written as it
-    was read. Unknown fields stay with their row until it is deleted. `topic_serial` is never below
-    a topic id that was ever here. Notes are kept as JSON text: each read makes its own copy.
+    Rows keep the order in which they were read or added, so that an unchanged file is written as it
+    was read. Unknown fields stay with their row until it is deleted. `topic_serial` is never less
+    than any topic id that was ever here. Notes are kept as JSON text: each read makes its own copy.
     """
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class Tables:
 
     @classmethod
     def from_document(cls, document: Mapping[str, Json]) -> Tables:
-        """The tables of RocketMQ's JSON. Raises ValueError naming the row that cannot be."""
+        """The tables from RocketMQ's JSON. Raises ValueError, naming the impossible row."""
         tables = cls()
         for kind, name in SEGMENT_TABLES.items():
             tables._read_segments(name, kind, _member(document, name))
@@ -95,7 +95,7 @@ class Tables:
         return tables
 
     def document(self) -> dict[str, Document]:
-        """What RocketMQ's JSON says for these tables; notes are not in it."""
+        """RocketMQ's JSON of these tables, which has no notes."""
         document: dict[str, Document] = {}
         for kind, name in SEGMENT_TABLES.items():
             document[name] = {
@@ -148,7 +148,7 @@ class Tables:
         read: Callable[..., V],
         kind: type[msgspec.Struct],
     ) -> V:
-        """The record of a row and, kept beside it, the fields that are not ours."""
+        """The record of a row. Keeps the fields that we do not know beside it."""
         try:
             if not isinstance(row, dict):
                 raise ValueError("it is no object")
@@ -179,7 +179,7 @@ class Tables:
         return row | unknown
 
     def copied(self) -> Tables:
-        """Tables that stay as these are now. The rows are shared: they never change."""
+        """A copy that does not change with these tables. Rows never change, so it shares them."""
         copy = Tables()
         copy.topics = dict(self.topics)
         copy.queues = {topic: dict(found) for topic, found in self.queues.items()}
@@ -194,8 +194,8 @@ class Tables:
         return copy
 
     def contents(self) -> list[Change]:
-        """Changes that make empty tables say all that these do, but for unknown fields."""
-        # The number first, so that no topic that is deleted by now gives its own away again.
+        """Changes that give empty tables the contents of these, except unknown fields."""
+        # The serial number first, so that numbers of deleted topics are not given out again.
         changes: list[Change] = []
         if self.topic_serial >= 0:
             last = TopicRecord(topic=_NOBODY, topic_id=self.topic_serial)
@@ -212,7 +212,7 @@ class Tables:
     # -- changes ------------------------------------------------------------------------------
 
     def apply(self, changes: Iterable[Change]) -> None:
-        """Act on changes that were checked: none of them can fail halfway."""
+        """Apply checked changes: none of them can fail halfway."""
         for change in changes:
             match change:
                 case Put(record):
@@ -234,7 +234,7 @@ class Tables:
                     self.notes_changed = True
 
     def new_topic(self, topic: str, reserve_hours: int | None, now_ms: int) -> TopicRecord:
-        """The row of a topic that comes now, with the next number; nothing is changed."""
+        """The row for a new topic, with the next number. Changes nothing."""
         return TopicRecord(
             topic=topic,
             topic_id=self.topic_serial + 1,
@@ -255,12 +255,12 @@ class Tables:
 
 
 class TopicRow(msgspec.Struct, rename="camel"):
-    """What RocketMQ's JSON says of a topic. In this and other rows null stands for a default."""
+    """A topic in RocketMQ's JSON. In this and other rows, null stands for the default."""
 
     topic: str
     topic_id: Number = 0
     status: Int32 = 0
-    # A reserve time that is missing is not known: Java's 0 would let everything expire at once.
+    # A missing reserve time is unknown. Java's default, 0, would let everything expire at once.
     reserve_time: NumberOrUnset = UNSET_RESERVE
     update_timestamp: Int64 = 0
 
@@ -291,9 +291,9 @@ class SegmentRow(msgspec.Struct, rename="camel", kw_only=True):
 
 
 def describe(*types: type[msgspec.Struct]) -> None:
-    """Have msgspec describe types while their module is imported, by one thread.
+    """Make msgspec describe types while their module is imported, by one thread.
 
-    It does so at the first use of a type, and two threads that do so at once crash the process.
+    Otherwise it does so at the first use of a type, and two threads at once crash the process.
     """
     for kind in types:
         msgspec.json.Decoder(kind)
@@ -346,7 +346,7 @@ def segment_row(record: SegmentRecord) -> Row:
 
 
 def read_topic(row: Mapping[str, Json], topic: str | None = None) -> TopicRecord:
-    """The record of a row; `topic` is the key it stands under, and the name if it has none."""
+    """The record of a row. `topic` is the row's key, and the name if the row has none."""
     found = _converted(row, TopicRow, {"topic": topic})
     return TopicRecord(
         topic=found.topic,
@@ -378,13 +378,13 @@ def read_segment(
     type: SegmentType | None = None,
     base_offset: int | None = None,
 ) -> SegmentRecord:
-    """The record of a row; the table it stands in decides its type, whatever the row says."""
+    """The record of a row. Its table decides its type, whatever the row says."""
     if type is not None:
         row = {**row, "type": int(type)}
     found = _converted(row, SegmentRow, {"path": path, "baseOffset": base_offset})
     if type is None and found.size < 0:
         raise ValueError(f"size {found.size} is less than 0")
-    # RocketMQ's table can say -1, after a look-up that failed: as good as not known, which is 0.
+    # RocketMQ's table can say -1 after a failed look-up: the size is unknown, which is 0 here.
     size = max(0, found.size)
     if found.base_offset + size > INT64_MAX:
         raise ValueError(f"baseOffset {found.base_offset} and size {size} end beyond {INT64_MAX}")
@@ -412,7 +412,7 @@ def row_name(record: Record) -> str:
 
 
 def unknown_fields(row: Mapping[str, Json], known: frozenset[str]) -> Row:
-    """The fields that are not ours, to be carried along."""
+    """The fields that we do not know, but keep."""
     if row.keys() <= known:
         return {}
     found = {name: value for name, value in row.items() if name not in known}
@@ -421,8 +421,8 @@ def unknown_fields(row: Mapping[str, Json], known: frozenset[str]) -> Row:
 
 
 def _converted(row: Mapping[str, Json], kind: type[R], keys: Mapping[str, Json]) -> R:
-    """The row in its own type; `keys` it stands under fill in for fields that are missing, and
-    equal those that are not. Raises ValueError naming the field."""
+    """The row in its own type. The `keys` that it has in the tables replace missing fields, and
+    must equal existing ones. Raises ValueError, naming the field."""
     try:
         found = msgspec.convert(row, kind)
     except msgspec.ValidationError:  # most rows have all fields and no nulls
@@ -463,7 +463,7 @@ def _member(document: Mapping[str, Json], name: str) -> Row:
 
 
 def _numbered(name: str, outer: str, table: Json) -> Iterator[tuple[int, Json]]:
-    """The rows under integer keys; null stands for none, of a table and of a row."""
+    """The rows under integer keys. Null stands for an empty table or an absent row."""
     if table is None:
         return
     if not isinstance(table, dict):
