@@ -63,7 +63,7 @@ LOG_START_NOTE: Final = "log-start"
 
 def log_start(path: str, metadata: MetadataStore) -> int:
     """Where the log of a queue begins: after that of a destroyed queue of the same name. The key
-    index still has log offsets of the old queue, under the same number of the topic."""
+    index still has log offsets of the old queue, under the same topic number."""
     note = metadata.note(LOG_START_NOTE, path)
     return note if type(note) is int else 0
 

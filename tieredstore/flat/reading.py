@@ -111,7 +111,8 @@ def read_messages(
 
 
 def _keep_sound(file: FlatMessageFile, found: FoundRows) -> None:
-    """Keep the rows before the first one with a damaged body. SegmentCorruptError if none is."""
+    """Keep the rows before the first one with a damaged body. SegmentCorruptError if it is the
+    first row."""
     count = found.sound_count()
     if not count:
         raise damaged_body(file, found.first_offset, found.place(0))

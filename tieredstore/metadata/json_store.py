@@ -46,7 +46,7 @@ class _Ticket:
 
 
 class JsonMetadataStore(MemoryReads):
-    """A catalogue that RocketMQ can open: its JSON file, and a journal so that a change is cheap.
+    """A catalogue that RocketMQ can open: its JSON file, and a journal that makes changes cheap.
 
     * A batch is one line of the journal, written and synced before any read sees it. Batches that
       wait for the same sync share a line.

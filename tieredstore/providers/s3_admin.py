@@ -20,8 +20,8 @@ log = log_of(__name__)
 
 ABORT_RULE: Final = "tieredstore-abandoned-uploads"
 ABORT_DAYS: Final = 2
-# Replies of stores without such rules: some have none, some do not understand the request, and
-# some take it for a request to create the bucket, which exists.
+# Replies of stores without such rules: they say so, do not understand the request, or take it for
+# a request to create the bucket, which exists.
 _NO_RULES_STATUS: Final = (400, 405, 501)
 _NO_RULES_CODE: Final = "BucketAlreadyExists"
 

@@ -231,7 +231,7 @@ def begun_of(row: tuple[int, str, int, int]) -> Begun:
 
 
 def sealed_of(row: tuple[int, str, int, int | None]) -> Sealed:
-    """Raises ValueError for a key that no sealed segment has."""
+    """The sealed segment of a row. Raises ValueError for a key that no sealed segment can have."""
     sealed = Sealed(*row)
     if not sealed.key or sealed.key.startswith(("log/", "state/", "epoch/", ".")):
         raise ValueError(f"{sealed.key!r:.80} is no key of a sealed segment")
