@@ -1,4 +1,4 @@
-"""The key index of the tier: files that are filled, compacted, uploaded and searched."""
+"""The key index of the tier: its files are filled, compacted, uploaded and searched."""
 
 from typing import TYPE_CHECKING
 

@@ -1,7 +1,7 @@
 """An index file as it is uploaded: items in slot order, newest first, and then the footer.
 
 It is made from a full file of the broker, or from keys that were never in one. It is streamed, so
-it is never in memory as a whole; until it is closed, its contents are in unnamed files.
+it is never in memory as a whole; until it is closed, its contents are kept in unnamed files.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ _TABLE_SLOTS: Final = 1 << 17
 
 
 class Compaction:
-    """The upload of some keys; `blocks` and then `footer` may be called again.
+    """The upload of some keys; `blocks` and then `footer` may be called more than once.
 
-    The bytes are Java's: each slot has the position where its items are or would be, an empty one
-    too. Without items there is nothing at all. It takes 36 bytes an item in `folder`, by default
-    the one for temporary files, and in memory 16 bytes a slot and some hundred MB.
+    The bytes are Java's: each slot, even an empty one, has the position where its items are or
+    would be. Without items the file is empty. It takes 36 bytes per item in `folder` (default: the
+    one for temporary files), and in memory 16 bytes per slot and some hundred MB.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Compaction:
         self.end_timestamp = 0
         self.slot_count = slot_count
         self._items = DealtItems(slot_count, folder)
-        self._hashes: Spool | None = Spool(folder)  # None where one is not known
+        self._hashes: Spool | None = Spool(folder)  # None if any hash is unknown
         self._times: TimeRange | None = None
         self._disorder = TimeDisorder()
         self._starts: NDArray[np.int32] | None = None
@@ -75,7 +75,7 @@ class Compaction:
     def of_keys(
         cls, keys: Iterable[IndexColumns], begin_timestamp: int, *, slot_count: int
     ) -> Self:
-        """What would be uploaded of a file that these keys were put into, oldest first."""
+        """The upload of a file that these keys would have been put into, oldest first."""
         made = cls(begin_timestamp, slot_count=slot_count)
         try:
             for columns in keys:
@@ -87,8 +87,8 @@ class Compaction:
 
     @classmethod
     def of_file(cls, file: IndexStoreFile) -> Self:
-        """What is uploaded of a file that takes no more keys. It has a filter only if the notes
-        beside the file hold all its keys."""
+        """The upload of a file that takes no more keys. It has a filter only if the notes beside
+        the file have all its keys."""
         made = cls(file.begin_timestamp, slot_count=file.slot_count, folder=file.path.parent)
         try:
             made._put_file(file)
@@ -111,7 +111,7 @@ class Compaction:
         return self.items_position + COMPACTED_ITEM_BYTES * self.item_count
 
     def starts(self) -> NDArray[np.int32]:
-        """Where the items of each slot start; one entry more for where the last one's end."""
+        """Where the items of each slot start; and one more entry, where those of the last end."""
         if self._starts is None:
             self._starts = starts = np.zeros(self.slot_count + 1, np.int32)
             np.cumsum(self._items.counts, out=starts[1:], dtype=np.int32)
@@ -125,7 +125,7 @@ class Compaction:
         yield from self.footer()
 
     def blocks(self) -> Iterator[Buffer]:
-        """The whole file in order, in blocks of at most some MiB."""
+        """The file without its footer, in order, in blocks of at most some MiB."""
         if not self.item_count:
             return
         yield encode_header(self._header())
@@ -143,12 +143,12 @@ class Compaction:
             yield block
 
     def footer(self) -> Iterator[Buffer]:
-        """The footer in order, after `blocks`."""
+        """The footer in order; call it after `blocks`."""
         if not self.item_count:
             return
         if self._sums is None or not self._sums.is_whole:
             raise ValueError("a footer has checksums of the blocks before it")
-        assert self._times is not None  # of items
+        assert self._times is not None  # as there are items
         count = 0
         if self._hashes is not None:
             count = filter_block_count(self.item_count)
@@ -165,7 +165,7 @@ class Compaction:
         )
 
     def close(self) -> None:
-        """Give the disk back. Idempotent."""
+        """Free the disk space. Idempotent."""
         self._items.close()
         if self._hashes is not None:
             self._hashes.close()
@@ -200,7 +200,7 @@ class Compaction:
             file.unload_items()
 
     def _add(self, words: NDArray[np.int32], hashes: Hashes | None) -> None:
-        """Words as they lie in the uploaded file; the last one of a row is its seconds."""
+        """Add items, in words as in the uploaded file; the last word of a row is its seconds."""
         self._disorder = self._disorder.with_seconds(words[:, -1])
         self._items.add(words.view(np.uint32))
         if self._hashes is None:
@@ -220,7 +220,7 @@ class Compaction:
     def _noted(
         self, file: IndexStoreFile, rows: NDArray[Any], start: int
     ) -> NDArray[np.uint64] | None:
-        """The hashes of these items as the notes have them; None unless they are the items'."""
+        """The hashes that the notes have for these items; None unless they match the items."""
         if file.notes is None or self._hashes is None:
             return None
         found = [*file.notes.blocks(start + len(rows), after=start)]
@@ -239,9 +239,9 @@ def fences_of_table(
     slot_count: int,
     path: str,
 ) -> bytes:
-    """A footer without filter for a file that has none, to be kept in a local cache.
+    """Make a footer without a filter, to be cached locally, for a file that has no footer.
 
-    One pass over the slot table; SegmentCorruptError if it is not what compaction writes.
+    Reads the slot table once; SegmentCorruptError if it is not what compaction writes.
     """
     starts = np.empty(slot_count + 1, np.int64)
     end = slot_position(slot_count)

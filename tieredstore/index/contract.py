@@ -18,8 +18,8 @@ from tieredstore.model.values import INT64_MAX
 class CommittedRun:
     """Messages that are durable in the tier: row i of `run` lies at `log_offsets[i]` there.
 
-    The records are as the tier has them. The run's own `log_offsets` may mean another log: use
-    `log_offsets` here. `keys` are those of all of these messages, if they were found when the
+    The records are as the tier has them. The run's own `log_offsets` may refer to another log: use
+    these instead. `keys` are the keys of all these messages, if they were extracted when the
     messages were read.
     """
 
@@ -38,14 +38,14 @@ class IndexHit(NamedTuple):
     queue_id: int
     log_offset: int  # in the tier's commit log of that queue
     message_bytes: int
-    store_timestamp: int  # as exact as the index keeps it: whole seconds
-    put_before: int = INT64_MAX  # the index had it by then, where that is known
+    store_timestamp: int  # only as exact as the index keeps it: whole seconds
+    put_before: int = INT64_MAX  # the index had the message by then, if that is known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexFigures:
-    """How many files there are: being filled, full but not uploaded, uploaded; and in how many of
-    the last look-ups have met damage."""
+    """How many files are being filled, are full but not uploaded, and are uploaded; and in how many
+    uploaded ones look-ups have met damage."""
 
     unsealed_count: int = 0
     sealed_count: int = 0
@@ -59,7 +59,7 @@ class IndexAnswer:
     """Hits, newest first; not `complete` if something that may have more hits could not be read.
 
     It does not cover messages that the index does not have yet: see `indexed_offset`.
-    `newest_timestamp` is the newest store time in the index, 0 if it is unknown.
+    `newest_timestamp` is the newest store time in the index, 0 if unknown.
     """
 
     hits: Sequence[IndexHit] = ()
@@ -74,20 +74,20 @@ class Index(Protocol):
     """Finds messages of the tier by their keys.
 
     * Lifecycle: `load`, `start`, `shutdown`, each idempotent; `destroy` deletes the data.
-    * `put` comes after the commit of the messages, in queue order for each queue and never twice at
-      a time for one queue. A failed `put` is tried again later, so a message may come twice. The
-      run belongs to the caller: the index copies what it keeps.
-    * Any thread may query at any time. `seal` uploads the part that is only on the broker's own
-      disk; it raises the backend's errors.
+    * `put` is called after the commit of the messages, for each queue in order and by one thread at
+      a time. A failed `put` is tried again later, so a message may come twice. The run belongs to
+      the caller: the index copies what it keeps.
+    * Any thread may query at any time. `seal` uploads what is only on the broker's own disk; it
+      raises the backend's errors.
     """
 
     @property
     def problem(self) -> str | None:
-        """The last failure in the background, until that work succeeds."""
+        """The last failure of background work, until that work succeeds."""
 
     @property
     def figures(self) -> IndexFigures:
-        """Counts of files, from memory."""
+        """Counts of files; nothing is read for them."""
 
     def load(self) -> None: ...
 
@@ -105,9 +105,9 @@ class Index(Protocol):
     def indexed_offset(self, topic: str, topic_id: int, queue_id: int) -> int | None:
         """Below this queue offset `query` finds every message, and a crash loses none of them.
 
-        What was committed at or above it is put again after a start; until then a look-up reads
-        those messages themselves. None: the index does not know, and answers count as they are. A
-        topic that was deleted and made anew has another id, and 0 until a message of it was put.
+        Messages committed at or above it are put again after a start; until then a look-up reads
+        the messages themselves. None means unknown: answers are used as they are. A topic that was
+        deleted and made again has another id, and 0 until a message of it was put.
         """
 
     def query(

@@ -1,7 +1,7 @@
 """Sorts the items of an index file into slot order, through an unnamed file.
 
-Each block of items is distributed to ranges of 65 536 slots. Then one range after another is sorted
-by 16-bit numbers, which numpy does without comparing. So a file of any size takes little memory.
+Each block of items is divided into ranges of 65 536 slots. Then one range after another is sorted
+by 16-bit numbers, for which numpy needs no comparisons. So a file of any size takes little memory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _WORDS: Final = COMPACTED_ITEM_BYTES // 4
 
 
 class Spool:
-    """A file without a name, which is gone when it is closed or its process ends."""
+    """A file without a name; it is gone when it is closed or its process ends."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = str(folder or tempfile.gettempdir())
@@ -48,7 +48,7 @@ class Spool:
         return data
 
     def read_into(self, data: bytearray, position: int) -> None:
-        """Fill these bytes from there."""
+        """Fill `data` with the bytes from `position` on."""
         view = memoryview(data)
         with refused_by_system(self._folder, "read a file in"):
             while view:
@@ -64,9 +64,9 @@ class Spool:
 
 
 class DealtItems:
-    """Takes items oldest first; gives them slot by slot, those of one slot newest first.
+    """Takes items oldest first; returns them slot by slot, the newest of each slot first.
 
-    It takes 28 bytes an item in `folder`, and in memory four bytes a slot and some 60 MB.
+    It takes 28 bytes per item in `folder`, and in memory four bytes per slot and some 60 MB.
     """
 
     def __init__(self, slot_count: int, folder: Path | None) -> None:
@@ -74,16 +74,16 @@ class DealtItems:
         self.item_count = 0
         self.counts = np.zeros(slot_count, np.int32)
         """How many items each slot has."""
-        self._edges: list[NDArray[np.int64]] = []  # of each block, where its ranges begin and end
+        self._edges: list[NDArray[np.int64]] = []  # per block, where its ranges begin and end
         self._spool = Spool(folder)
 
     def add(self, items: NDArray[np.uint32]) -> None:
-        """Rows of seven words, as they lie in the uploaded file."""
+        """Add rows of seven words, as in the uploaded file."""
         for start in range(0, len(items), _DEALT_ITEMS):
             self._deal(items[start : start + _DEALT_ITEMS])
 
     def blocks(self) -> Iterator[NDArray[np.uint32]]:
-        """All of them; may be asked for again."""
+        """All items; may be called more than once."""
         for first in range(0, self.slot_count, RANGE_SLOTS):
             yield from self._sorted(first, min(first + RANGE_SLOTS, self.slot_count))
 
@@ -102,8 +102,8 @@ class DealtItems:
         self._spool.append(dealt.reshape(-1).view(np.uint8).data)
 
     def _sorted(self, first: int, stop: int) -> Iterator[NDArray[np.uint32]]:
-        """The items of these slots of one range. Where they are too many to be sorted in memory
-        the slots are halved; those of one slot are in order already, block by block."""
+        """The items of these slots of one range. If they are too many to be sorted in memory, the
+        slots are halved. Items of a single slot are in order already, block by block."""
         count = int(self.counts[first:stop].sum())
         if not count:
             return
@@ -122,7 +122,7 @@ class DealtItems:
     def _found(
         self, first: int, stop: int, *, newest_first: bool = False
     ) -> Iterator[NDArray[np.uint32]]:
-        """What each block has of these slots, oldest first within the block."""
+        """The items of these slots in each block, oldest first within the block."""
         number = first // RANGE_SLOTS
         is_whole = stop - first == min(RANGE_SLOTS, self.slot_count - number * RANGE_SLOTS)
         for edges in reversed(self._edges) if newest_first else self._edges:

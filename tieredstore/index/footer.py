@@ -1,9 +1,9 @@
-"""Our footer after the last item of an uploaded index file, where RocketMQ never looks: it says
+"""Our footer follows the last item of an uploaded index file, where RocketMQ never looks. It says
 which keys the file cannot have, and where the items of a slot are.
 
     | part           | bytes           |                                                        |
     | -------------- | --------------- | ------------------------------------------------------ |
-    | filter blocks  | 4096 each       | none where not all keys are known                      |
+    | filter blocks  | 4096 each       | none unless all keys are known                         |
     | fence blocks   | 4096 each       |                                                        |
     | first slots    | 4 each          | i32, the first slot of each fence block                |
     | padding        | 0 to 27         | zeros: the footer is a multiple of 28 bytes            |
@@ -29,21 +29,20 @@ which keys the file cannot have, and where the items of a slot are.
     |     72 | i32   | version: 2; 1 has no checksums of items                               |
     |     76 |     8 | magic `TSINDEX1`                                                      |
 
-The length of the whole file modulo 28 stays the same, since files of RocketMQ 5.1 are recognised by
-it; they end in another magic. A footer with filter blocks says that all keys were put by us, so
-that their hashes follow the classic rule.
+The footer does not change the length of the file modulo 28, as files of RocketMQ 5.1 are recognised
+by that; they end in another magic. A footer with filter blocks says that we put all keys, so that
+their hashes follow the classic rule.
 
 **The filter** is a Bloom filter in blocks; a key is probed in one of them. A block is 4 KiB: 32 736
-bits and the CRC32C of their bytes, u32 big-endian. With m the mixed hash of a key
-(`key_hashes.mixed`), it belongs to block (m >> 32) * blocks >> 32. Of it, six bits are set: with s
-= (m * 9E3779B97F4A7C15 modulo 2^64) >> 32 | 1, bit number (((m + i * s) modulo 2^32) * 32736) >> 32
-for i from 0 to 5; bit b is 1 << b % 8 of byte b / 8. Twelve bits a key let 0.4 % of other keys
-through.
+bits and the CRC32C of their bytes, u32 big-endian. Let m be the mixed hash of a key
+(`key_hashes.mixed`): the key belongs to block (m >> 32) * blocks >> 32. Six bits of that block are
+set: with s = (m * 9E3779B97F4A7C15 modulo 2^64) >> 32 | 1, bit number
+(((m + i * s) modulo 2^32) * 32736) >> 32 for i from 0 to 5; bit b is 1 << b % 8 of byte b / 8. With
+twelve bits per key, 0.4 % of other keys pass.
 
 **The fences** say where the items of a slot are, without the slot table, and what their checksum
-is: a group is the unit that a look-up reads. It is a run of slots whose items take at most 16 380
-bytes together, or a page of so many bytes of one slot that takes more. A block is 4 KiB,
-big-endian:
+is. A look-up reads one group at a time: a run of slots whose items take at most 16 380 bytes
+together, or a page of that size if one slot takes more. A block is 4 KiB, big-endian:
 
     | offset | width | field                                                              |
     | ------ | ----- | ------------------------------------------------------------------ |
@@ -53,12 +52,12 @@ big-endian:
     |   4088 | i32   | position where the items of the block's last group end              |
     |   4092 | u32   | CRC32C of the bytes before                                         |
 
-If a block begins within a slot, its *first slot* in the tail is the following one: so the last
-block whose first slot is not above a slot is the one where the slot's items begin.
+If a block begins within a slot, its *first slot* in the tail is the next slot. So the items of a
+slot begin in the last block whose first slot is not above that slot.
 
-In version 1 a group has 8 bytes without a checksum, a block has 511 of them, and a slot that takes
-more is one group. A copy of the slot table of a file that is not ours still has this form, since
-its items were not read.
+In version 1 a group has 8 bytes without a checksum, a block has 511 groups, and a slot that takes
+more is one group. Fences made from the slot table of a file that is not ours still have this form,
+as its items were not read.
 """
 
 from __future__ import annotations
@@ -152,29 +151,30 @@ class Footer:
         return -(-unpadded // COMPACTED_ITEM_BYTES) * COMPACTED_ITEM_BYTES
 
     def fence_block(self, slot: int) -> int:
-        """The number of the block that knows the slot's group, the first one of several."""
+        """The number of the block with the slot's group; the first if there are several."""
         return bisect_right(self.first_slots, slot) - 1
 
     def may_go_on(self, number: int, slot: int) -> bool:
-        """Whether the block behind this one may have more pages of the slot."""
+        """Whether the next block may have more pages of the slot."""
         behind = number + 1
         return behind < len(self.first_slots) and self.first_slots[behind] == slot + 1
 
     def fence_block_position(self, number: int) -> int:
-        """Within the footer."""
+        """The position of a block within the footer."""
         return BLOCK_BYTES * (self.filter_blocks + number)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NearFooter:
-    """A footer whose bytes are at hand: `read` counts from its first byte."""
+    """A footer with a copy nearby: positions for `read` count from its first byte."""
 
     footer: Footer
     read: Read
 
     @classmethod
     def open(cls, read: Read, footer_bytes: int, *, file_bytes: int, path: str) -> NearFooter:
-        """A copy of the footer; `file_bytes` is the file with it, even if it has none itself."""
+        """A copy of a footer; `file_bytes` is the size of the file with the footer, even if the
+        file has none itself."""
         size = min(footer_bytes, TAIL_BYTES)
         tail = read(footer_bytes - size, size)
         footer = decode_tail(tail, file_bytes=file_bytes, path=path)
@@ -184,8 +184,8 @@ class NearFooter:
 
 
 class Group(NamedTuple):
-    """The bytes of a file that hold all items of a slot and perhaps those of its neighbours, or a
-    page of a slot that has many; and their CRC32C, where it is known."""
+    """Part of a file that holds all items of a slot, perhaps with those of its neighbours, or a
+    page of a slot with many items; and its CRC32C, if known."""
 
     start: int
     end: int
@@ -193,7 +193,7 @@ class Group(NamedTuple):
 
 
 class Groups(NamedTuple):
-    """All groups of a file in order; `positions` has one entry more, where the last one ends."""
+    """All groups of a file in order; `positions` has one more entry: the end of the last one."""
 
     slots: NDArray[np.int64]
     positions: NDArray[np.int64]
@@ -201,7 +201,7 @@ class Groups(NamedTuple):
 
     @property
     def first_slots(self) -> list[int]:
-        """Of each block, as the tail has them."""
+        """The first slot of each block, as the tail lists it."""
         heads = np.arange(0, len(self.slots), fences_a_block(self.version))
         goes_on = self.slots[heads] == np.append(-1, self.slots)[heads]
         found: list[int] = (self.slots[heads] + goes_on).tolist()
@@ -213,7 +213,7 @@ class DamagedItemsError(SegmentCorruptError):
 
 
 class GroupSums:
-    """The CRC32C of the items of each group; they come in order, in blocks of any size."""
+    """The CRC32C of the items of each group; the items come in order, in blocks of any size."""
 
     def __init__(self, groups: Groups) -> None:
         self.groups = groups
@@ -239,12 +239,12 @@ class GroupSums:
 
 
 def has_footer(tail: Buffer) -> bool:
-    """Whether a file that ends so has a footer of ours, of whatever version."""
+    """Whether a file with this end has a footer of ours, of any version."""
     return len(tail) >= TRAILER_BYTES and bytes(tail[-len(MAGIC) :]) == MAGIC
 
 
 def footer_or_header(read: Read, size: int, *, path: str) -> Footer | TieredIndexHeader:
-    """What the end of an uploaded file says, or its begin where it has no footer of ours."""
+    """The footer of an uploaded file, or its header if it has no footer of ours."""
     tail_bytes = min(size, TAIL_BYTES)
     tail = read(size - tail_bytes, tail_bytes)
     if has_footer(tail):
@@ -253,9 +253,9 @@ def footer_or_header(read: Read, size: int, *, path: str) -> Footer | TieredInde
 
 
 def decode_tail(tail: Buffer, *, file_bytes: int, path: str = "") -> Footer:
-    """The footer of a file that ends in these bytes: give its last 16 KiB, or all that it has.
+    """The footer of a file that ends in these bytes: its last 16 KiB, or the whole file if shorter.
 
-    Nothing in it is believed before the checksum is right and the lengths add up.
+    Nothing in it is trusted until the checksum is right and the lengths add up.
     """
     at = file_bytes - TRAILER_BYTES
     if not has_footer(tail):
@@ -297,7 +297,7 @@ def decode_tail(tail: Buffer, *, file_bytes: int, path: str = "") -> Footer:
 
 
 def encode_tail(footer: Footer) -> bytes:
-    """Everything behind the blocks."""
+    """Everything after the blocks."""
     head = np.array(footer.first_slots, ">i4").tobytes()
     blocks = footer.filter_blocks + footer.fence_blocks
     padding = bytes(footer.footer_bytes - BLOCK_BYTES * blocks - len(head) - TRAILER_BYTES)
@@ -325,9 +325,10 @@ def filter_block_count(key_count: int) -> int:
 def build_filter(
     hashes: Callable[[], Iterable[Hashes]], block_count: int
 ) -> Iterator[NDArray[np.uint8]]:
-    """All blocks with their checksums, one row a block; every pass over the hashes makes some.
+    """All blocks with their checksums, one row per block; each pass over the hashes makes some.
 
-    Bits are set one byte each, which is several times as fast, in a range that fits the memory.
+    A pass covers a range of blocks that fits in memory with one byte per bit, which is several
+    times as fast.
     """
     for first in range(0, block_count, _BLOCKS_A_PASS):
         count = min(_BLOCKS_A_PASS, block_count - first)
@@ -345,12 +346,12 @@ def build_filter(
 
 
 def block_of(key_hash: int, block_count: int) -> int:
-    """In which block the bits of a key are."""
+    """The block that has the bits of a key."""
     return (_mixed_one(key_hash) >> 32) * block_count >> 32
 
 
 def may_hold(block: Buffer, key_hash: int, *, path: str, position: int) -> bool:
-    """False only if no key with this hash was put. A damaged block is never believed."""
+    """False only if no key with this hash was put. SegmentCorruptError if the block is damaged."""
     check_block(block, path=path, position=position)
     value = _mixed_one(key_hash)
     step = ((value * int(_STEP) & 0xFFFFFFFFFFFFFFFF) >> 32) | 1
@@ -366,7 +367,7 @@ def fences_a_block(version: int) -> int:
 
 
 def groups_of(starts: NDArray[np.int32], *, version: int = CHECKED) -> Groups:
-    """Cut the items of a file; `starts` are the slots' positions and the end of the last."""
+    """Divide the items of a file; `starts` are the slots' positions and the end of the last."""
     slot_count = len(starts) - 1
     slots: list[int] = []
     positions: list[int] = []
@@ -388,7 +389,7 @@ def groups_of(starts: NDArray[np.int32], *, version: int = CHECKED) -> Groups:
 
 
 def encode_fences(groups: Groups, sums: NDArray[np.uint32] | None = None) -> list[bytes]:
-    """The blocks, in order; with the checksums of the groups, but for version 1."""
+    """The blocks in order, with the checksums of the groups except in version 1."""
     blocks = []
     count, width = fences_a_block(groups.version), _FENCE_WORDS[groups.version]
     for at in range(0, len(groups.slots), count):
@@ -410,8 +411,8 @@ def encode_fences(groups: Groups, sums: NDArray[np.uint32] | None = None) -> lis
 def find_groups(
     block: Buffer, slot: int, footer: Footer, *, path: str, position: int
 ) -> list[Group]:
-    """The group of a slot, or its pages, as far as this block has them: none where it begins behind
-    the slot."""
+    """The group of a slot, or those of its pages that this block has; none if the block begins
+    after the slot."""
     slots, edges, sums = _fences(block, footer, path, position)
     behind = int(np.searchsorted(slots, slot, side="right"))
     if not behind:
@@ -449,7 +450,7 @@ def checksum(data: Buffer) -> bytes:
 def _fences(
     block: Buffer, footer: Footer, path: str, position: int
 ) -> tuple[NDArray[Any], list[int], list[int | None]]:
-    """First slots; where groups begin, and the last one ends; their checksums."""
+    """First slots; where the groups begin and the last one ends; checksums."""
     check_block(block, path=path, position=position)
     count, width = fences_a_block(footer.version), _FENCE_WORDS[footer.version]
     words = np.frombuffer(block, ">i4", PAYLOAD_BYTES // 4)

@@ -1,7 +1,7 @@
 """Copies of footers of uploaded index files on the broker's disk.
 
 A copy is a file `<base>-<created>-<size>-<bytes>.footer`: its name says which object it belongs to
-and how long it is, so that a restart needs to read nothing, and a copy that was cut off is noticed.
+and how long it is, so that a restart reads no copy, and a truncated copy is noticed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Origin(NamedTuple):
 class FooterCache:
     """At most `bytes_max` bytes of footers; the most recently made or used ones stay.
 
-    It is only a cache: its failures are logged and cost reads of the backend.
+    It is only a cache: its failures are logged, and cost only reads of the backend.
     """
 
     def __init__(self, folder: Path, *, bytes_max: int) -> None:
@@ -57,7 +57,7 @@ class FooterCache:
             return sum(self._kept.values())
 
     def load(self) -> None:
-        """Take in the copies that are there; leftovers of a crash are removed."""
+        """List the existing copies; leftovers of a crash are removed."""
         found: list[tuple[int, Origin, int]] = []
         with self._tolerant("load"):
             if not self.folder.is_dir():
@@ -74,7 +74,7 @@ class FooterCache:
             self._kept = {origin: count for _, origin, count in sorted(found)}
 
     def near(self, origin: Origin) -> NearFooter | None:
-        """The footer of this object; None where it is not here, or damaged."""
+        """The footer of this object; None if it is not here, or damaged."""
         with self._guard:
             footer_bytes = self._kept.pop(origin, None)
             if footer_bytes is None:
@@ -89,7 +89,7 @@ class FooterCache:
             return None
 
     def keep(self, origin: Origin, blocks: Iterable[Buffer]) -> bool:
-        """Keep a footer from a stream of blocks; whether it is there now."""
+        """Keep a footer from a stream of blocks; returns whether that succeeded."""
         with self.keeping() as copy:
             for block in blocks:
                 copy.write(block)
@@ -97,7 +97,7 @@ class FooterCache:
 
     @contextmanager
     def keeping(self) -> Iterator[FooterCopy]:
-        """A copy that is written while the footer goes elsewhere; gone unless it is kept."""
+        """A copy to write while the footer is sent elsewhere; it is deleted unless it is kept."""
         copy = FooterCopy(self)
         try:
             yield copy
@@ -105,7 +105,7 @@ class FooterCache:
             copy.close()
 
     def has_room(self, footer_bytes: int) -> bool:
-        """Whether it can be kept without another one having to go."""
+        """Whether a footer of this size can be kept without evicting another."""
         with self._guard:
             return sum(self._kept.values()) + footer_bytes <= self._bytes_max
 
@@ -126,7 +126,7 @@ class FooterCache:
         self.keep_only(())
 
     def take(self, copy: Path, origin: Origin, footer_bytes: int) -> bool:
-        """A file that was written becomes the copy of this object's footer."""
+        """Rename a complete file, so that it becomes the copy of this object's footer."""
         if footer_bytes > self._bytes_max:
             return False
         self.forget(origin)
@@ -152,14 +152,14 @@ class FooterCache:
         def read(position: int, length: int) -> bytes:
             try:
                 descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            except FileNotFoundError as error:  # it had to make place for others
+            except FileNotFoundError as error:  # it was evicted
                 raise SegmentNotFoundError(str(path)) from error
             try:
                 return read_all(descriptor, length, position)
             finally:
                 os.close(descriptor)
 
-        # Where it is the object's own, the object ends with it; else it was made for the cache.
+        # The object's own footer is the end of the object; any other was made for the cache.
         tail = read(max(0, footer_bytes - TAIL_BYTES), TAIL_BYTES)
         if not has_footer(tail):
             raise SegmentCorruptError(str(path), "no footer", position=0)
@@ -209,7 +209,7 @@ class FooterCopy:
             self.close()
 
     def keep(self, origin: Origin) -> bool:
-        """End the copy. It is not synced: a copy that is torn is noticed by its checksums."""
+        """Finish the copy and keep it. It is not synced: its checksums reveal a torn copy."""
         if self._descriptor < 0 or not self._bytes:
             return False
         os.close(self._descriptor)

@@ -12,8 +12,8 @@ The hashes are written while the index file fills; the filter of its footer is m
     |     32 | u64   | hash of item 1, and so on; little-endian               |
 
 An entry proves itself: its lower half is the hash of its item. So an entry that a crash left out,
-or an item that another program put, is detected when the entries are used; then there is no filter.
-Without this file only the filter is lost.
+or an item that another program put, is detected when the entries are used; then no filter is made.
+If this file is missing, only the filter is lost.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ _NO_TIMES: Final = (0, -1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexColumns:
-    """Keys to be put, oldest first: one entry a key; a plain number stands for all of them.
+    """Keys to be put, oldest first: one entry per key. A plain number stands for every entry.
 
-    `key_hashes` are those of `key_hashes.key_hashes` over the `topic#key` texts.
+    `key_hashes` are the results of `key_hashes.key_hashes` for the `topic#key` texts.
     """
 
     key_hashes: NDArray[np.uint64]
@@ -72,7 +72,7 @@ class IndexColumns:
         return len(self.key_hashes)
 
     def times(self, begin_timestamp: int) -> TimeRange:
-        """Of all rows; not exact where one is too far from the file's begin for an item to say."""
+        """The times of all rows; not exact if one is too far from the file's begin for an item."""
         stamps = self.store_timestamps
         first, last = int(stamps.min()), int(stamps.max())
         times = TimeRange(first=first, last=last)
@@ -112,14 +112,14 @@ class TimeRange:
     exact: bool = True
 
     def overlaps(self, begin: int, end: int) -> bool:
-        """Whether some may lie within begin to end."""
+        """Whether any may lie within begin to end."""
         slack = 0 if self.exact else SECOND_SLACK_MS
         return self.first - slack <= end and begin <= self.last + slack
 
     def outruns_seconds(self, begin_timestamp: int) -> bool:
-        """Whether some are too far from the begin of a file for the 32 bits that an item has.
+        """Whether any is too far from the begin of a file for the 32 bits that an item has.
 
-        Then any item may stand for another time than its message's.
+        Then no item's time can be trusted.
         """
         return max(begin_timestamp - self.first, self.last - begin_timestamp) >= _REACH_MS
 
@@ -140,14 +140,14 @@ class TimeDisorder:
     max_seconds: int = 0
 
     def with_items(self, items: NDArray[Any]) -> TimeDisorder:
-        """The same of all these items, of which the first are known."""
+        """The disorder of all these items, the first of which are counted already."""
         found = self
         for start in range(self.item_count, len(items), _BLOCK_ITEMS):
             found = found.with_seconds(items["seconds"][start : start + _BLOCK_ITEMS])
         return found
 
     def with_seconds(self, seconds: NDArray[np.int32]) -> TimeDisorder:
-        """The same with the items that have these, put next."""
+        """The disorder with items of these seconds put next."""
         if not len(seconds):
             return self
         wide = seconds.astype(np.int64)
@@ -160,7 +160,7 @@ class TimeDisorder:
 
 
 class Match(NamedTuple):
-    """An item with the hash of the key: the place of its message, the time cut to seconds."""
+    """An item with the hash of the key: the place of its message, and its time in whole seconds."""
 
     topic_id: int
     queue_id: int
@@ -171,7 +171,8 @@ class Match(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunKeys:
-    """The keys of some messages, and how many each of them has; those without any do not count."""
+    """The keys of some messages, and how many each message has; messages without keys are left
+    out."""
 
     columns: IndexColumns
     key_counts: NDArray[np.int64]
@@ -180,7 +181,7 @@ class RunKeys:
 def keys_of_run(topic: str, topic_id: int, queue_id: int, run: CommittedRun) -> RunKeys:
     """Each key once for each message, in the order of the messages.
 
-    A record that is not sound is passed over: no look-up that found it could read it.
+    A record that is not sound is skipped: a look-up that found it could not read it.
     """
     log_offsets = np.asarray(run.log_offsets, np.int64)
     if run.keys is None:
@@ -194,7 +195,7 @@ def keys_of_run(topic: str, topic_id: int, queue_id: int, run: CommittedRun) -> 
 def keys_of_records(
     topic: str, topic_id: int, queue_id: int, records: Records, log_offsets: NDArray[np.int64]
 ) -> RunKeys:
-    """The same of records that were looked at, and of where the log has them."""
+    """The same for decoded records and their places in the log."""
     rows = np.flatnonzero(records.sound)
     if len(rows) < len(records):
         log.error("%d messages without a sound record are not indexed", len(records) - len(rows))
@@ -228,8 +229,8 @@ def _placed_keys(
 
 
 class SyncedFile:
-    """An open file. Once a sync has failed all do: the kernel drops the pages that it could not
-    write. `close` is idempotent, and takes no descriptor from a sync or a read under way."""
+    """An open file. Once a sync has failed, all later ones fail: the kernel drops the pages that it
+    could not write. `close` is idempotent, and does not disturb a sync or a read under way."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
@@ -242,7 +243,7 @@ class SyncedFile:
         return self._failure is not None
 
     def sync(self) -> None:
-        """Make everything written so far durable; other threads go on meanwhile."""
+        """Make everything written so far durable, without blocking other threads."""
         if self._failure is not None:
             raise OSError(*self._failure.args) from self._failure
         descriptor = self._duplicate()
@@ -290,7 +291,7 @@ class KeyNotes(SyncedFile):
 
     @classmethod
     def open(cls, path: Path, *, begin_timestamp: int, read_only: bool = False) -> KeyNotes | None:
-        """The file beside an index file; None where there is none or it is another's."""
+        """The file beside an index file; None if there is none, or it belongs to another file."""
         flags = os.O_RDONLY if read_only else os.O_RDWR
         try:
             descriptor = os.open(path, flags | os.O_CLOEXEC)
@@ -310,7 +311,7 @@ class KeyNotes(SyncedFile):
 
     @property
     def times(self) -> TimeRange | None:
-        """Of all puts that were begun; None before the first."""
+        """The times of all puts that were begun; None before the first."""
         first, last = self._times
         return TimeRange(first=first, last=last) if first <= last else None
 
@@ -327,13 +328,13 @@ class KeyNotes(SyncedFile):
             self._times = (first, last)
 
     def forget_times(self) -> None:
-        """Begin anew: the times are of puts that were cut off."""
+        """Forget the times: those puts were cut off."""
         write_all(self._descriptor, _HEADER.pack(MAGIC, 0, *_NO_TIMES)[16:], 16)
         self._times = _NO_TIMES
 
     def blocks(self, item_count: int, *, after: int = 0) -> Iterator[NDArray[np.uint64]]:
-        """The hashes of the items behind `after` up to `item_count`, in order; fewer where the file
-        is too short."""
+        """The hashes of the items after the first `after`, up to `item_count`, in order; fewer if
+        the file is too short."""
         position = _HEADER.size + _ENTRY_BYTES * after
         end = _HEADER.size + _ENTRY_BYTES * item_count
         descriptor = self._duplicate()
@@ -351,15 +352,15 @@ class KeyNotes(SyncedFile):
 
 
 def notes_path(path: Path) -> Path:
-    """Where the notes of the index file at `path` are."""
+    """The path of the notes of the index file at `path`."""
     return path.with_name(path.name + SUFFIX)
 
 
 def seconds_window(begin: int, end: int, *, begin_timestamp: int) -> tuple[int, int]:
     """The least and the greatest seconds of an item whose message may lie within begin to end.
 
-    No message is missed, and those up to 999 ms outside come along: the caller reads the message
-    and compares its time.
+    No message is missed, but messages up to 999 ms outside are found too: the caller reads the
+    message and compares its time.
     """
     first = -((SECOND_SLACK_MS - (begin - begin_timestamp)) // 1000)
     last = (end - begin_timestamp + SECOND_SLACK_MS) // 1000
@@ -374,12 +375,12 @@ def times_of_seconds(least: int, greatest: int, *, begin_timestamp: int) -> Time
 
 
 def foreign_times(*, begin: int, end: int) -> TimeRange:
-    """The times that messages of a file may have, by the begin and the end in its header."""
+    """The times that messages of a file may have, given the begin and the end in its header."""
     return TimeRange(first=begin - LATE_MS, last=max(begin, end) + DAY_MS, exact=False)
 
 
 def undated(items: Iterable[Match], *, last: int) -> Iterator[Match]:
-    """Items whose times are not believed: all count as the newest of their file."""
+    """Items whose times cannot be trusted: all count as the newest of their file."""
     return (item._replace(store_timestamp=last) for item in items)
 
 

@@ -1,7 +1,7 @@
 """One index file on the broker's disk: mapped, filled, searched, examined and repaired.
 
-Items are written once, in order; slots and header are rewritten all the time. So slots and header
-are not trusted after a crash: they are rebuilt from the items.
+Items are written once, in order; slots and header are rewritten all the time. So after a crash,
+slots and header are not trusted but rebuilt from the items.
 """
 
 from __future__ import annotations
@@ -62,8 +62,9 @@ from tieredstore.model.values import INT32_MAX
 
 LAYOUT: Final = ChainLayout(header_bytes=HEADER_BYTES, slot_bytes=SLOT_BYTES)
 _BLOCK_ITEMS: Final = 1 << 19
-_SECTOR_BYTES: Final = 512  # a disk writes all of it or nothing
-_PLAIN_END_BYTES: Final = 8  # of an item: seconds and `previous` may be 0, no other field shows it
+_SECTOR_BYTES: Final = 512  # a disk writes all of a sector or nothing
+# The last bytes of an item, `seconds` and `previous`: if both are lost, no other field shows it.
+_PLAIN_END_BYTES: Final = 8
 # The codec checks what it packs and unpacks, which would triple the cost of a lookup or a put.
 _HEADER: Final = Struct(">iqqii")
 _ITEM: Final = Struct(">iiiqiii")
@@ -74,11 +75,11 @@ _SUMMED_ITEMS: Final = 1 << 17
 class IndexStoreFile:
     """Up to `item_capacity - 1` keys, chained by slot; the bytes are those of Java's single puts.
 
-    * One thread puts at a time; any thread may query meanwhile and finds every key that was there
+    * One thread puts at a time; any thread may query meanwhile, and finds every key that was there
       when it began.
-    * Items survive the process at once, and the machine after `flush`.
-    * No block is written through the map before it is allocated on the disk: on a full disk `put`
-      raises an error and has changed nothing that counts.
+    * Items survive the end of the process at once, and a crash of the machine after `flush`.
+    * No block is written through the map before it is allocated on the disk: if the disk is full,
+      `put` raises an error and has changed nothing that counts.
     * `close` and `delete` never pull the map away from a query or a compaction under way.
     """
 
@@ -92,13 +93,14 @@ class IndexStoreFile:
         self._mapped = mapped
         self._disorder = TimeDisorder()
         self._sealed = mapped.read_only
-        self._heads: NDArray[np.int32] | None = None  # instead of what its slots say
+        self._heads: NDArray[np.int32] | None = None  # used instead of the slots if given
 
     @classmethod
     def create(
         cls, folder: Path, begin_timestamp: int, *, slot_count: int, item_capacity: int
     ) -> IndexStoreFile:
-        """A new sparse file; durable with both names when this returns, else not there."""
+        """Make a new sparse file and its notes. Both are durable when this returns; if it raises,
+        the file does not exist."""
         path = folder / str(begin_timestamp)
         sizes = FileSizes.of(path, slot_count, item_capacity)
         with refused_by_system(str(path), "create"):
@@ -122,12 +124,12 @@ class IndexStoreFile:
         item_count: int | None = None,
         read_only: bool = False,
     ) -> IndexStoreFile:
-        """A file that is there, examined and mended: a put that was cut short is linked again.
+        """Open an existing file, examine and mend it: a put that was cut short is linked again.
 
-        Only the first `item_count` items are kept if that is given: what was durable at the last
-        `flush`. One that is `read_only` is not examined; another process may fill it meanwhile.
-        InvalidConfigError where it has the size of other settings, SegmentCorruptError where it
-        cannot be mended: then it has to be made again.
+        If `item_count` is given, only that many items are kept: those durable at the last `flush`.
+        A `read_only` file is not examined; another process may be filling it.
+        InvalidConfigError if it has the size of other settings, SegmentCorruptError if it cannot
+        be mended: then it has to be made again.
         """
         sizes = FileSizes.of(path, slot_count, item_capacity)
         mapped = MappedIndex.open(sizes, read_only=read_only)
@@ -147,8 +149,8 @@ class IndexStoreFile:
         return file
 
     def leave_out_torn(self, durable_count: int) -> bool:
-        """Whether all is whole that lies behind the durable items. Else those alone count of a file
-        that is read only: what a power cut left is mended when the broker starts."""
+        """Whether everything after the durable items is whole. If not, only the durable ones count
+        here: this file is read only, and the broker mends it when it starts after a power cut."""
         data, sizes = self._mapped.data, self.sizes
         try:
             examine_tail(data, sizes, durable_count, self.item_count)
@@ -178,28 +180,28 @@ class IndexStoreFile:
 
     @property
     def times(self) -> TimeRange | None:
-        """Between which times the messages were stored; None if there are none or nobody knows."""
+        """Between which times the messages were stored; None if there are none or it is unknown."""
         return self.state.times
 
     @property
     def has_failed(self) -> bool:
-        """Whether a flush failed: nobody knows what of it is on the disk."""
+        """Whether a flush failed: then it is unknown what is on the disk."""
         return self._mapped.has_failed or (self.notes is not None and self.notes.has_failed)
 
     @property
     def room(self) -> int:
-        """How many keys fit."""
+        """How many more keys fit."""
         return 0 if self._sealed else self.sizes.item_capacity - 1 - self.item_count
 
     def messages_that_fit(self, key_counts: NDArray[np.int64]) -> int:
-        """How many of the first messages fit, by their numbers of keys: none is split.
+        """How many of the first messages fit, given their numbers of keys: no message is split.
 
         A message with more keys than an empty file has room for never fits.
         """
         return int(np.searchsorted(np.cumsum(key_counts), self.room, side="right"))
 
     def put(self, columns: IndexColumns) -> None:
-        """Put all of these keys; SegmentSealedError, and nothing is put, where they do not fit."""
+        """Put all of these keys, or none: SegmentSealedError if they do not fit."""
         count = len(columns)
         if count > self.room:
             raise SegmentSealedError(str(self.path))
@@ -228,7 +230,7 @@ class IndexStoreFile:
         LAYOUT.store_heads(data, links, slot_count=self.slot_count)
 
     def find(self, text: str, *, begin: int, end: int, count_max: int) -> list[Match]:
-        """Items that may be of this `topic#key`, newest first, about within begin to end."""
+        """Items that may have this `topic#key`, newest first, about within begin to end."""
         found: list[Match] = []
         if count_max <= 0 or begin > end:
             return found
@@ -239,7 +241,7 @@ class IndexStoreFile:
         return found
 
     def matches(self, text: str, *, begin: int, end: int) -> Iterator[Match]:
-        """The same without a limit, as it is found."""
+        """The same without a limit, one item at a time."""
         data = self._mapped.data
         window = seconds_window(begin, end, begin_timestamp=self.begin_timestamp)
         probes = tiered_probes(text, self.slot_count)
@@ -255,7 +257,8 @@ class IndexStoreFile:
     ) -> Iterator[tuple[int, tuple[int, ...]]]:
         """Numbers and fields of the items of a chain that match, newest first.
 
-        A chain always leads to smaller numbers: one that does not is damage, not an endless walk.
+        A chain always leads to smaller numbers: one that does not is reported as damage, so no
+        walk is endless.
         """
         if self._heads is not None:
             item = int(self._heads[slot])
@@ -282,21 +285,22 @@ class IndexStoreFile:
         return self.state.header(self.begin_timestamp)
 
     def items(self) -> NDArray[Any]:
-        """All items from the oldest on, in place: they stay as long as the array does."""
+        """All items from the oldest on, not copied: the map lives as long as the array."""
         data = self._mapped.data
         return view_items(memoryview(data), slot_count=self.slot_count, item_count=self.item_count)
 
     def disorder_seconds(self) -> int:
-        """No item is more seconds older than one that was put before it."""
+        """The most seconds by which an item is older than one put before it."""
         self._disorder = disorder = self._disorder.with_items(self.items())
         return disorder.max_seconds
 
     def unload_items(self) -> None:
-        """Let the pages of the items go from this process's memory: the system still has them."""
+        """Release the pages of the items from this process's memory: the system still has them."""
         self._mapped.unload(self.sizes.position(0))
 
     def unload(self) -> None:
-        """The same, of the slots too: putting on would bring all of them back."""
+        """The same, with the slots too: only for files that take no more keys, as puts would bring
+        all slots back."""
         self._mapped.unload()
 
     def seal(self) -> None:
@@ -304,9 +308,9 @@ class IndexStoreFile:
         self._sealed = True
 
     def flush(self) -> int:
-        """Make every put so far durable; the count of items, which `open` may be given later.
+        """Make every put so far durable. Returns the count of items, for a later `open`.
 
-        After one failure all fail: the kernel drops the pages that it could not write.
+        After one failure all later calls fail: the kernel drops the pages it could not write.
         """
         count = self.item_count
         with refused_by_system(str(self.path), "flush"):
@@ -330,8 +334,8 @@ class IndexStoreFile:
 
 
 def remove_durably(path: Path) -> None:
-    """Remove an index file, and what lies beside it. One that a power cut brought back without its
-    notes would be taken for somebody else's, and believed whole."""
+    """Remove an index file and its notes. The order matters: if a power cut brought the file back
+    without its notes, it would be taken for another program's, and all of it would be trusted."""
     path.unlink(missing_ok=True)
     notes_path(path).unlink(missing_ok=True)
     fsync_directory(path.parent)
@@ -339,7 +343,7 @@ def remove_durably(path: Path) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemsChecksum:
-    """CRC32C of the first items, and of the hashes next to them: they never change once put."""
+    """CRC32C of the first items and of the hashes next to them, which never change once put."""
 
     item_count: int = 0
     items: int = 0
@@ -363,7 +367,7 @@ class ItemsChecksum:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileSizes:
-    """The fixed facts of a file; `path` and `begin_timestamp` are those of its name."""
+    """What never changes about a file; `begin_timestamp` comes from its name."""
 
     path: str
     begin_timestamp: int
@@ -372,7 +376,7 @@ class FileSizes:
 
     @classmethod
     def of(cls, path: Path, slot_count: int, item_capacity: int) -> FileSizes:
-        """With the begin timestamp that the file is named by."""
+        """The sizes, with the begin timestamp that the file is named by."""
         if not is_begin(path.name):
             raise SegmentCorruptError(str(path), "the name is no begin timestamp", position=0)
         return cls(
@@ -387,11 +391,11 @@ class FileSizes:
         return file_bytes(slot_count=self.slot_count, item_capacity=self.item_capacity)
 
     def position(self, item: int) -> int:
-        """Where an item lies; the first one has number 1."""
+        """The position of an item; the first one has number 1."""
         return item_position(item, slot_count=self.slot_count)
 
     def check(self, held: int) -> None:
-        """InvalidConfigError where the file has another length: that of other settings."""
+        """InvalidConfigError if the file has another length: that of other settings."""
         if held != self.file_bytes:
             raise InvalidConfigError(
                 f"{self.path} has {held} bytes, but index_slot_count {self.slot_count} and "
@@ -402,7 +406,7 @@ class FileSizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileState:
-    """The state that changes with every put. `times` is None without items, or if it is unknown."""
+    """What every put changes. `times` is None without items, or if the times are unknown."""
 
     end_timestamp: int = 0
     used_slot_count: int = 0
@@ -419,14 +423,14 @@ class FileState:
 
 
 def is_begin(name: str) -> bool:
-    """Whether an index file may be named so: by its begin timestamp."""
+    """Whether the name of a file is a begin timestamp, as that of an index file is."""
     return name.isascii() and name.isdigit() and str(int(name[:20])) == name
 
 
 class MappedIndex(SyncedFile):
-    """A file of one fixed size, mapped as a whole, whose blocks are allocated before they are used.
+    """A file of fixed size, mapped as a whole; its blocks are allocated before they are used.
 
-    Closing drops the map with the last view of it, so no reader is cut off.
+    After `close`, the map lives as long as the last view of it, so no reader is cut off.
     """
 
     def __init__(self, path: Path, descriptor: int, data: mmap, *, read_only: bool) -> None:
@@ -437,7 +441,8 @@ class MappedIndex(SyncedFile):
 
     @classmethod
     def create(cls, sizes: FileSizes) -> MappedIndex:
-        """A new sparse file with a header; durable when this returns, else not there."""
+        """Make a new sparse file with a header. It is durable when this returns; if this raises,
+        it does not exist."""
         path = Path(sizes.path)
         header = encode_header(TieredIndexHeader(begin_timestamp=sizes.begin_timestamp))
         with refused_by_system(sizes.path, "create"):
@@ -458,7 +463,7 @@ class MappedIndex(SyncedFile):
 
     @classmethod
     def open(cls, sizes: FileSizes, *, read_only: bool) -> MappedIndex:
-        """A file that is there. InvalidConfigError if it has the size of other settings."""
+        """Open an existing file. InvalidConfigError if it has the size of other settings."""
         path = Path(sizes.path)
         with refused_by_system(sizes.path, "open"):
             try:
@@ -468,7 +473,7 @@ class MappedIndex(SyncedFile):
                 raise SegmentNotFoundError(sizes.path) from error
         try:
             held = os.fstat(descriptor).st_size
-            if held == 0:  # a crash came before it had its size
+            if held == 0:  # a crash came before the file got its size
                 raise SegmentCorruptError(sizes.path, "the file is empty", position=0)
             sizes.check(held)
             data = mmap(descriptor, held, access=ACCESS_READ if read_only else ACCESS_WRITE)
@@ -485,9 +490,9 @@ class MappedIndex(SyncedFile):
         return data
 
     def allocate(self, end: int) -> None:
-        """Give every byte below `end` its place on the disk, in steps; OSError if there is none.
+        """Allocate every byte below `end` on the disk, in steps; OSError if the disk is full.
 
-        A write through the map into a hole kills the process when the disk is full.
+        On a full disk, a write through the map into a hole would kill the process.
         """
         if end <= self._allocated:
             return
@@ -496,8 +501,8 @@ class MappedIndex(SyncedFile):
         self._allocated = stop
 
     def unload(self, start: int = 0) -> None:
-        """Take the pages from `start` on out of this process: what was written stays, and a reader
-        brings back what it reads. They count as the process's memory while they are mapped."""
+        """Release the pages from `start` on, as they count as this process's memory: what was
+        written stays, and a reader brings back what it reads."""
         data = self._data
         first = -(-start // PAGESIZE) * PAGESIZE
         if data is not None and first < len(data):
@@ -529,15 +534,15 @@ def read_state(data: mmap, sizes: FileSizes) -> FileState:
 def write_state(data: mmap, state: FileState, sizes: FileSizes) -> None:
     magic = END_MAGIC if state.item_count + 1 == sizes.item_capacity else BEGIN_MAGIC
     begin, end = sizes.begin_timestamp, state.end_timestamp
-    # In one copy: `pack_into` writes byte by byte, and a kill would leave half a number.
+    # In one copy: `pack_into` writes byte by byte, and a kill could leave half a number.
     data[:HEADER_BYTES] = _HEADER.pack(magic, begin, end, state.used_slot_count, state.item_count)
 
 
 def mend(data: mmap, sizes: FileSizes, notes: KeyNotes | None, item_count: int | None) -> FileState:
-    """Make slots and header say what the first items do; all of them if no count is given.
+    """Make slots and header agree with the first items; with all items if no count is given.
 
-    The end timestamp too, which Java forgets when it opens a file (10656). Nothing is written
-    where nothing is wrong. SegmentCorruptError where it cannot be mended.
+    This includes the end timestamp, which Java forgets when it opens a file (10656). Nothing is
+    written unless something is wrong. SegmentCorruptError if the file cannot be mended.
     """
     state = read_state(data, sizes)
     count = state.item_count if item_count is None else item_count
@@ -564,7 +569,7 @@ def mend(data: mmap, sizes: FileSizes, notes: KeyNotes | None, item_count: int |
 
 
 def _times(found: Examined, notes: KeyNotes | None, *, cut: bool, begin: int) -> TimeRange | None:
-    """Exact times where they were noted, else from the items' seconds."""
+    """The exact times if they were noted, else those of the items' seconds."""
     bounds = found.times
     if bounds is None:
         if notes is not None and notes.times is not None:
@@ -597,7 +602,7 @@ class Examined:
 
 
 def examine(data: mmap, sizes: FileSizes, item_count: int) -> Examined:
-    """SegmentCorruptError unless the items are whole and form one chain for each slot."""
+    """Examine the items. SegmentCorruptError unless they are whole and form one chain per slot."""
     slot_count = sizes.slot_count
     items = view_items(
         memoryview(data), slot_count=slot_count, item_count=item_count, path=sizes.path
@@ -613,7 +618,7 @@ def examine(data: mmap, sizes: FileSizes, item_count: int) -> Examined:
         before = previous[previous > 0]
         chained += len(before)
         followed[before] = True
-        # Of equal ones the last stays.
+        # If a slot occurs more than once, the last item stays.
         heads[slots] = np.arange(start + 1, start + 1 + len(block), dtype=np.int32)
         seconds += (int(block["seconds"].min()), int(block["seconds"].max()))
     used_slots = int(np.count_nonzero(heads))
@@ -632,9 +637,9 @@ def examine(data: mmap, sizes: FileSizes, item_count: int) -> Examined:
 
 
 def examine_tail(data: mmap, sizes: FileSizes, first: int, item_count: int) -> None:
-    """SegmentCorruptError where a power cut may have left an item behind the first ones unfinished.
+    """SegmentCorruptError if a power cut may have left an item after the first ones unfinished.
 
-    One that leads to no older item would hide all of its slot.
+    An item that lost its link to an older one would hide the rest of its slot.
     """
     items = view_items(
         memoryview(data), slot_count=sizes.slot_count, item_count=item_count, path=sizes.path
@@ -643,7 +648,7 @@ def examine_tail(data: mmap, sizes: FileSizes, first: int, item_count: int) -> N
         block = items[start : start + _BLOCK_ITEMS]
         _, previous = _links(block, start, sizes, items["key_hash"])
         ends = sizes.position(start + 2) + ITEM_BYTES * np.arange(len(block))
-        behind = ends % _SECTOR_BYTES  # how much of it lies in another sector than its begin
+        behind = ends % _SECTOR_BYTES  # how much of an item lies in another sector than its begin
         is_torn = (previous == 0) & (behind > 0) & (behind <= _PLAIN_END_BYTES)
         _refuse(is_torn, start, sizes, "may lack its end")
     last = int(LAYOUT.heads(data, sizes.slot_count).max())
@@ -655,7 +660,7 @@ def examine_tail(data: mmap, sizes: FileSizes, first: int, item_count: int) -> N
 def _links(
     block: NDArray[Any], start: int, sizes: FileSizes, hashes: NDArray[Any]
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """The slots of the items, and the numbers of those that they follow; 0 for none."""
+    """The slots of the items, and the numbers of the items that they follow; 0 for none."""
     slots = _slots(block, start, sizes)
     numbers = np.arange(start + 1, start + 1 + len(block), dtype=np.int32)
     previous = block["previous"].astype(np.int32)
@@ -674,7 +679,7 @@ def _slots(block: NDArray[Any], start: int, sizes: FileSizes) -> NDArray[np.int3
     _refuse(block["message_bytes"] <= 0, start, sizes, "is of a message without bytes")
     negative = hashes < 0
     if negative.any():
-        if (INT32_MIN % slot_count) == 0:  # then Java finds a slot for this one
+        if (INT32_MIN % slot_count) == 0:  # then Java finds a slot for this hash
             negative &= hashes != INT32_MIN
         _refuse(negative, start, sizes, "has a negative hash")
     return slots_of(hashes, slot_count)
@@ -690,7 +695,7 @@ def _refuse(wrong: NDArray[np.bool_], start: int, sizes: FileSizes, reason: str)
 def link_items(
     data: mmap, columns: IndexColumns, sizes: FileSizes, *, first_item: int
 ) -> tuple[memoryview, Links]:
-    """Chain the items inside the batch and to the file; the bytes are those of single puts."""
+    """Link the items to each other and to the file; the bytes are those of single puts."""
     hashes, slots = item_places(columns.key_hashes, sizes.slot_count)
     links = LAYOUT.link(data, slots, first_item=first_item, slot_count=sizes.slot_count)
     words = np.empty((len(columns), ITEM_BYTES // 4), ">i4")
@@ -702,7 +707,7 @@ def link_items(
 def put_words(
     words: NDArray[np.int32], columns: IndexColumns, hashes: NDArray[np.int32], begin: int
 ) -> None:
-    """The first seven words of items: those that an uploaded file has too."""
+    """Fill in the first seven words of the items: those that an uploaded file has too."""
     words[:, 0] = hashes
     words[:, 1] = _wrapped(columns.topic_ids)
     words[:, 2] = columns.queue_ids

@@ -1,5 +1,5 @@
-"""Searches many index files for one key in parallel, newest first: the query as a value, the files
-on a broker's disk as a reader finds them, and the merged hits.
+"""Searches many index files for one key in parallel, newest first, and merges the hits. Also how a
+reader opens the files on a broker's disk.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from tieredstore.model.values import INT64_MAX
 
 log = log_of(__name__)
 FILES_AT_ONCE: Final = 8
-ASKED_AGAIN_MAX: Final = 16  # after files that went away while they were read
+ASKED_AGAIN_MAX: Final = 16  # when files go away while they are read
 Source = Callable[["KeyQuery"], list[IndexHit]]
-FILES_MAX: Final = 64  # that are not uploaded: a broker has one or two
+FILES_MAX: Final = 64  # not uploaded yet: a broker has one or two
 
 
 class KeyQuery:
     """One query: messages of a topic with a key, stored about within begin to end.
 
-    Its numbers are such that any file can compare them with its own.
+    Its numbers are clamped, so that any file can compare them with its own.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class KeyQuery:
     ) -> list[IndexHit]:
         """The newest items of one file, each message once; `items` come last put first.
 
-        All are looked at, unless it is known by how many seconds one may be older than one put
+        All are examined, unless it is known how many seconds an item may be older than one put
         before it.
         """
         wanted = wrap_int32(self.topic_id)
@@ -107,18 +107,18 @@ class KeyQuery:
 def ask(
     query: KeyQuery, files: Sequence[IndexStoreFile], uploaded: Sequence[Source], runtime: Runtime
 ) -> IndexAnswer:
-    """What local files and uploaded ones have: the caller reads the local ones, the others are read
-    side by side.
+    """The hits in local and uploaded files: the caller's thread reads the local ones, the others
+    are read in parallel.
 
-    A file that fails hides no other one; the answer is not complete then. StoreClosedError comes
-    through: a file that was uploaded meanwhile has to be read where it is now.
+    A file that fails does not hide the others, but then the answer is not complete. A
+    StoreClosedError is raised: a file that was uploaded meanwhile has to be read where it is now.
     """
     near = [partial(ask_local, file) for file in files if file.item_count]
     answers: deque[list[IndexHit] | None] = deque()
     left = deque(uploaded)
     helpers = min(FILES_AT_ONCE, len(uploaded)) - 1
     others = [runtime.fetch.submit(_work, query, left, answers) for _ in range(max(0, helpers))]
-    # The caller's thread works too and waits for no place in the pool: it may itself be of it.
+    # The caller may itself be a thread of the pool. So it works too, and never waits for a place.
     _work(query, deque(near), answers)
     _work(query, left, answers)
     for other in others:
@@ -146,7 +146,7 @@ def newest_first(answers: Sequence[Sequence[IndexHit]], count_max: int) -> list[
 
 
 def ask_local(file: IndexStoreFile, query: KeyQuery) -> list[IndexHit]:
-    """All items of a file that RocketMQ began are looked at: see `foreign_times`."""
+    """In a file that RocketMQ began, all items are examined: see `foreign_times`."""
     if file.notes is None:
         begin = file.begin_timestamp
         items = file.matches(query.text, begin=-INT64_MAX, end=INT64_MAX)
@@ -179,9 +179,9 @@ def _work(query: KeyQuery, left: deque[Source], answers: deque[list[IndexHit] | 
 
 
 class LocalFiles:
-    """Files that another process may be filling: read, and never changed.
+    """Files that another process may be filling: they are read, never changed.
 
-    Items that the catalogue calls durable are compared with their checksum once. Later ones are
+    Items that the catalogue calls durable are compared with their checksum once. Later items are
     searched too. Any thread may call anything.
     """
 
@@ -189,10 +189,10 @@ class LocalFiles:
         self._folder = folder
         self._watermarks = watermarks
         self._checked: dict[int, ItemsChecksum] = {}
-        self._whole: set[int] = set()  # whoever lives on has seen no power cut since
+        self._whole: set[int] = set()  # no power cut can tear them while this process lives
 
     def missing(self) -> set[int]:
-        """Files that the catalogue knows as local ones and that are not here."""
+        """Files that are local according to the catalogue, but are not here."""
         noted = self._watermarks.begins()
         return set(noted).difference(self._folder.begins()) if noted else set()
 
@@ -201,16 +201,17 @@ class LocalFiles:
         return bool(self._folder.begins())
 
     def indexed_offset(self, topic: str, queue: QueueId) -> int:
-        """Below this queue offset the uploaded files and these have every message."""
+        """The uploaded files and these have every message below this queue offset."""
         gone, starts = self.missing(), self._watermarks.starts()
         lost = [at for (begin, held), at in starts.items() if held == queue and begin in gone]
         return min([self._watermarks.of_queue(topic, queue), *lost])
 
     @contextmanager
     def opened(self) -> Iterator[Sequence[IndexStoreFile]]:
-        """All that can be read, as long as the context lasts: one that the broker deletes too.
+        """All files that can be read. They can be until the context ends, even if the broker
+        deletes one.
 
-        Raises what a file raises that is here and cannot be believed.
+        Raises the error of a file that is here but is not sound.
         """
         with ExitStack() as held:
             files = []
@@ -225,7 +226,7 @@ class LocalFiles:
             yield files
 
     def _open(self, begin: int) -> IndexStoreFile | None:
-        """None where it is gone, or just being made: nothing in it counts yet."""
+        """None if the file is gone, or is just being made: then nothing in it counts yet."""
         durable = self._watermarks.durable(begin)
         try:
             file = self._folder.open_to_read(begin)

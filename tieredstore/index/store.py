@@ -6,12 +6,12 @@ Opening continues with the usable local files, whichever program filled them las
 | ---------------------------------------- | ----------------------------------------- |
 | is in the backend with all durable items | removed                                   |
 | is damaged, or gone                      | given up: its messages are put again      |
-| has items and an upload that was begun   | full: it is uploaded again                |
+| has items, and its upload was begun      | full: it is uploaded again                |
 | is empty, and not the last one           | removed                                   |
 
-Items that RocketMQ has put meanwhile count as far as its uploaded files show them message by
-message. An upload is one stream: the compacted file, then its footer, and a copy of the footer for
-the cache.
+Items that RocketMQ has put in the meantime count only as far as its uploaded files show them,
+message by message. An upload is one stream: the compacted file, then its footer. The footer is also
+copied to the cache.
 """
 
 from __future__ import annotations
@@ -58,17 +58,17 @@ from tieredstore.model.printable import log_of
 log = log_of(__name__)
 
 
-TAKEN_OVER_BYTES_MAX: Final = 2 << 30  # of files that are read at an open
+TAKEN_OVER_BYTES_MAX: Final = 2 << 30  # of uploaded files that one open may read
 STEP_MS: Final = 5_000
 UPLOAD_AGAIN_SECONDS: Final = 60
-LOOK_SECONDS: Final = 600  # between two looks for queues that are gone
+LOOK_SECONDS: Final = 600  # between two searches for queues that are gone
 
 
 class IndexStore:
     """Finds messages of the tier by their keys, in files on the broker's disk and in the backend.
 
-    * A message whose `put` returned is found at once, and after a crash once it was put again:
-      `indexed_offset` says from which offset on. It may be found twice, but is shown once.
+    * A message is found as soon as its `put` has returned. After a crash it may have to be put
+      again: `indexed_offset` says from which offset on. Found twice, it is shown once.
     * Files are uploaded when they are full or old enough; small ones survive restarts.
     * Failed background work is tried again at the next step; `failure` is the last failure.
     * Any thread may call anything.
@@ -100,7 +100,7 @@ class IndexStore:
             config, provider=provider, metadata=metadata, runtime=runtime, cache=self._cache
         )
         self._writer = self._new_writer()
-        self._uploading = threading.RLock()  # of the table of uploaded files and of changes to it
+        self._uploading = threading.RLock()  # guards the table of uploaded files
         self._life_guard = threading.RLock()
         self._service: Service | None = None
         self._is_open = self._is_closing = False
@@ -111,11 +111,11 @@ class IndexStore:
     # -- life ---------------------------------------------------------------------------------
 
     def load(self) -> None:
-        """Open what there is; damaged files are dropped, and their messages put again.
+        """Open the existing files; damaged ones are dropped, and their messages put again.
 
         Raises InvalidConfigError for a store with files of other sizes. The backend is asked only
-        about files whose upload was cut short, and need not answer; but it must before an index
-        is taken over that is not noted in the catalogue: BackendError where it does not.
+        about files whose upload was cut short, and need not answer. But to take over an index that
+        the catalogue has no note of, it must answer: else BackendError.
         """
         if self._is_open:
             self._process.require()
@@ -142,7 +142,7 @@ class IndexStore:
                 self._service = self._runtime.service("tier-index", self.step, interval_ms=STEP_MS)
 
     def shutdown(self) -> None:
-        """Make what was taken durable and let go of it. What is local stays so."""
+        """Make what was taken durable, and close the files. Local files stay local."""
         if self._is_open:
             self._process.require()
         with self._life_guard:
@@ -187,7 +187,7 @@ class IndexStore:
     # -- keys ---------------------------------------------------------------------------------
 
     def put(self, topic: str, topic_id: int, queue_id: int, run: CommittedRun) -> None:
-        """Take messages that were committed. After an error none of them was taken."""
+        """Take messages that were committed. If this raises, it has taken none of them."""
         self._check_open()
         if not len(run):
             return
@@ -204,7 +204,7 @@ class IndexStore:
             self._service.wake()
 
     def indexed_offset(self, topic: str, topic_id: int, queue_id: int) -> int | None:
-        """Below this it has taken every message of the queue, and a crash loses none of them."""
+        """The index has every message of the queue below this, and a crash loses none of them."""
         queue = QueueId(topic_id, queue_id)
         taken = self._writer.taken(queue)
         return self._watermarks.of_queue(topic, queue) if taken is None else taken
@@ -212,10 +212,10 @@ class IndexStore:
     def query(
         self, topic: str, topic_id: int, key: str, *, count_max: int, begin: int, end: int
     ) -> IndexAnswer:
-        """Where messages may lie that have the key: at most `count_max`, the newest first.
+        """Places of messages that may have the key: at most `count_max`, the newest first.
 
-        Of equal seconds any come first. As many as were asked for: there may be more. Of
-        messages at or above `indexed_offset` nothing is promised, also where it is complete.
+        Hits of the same second come in any order. If there are `count_max` of them, there may be
+        more. Even a complete answer may lack messages at or above `indexed_offset`.
         """
         query = KeyQuery(topic, topic_id, key, count_max, begin, end)
         if not query.can_have_answers:
@@ -223,12 +223,12 @@ class IndexStore:
         for _ in range(ASKED_AGAIN_MAX):
             self._check_open()
             is_drained = self._writer.has_drained()
-            files = self._writer.files  # before those that are uploaded: one may become one
+            files = self._writer.files  # first: any of them may be uploaded meanwhile
             uploaded = self._uploaded.segments
             try:
                 newest_first = [segment.ask for segment in reversed(uploaded)]
                 answer = ask(query, files, newest_first, self._runtime)
-            except StoreClosedError:  # one was uploaded, or expired, just now
+            except StoreClosedError:  # a file was uploaded, or expired, just now
                 continue
             if not answer.complete and self._uploaded.segments is not uploaded:
                 continue
@@ -240,7 +240,7 @@ class IndexStore:
         return IndexAnswer(complete=False)  # files come and go all the time
 
     def seal(self) -> None:
-        """Upload what is only on the broker's disk, now. Raises what the backend raises."""
+        """Upload now what is only on the broker's disk. Raises what the backend raises."""
         self._check_open()
         with self._uploading:
             self._writer.roll()
@@ -249,7 +249,7 @@ class IndexStore:
     # -- in the background --------------------------------------------------------------------
 
     def step(self) -> None:
-        """Do what is due. A failure is logged, and that work is tried again at the next step."""
+        """Do the work that is due. Work that fails is logged and tried again at the next step."""
         if not self._is_open:
             return
         failures = []
@@ -260,7 +260,8 @@ class IndexStore:
             with self._uploading:
                 failures.append(self._try(work))
         found = next((failure for failure in failures if failure is not None), None)
-        if found is not None or self._is_due(self._next_upload):  # else what failed is to come
+        # Until a failed upload is due again, `failure` keeps it.
+        if found is not None or self._is_due(self._next_upload):
             self.failure = found
 
     def _try(self, work: Callable[[], None]) -> TieredStoreError | None:
@@ -273,7 +274,8 @@ class IndexStore:
         return None
 
     def expire(self, before_ms: int) -> int:
-        """Drop the oldest uploaded files whose messages were all stored before; how many."""
+        """Drop the oldest uploaded files, as long as all their messages are older; return how
+        many."""
         self._check_open()
         with self._uploading:
             count = self._uploaded.drop_before(before_ms, keep_bytes=self._announcement.is_needed)
@@ -288,13 +290,13 @@ class IndexStore:
         return self._runtime.clock.monotonic() + seconds
 
     def _delete_dropped(self) -> None:
-        """After a failure wait a while: each time may publish the whole catalogue."""
+        """After a failure, wait a while: each attempt may publish the whole catalogue."""
         if self._is_due(self._next_deletion):
             are_left = self._delete_marked() > 0
             self._next_deletion = self._seconds_from_now(UPLOAD_AGAIN_SECONDS) if are_left else 0
 
     def _delete_marked(self) -> int:
-        """How many files are marked for deletion and still there."""
+        """Delete the files that are marked for deletion; return how many are still there."""
         pending = append_file.PendingDeletions(self._provider, self._metadata)
         path = self._uploaded.path
         marked = frozenset(key for key in pending.marked() if key[0] == path)
@@ -311,18 +313,18 @@ class IndexStore:
             self._writer.sync()
 
     def _forget_gone(self) -> None:
-        """What is kept of queues whose topics were deleted, now and then: each had a number of its
-        own."""
+        """Now and then, forget queues whose topics were deleted: a new topic gets a new number, so
+        nothing else replaces their entries."""
         if not self._is_due(self._next_look):
             return
         self._next_look = self._seconds_from_now(LOOK_SECONDS)
-        put = self._writer.queues()  # first: a queue is named before anything of it is put
+        put = self._writer.queues()  # first: the catalogue names a queue before anything is put
         self._writer.forget(put - self._watermarks.queues())
         if gone := self._watermarks.unknown():
             self._metadata.stage(gone)
 
     def _upload_full(self) -> None:
-        """Oldest first; a failure ends it, so that they stay in order."""
+        """Oldest first; the first failure ends it, so that the files stay in order."""
         with self._uploading:
             if self._uploaded.has_leftovers:
                 self._uploaded.settle()
@@ -334,10 +336,10 @@ class IndexStore:
             self._next_upload = 0.0
 
     def _upload(self, file: IndexStoreFile) -> None:
-        """The full file is in the backend, and gone from the disk.
+        """Upload the full file and remove it from the disk.
 
-        Raises what the backend, the disk and the catalogue raise: then it is still a local file,
-        or found to be in the backend the next time.
+        Raises what the backend, the disk and the catalogue raise: then the file is still local, or
+        the next attempt finds it in the backend.
         """
         begin = file.begin_timestamp
         forgotten = self._watermarks.forgotten(begin)
@@ -360,7 +362,7 @@ class IndexStore:
     def _blocks(self, compaction: Compaction, copy: FooterCopy) -> Iterator[Buffer]:
         """The whole file; its footer goes into the cache too.
 
-        A shutdown cuts it short: the caller does not wait for hundreds of MiB, they are sent again.
+        A shutdown cuts it short, rather than wait for hundreds of MiB: they are sent again.
         """
         yield from map(self._unless_closing, compaction.blocks())
         for block in compaction.footer():
@@ -373,7 +375,7 @@ class IndexStore:
         return block
 
     def _upload_in_time(self) -> None:
-        """After a failure wait a while: a file may be hundreds of MiB."""
+        """After a failure, wait a while: a file may be hundreds of MiB."""
         if self._is_due(self._next_upload):
             self._next_upload = self._seconds_from_now(UPLOAD_AGAIN_SECONDS)
             self._upload_full()
@@ -394,7 +396,7 @@ class IndexStore:
         return IndexWriter(self._folder, self._watermarks, self._metadata, self._runtime.clock)
 
     def _settle(self) -> None:
-        """Where the backend does not answer, this is done before the next upload."""
+        """If the backend does not answer, this is done before the next upload."""
         try:
             self._delete_marked()
             if self._uploaded.has_leftovers:
@@ -410,9 +412,9 @@ class IndexStore:
     # -- opening ------------------------------------------------------------------------------
 
     def _open_local_files(self) -> list[IndexStoreFile]:
-        """The files to go on with, oldest first; the catalogue knows of all that changed.
+        """The files to go on with, oldest first; the catalogue is brought up to date.
 
-        InvalidConfigError where the store has other sizes: then nothing was changed.
+        InvalidConfigError if the store has other sizes: then nothing was changed.
         """
         self._check_sizes()
         folder, watermarks = self._folder, self._watermarks
@@ -430,11 +432,11 @@ class IndexStore:
                     self._give_up(begin)
                     continue
                 opened.append(file)
-                # What is in the backend gets no more keys: one whose upload was begun neither.
+                # A file that is in the backend, or may be, gets no more keys.
                 if file.item_count and (begin in begun or self._uploaded.has_leftovers):
                     file.seal()
             for begin in set(watermarks.begins()) - set(begins):
-                # RocketMQ fills our files further, uploads them at its end, and deletes them here.
+                # RocketMQ fills our files further, and at its shutdown uploads and deletes them.
                 if begin in begun and self._is_uploaded(begin):
                     log.info("the index file %d was uploaded by another process", begin)
                     self._metadata.apply(watermarks.forgotten(begin))
@@ -448,22 +450,22 @@ class IndexStore:
         folder.remove_stray_notes()
         self._metadata.apply(watermarks.unknown())
         self._take_over_puts()
-        for file in opened[:-1]:  # an empty file is of use only as the one to be filled next
+        for file in opened[:-1]:  # only the last file can be filled, so only it may be empty
             if not file.item_count:
                 file.delete()
         return [*(file for file in opened[:-1] if file.item_count), *opened[-1:]]
 
     def _check_sizes(self) -> None:
-        """Compare the sizes with the store's, or note them. Somebody else's index is taken over.
+        """Compare the sizes with the store's, or note them. Another program's index is taken over.
 
-        One of ours whose notes are lost is not: nobody knows what it has. Then all is put again.
+        An index of ours whose notes are lost is not: what it holds is unknown, so all is put again.
         """
         folder, slots = self._folder, self._config.index_slot_count
         items = self._config.index_item_count
         is_noted = self._watermarks.check_sizes(slot_count=slots, item_capacity=items)
         begins = folder.begins()
         for begin in begins:
-            if not (is_noted and folder.is_ours(begin)):  # else another length is damage
+            if not (is_noted and folder.is_ours(begin)):  # else a wrong length is damage
                 folder.check_size(begin)
         if is_noted:
             return
@@ -475,9 +477,9 @@ class IndexStore:
         self._metadata.apply(changes)
 
     def _is_uploaded(self, begin: int) -> bool:
-        """Whether a local file is of no use any more; False where the backend does not answer."""
+        """Whether a local file is no longer needed; False if the backend does not answer."""
         durable = self._watermarks.durable(begin)
-        # Its upload was noted to its end, or nothing in it was durable.
+        # Its upload was completed and noted, or nothing in it was durable.
         if durable is None or not durable.item_count:
             return True
         try:
@@ -487,13 +489,13 @@ class IndexStore:
             return False
 
     def _give_up(self, begin: int) -> None:
-        """The watermarks go back before the file does."""
+        """The watermarks go back before the file is removed."""
         self._metadata.apply(self._watermarks.lost(begin, is_ours=self._folder.is_ours(begin)))
         self._folder.remove(begin)
 
     def _take_over_puts(self) -> None:
-        """Move the watermarks over what RocketMQ has committed and put since, as its uploaded files
-        show message by message. All else is put again, also where the backend fails."""
+        """Move the watermarks past what RocketMQ has committed and put since, as far as its
+        uploaded files show every message. The rest is put again; all of it if the backend fails."""
         lags = {lag.queue: lag for lag in self._watermarks.behind()}
         since = min((lag.put_at for lag in lags.values()), default=0)
         recent = [
@@ -516,7 +518,7 @@ class IndexStore:
         self._metadata.apply(self._watermarks.moved(ends, dict.fromkeys(ends, now)))
 
     def _put_to(self, lag: QueueLag, places: NDArray[np.int64]) -> int:
-        """The first queue offset whose message is at none of these places."""
+        """The first queue offset from the mark on whose message is at none of these places."""
         at = lag.mark
         for units in self._uploaded.queue_units(lag.path, lag.mark, lag.end):
             missing = np.flatnonzero(~np.isin(units.log_offsets, places))
@@ -534,7 +536,7 @@ def _is_of_rocketmq(segment: UploadedSegment) -> bool:
 def _places(
     files: Iterable[UploadedSegment], queues: Collection[QueueId]
 ) -> dict[QueueId, list[NDArray[np.int64]]]:
-    """Where the messages of these queues lie that the files have keys of."""
+    """The places of messages of these queues that the files have keys of."""
     known = {(queue.topic_id << 32) + queue.queue_id: queue for queue in queues}
     found: dict[QueueId, list[NDArray[np.int64]]] = {}
     for file in files:
@@ -548,9 +550,10 @@ def _places(
 
 
 def _check_uploaded(segment: UploadedSegment, slot_count: int) -> bool | None:
-    """Whether it is one of ours; None if it is damaged. Raises what the backend raises.
+    """Check its slot count. Whether the file is ours; None if it is damaged. Raises what the
+    backend raises.
 
-    Java's files do not say how many slots they have; but their length does.
+    Java's files do not say how many slots they have, but their length shows it.
     """
     size, handle = segment.record.size, segment.flat.segment
     try:
@@ -562,7 +565,7 @@ def _check_uploaded(segment: UploadedSegment, slot_count: int) -> bool | None:
         is_right = found.slot_count == slot_count
     else:
         wanted = compacted_file_bytes(slot_count=slot_count, item_count=found.item_count)
-        is_right = size in (wanted, wanted + 4)  # those of RocketMQ 5.1 are four bytes longer
+        is_right = size in (wanted, wanted + 4)  # files of RocketMQ 5.1 are four bytes longer
     if not is_right:
         raise InvalidConfigError(
             f"index_slot_count: {slot_count}, but {handle.path} was made with another number; "

@@ -1,10 +1,10 @@
 """Uploaded index files: one file read by ranges, the table of all of them, and an index that only
 reads.
 
-A look-up uses the sound parts of a file. First the copy of its footer on the broker's disk; if that
+A look-up uses the sound parts of a file: first the copy of its footer on the broker's disk; if that
 is damaged or missing, the footer in the file; without a footer, the slot table as RocketMQ writes
-it. The rows of the catalogue say which files exist: a row is written before the bytes of its file,
-and is finished after them, so that an interrupted upload is found and settled.
+it. The rows of the catalogue say which files exist: a row is written before the bytes of its file
+and completed after them, so that an interrupted upload is found and settled.
 """
 
 from __future__ import annotations
@@ -93,16 +93,16 @@ from tieredstore.model.values import INT32_MAX, INT64_MAX, SegmentRecord, Segmen
 log = log_of(__name__)
 
 COPY_BYTES: Final = 4 << 20
-FENCES_PART: Final = 1024  # the fences of a file without a footer are smaller than that part of it
+FENCES_PART: Final = 1024  # fences of a file without a footer take less than this part of its size
 FENCES_BYTES_MIN: Final = 4200
 FAILED_COPIES_MAX: Final = 30
-ASKED_OFTEN: Final = 8  # lookups, after which a file without a footer gets fences of its own
+ASKED_OFTEN: Final = 8  # lookups after which fences are made for a file without a footer
 UNITS_AT_ONCE: Final = 1 << 16
 
 
 class UploadedIndex:
-    """The index of a reader: searches the uploaded files, and those of `local_folder` if one is
-    given. It changes nothing and keeps nothing on a disk.
+    """A reader's index: searches the uploaded files, and those of `local_folder` if one is given.
+    It changes nothing and keeps nothing on disk.
 
     The first lookup in a file takes three reads of at most 36 KiB together, later ones take two.
     Lookups read the files that the catalogue names: `MetadataStore.refresh` shows new ones. A file
@@ -129,7 +129,7 @@ class UploadedIndex:
         self._watermarks = Watermarks(metadata, config.broker_name)
         self._local_folder = local_folder
         self._local: LocalFiles | None = None
-        self._missing: set[int] = set()  # local files, although the newest catalogue names them
+        self._missing: set[int] = set()  # local files that even the newest catalogue names
         self._refreshing = threading.Lock()
         self._is_open = False
 
@@ -142,7 +142,7 @@ class UploadedIndex:
         return self._uploaded.figures(0, 0)
 
     def load(self) -> None:
-        """Open what the catalogue names; it may know better than the settings how many slots."""
+        """Open the files that the catalogue names. Its slot count overrides the settings'."""
         marks, config = self._watermarks, self._config
         slots = marks.slot_count()
         if slots is not None:
@@ -172,9 +172,9 @@ class UploadedIndex:
         raise BackendRefusedError("the key index", "put", "it was opened for reading")
 
     def indexed_offset(self, topic: str, topic_id: int, queue_id: int) -> int | None:
-        """Below this queue offset it finds every message, as the catalogue notes it.
+        """It finds every message below this queue offset, according to the catalogue's notes.
 
-        None where nobody has noted anything: the index is not ours.
+        None if there are no notes: then the index is not ours.
         """
         queue = QueueId(topic_id, queue_id)
         is_noted = self._watermarks.slot_count() is not None
@@ -186,17 +186,17 @@ class UploadedIndex:
         return self._local.indexed_offset(topic, queue)
 
     def _see_what_was_uploaded(self, local: LocalFiles) -> None:
-        """Refresh the catalogue where a local file is gone: it is an uploaded one by now."""
+        """Refresh the catalogue if a local file is gone: it has been uploaded by now."""
         missing = local.missing()
         if missing != self._missing:
-            with suppress(TieredStoreError):  # else `indexed_offset` takes them for lost
+            with suppress(TieredStoreError):  # then `indexed_offset` takes them for lost
                 self._metadata.refresh()
             self._missing = local.missing()
 
     def query(
         self, topic: str, topic_id: int, key: str, *, count_max: int, begin: int, end: int
     ) -> IndexAnswer:
-        """Where messages may lie that have the key: at most `count_max`, the newest first."""
+        """Places of messages that may have the key: at most `count_max`, the newest first."""
         if not self._is_open:
             raise StoreClosedError("the key index is not open")
         query = KeyQuery(topic, topic_id, key, count_max, begin, end)
@@ -212,7 +212,8 @@ class UploadedIndex:
             )
 
     def _opened_local(self, opened: ExitStack) -> tuple[Sequence[IndexStoreFile], bool]:
-        """Before the uploaded files are looked up: what is uploaded meanwhile is asked twice."""
+        """The local files, and whether all could be opened. Called before the uploaded files are
+        listed: a file uploaded meanwhile is then searched twice, not missed."""
         if self._local is None:
             return (), True
         try:
@@ -228,19 +229,19 @@ class UploadedIndex:
         answer = NOTHING
         for _ in range(ASKED_AGAIN_MAX):
             before, known = known, self._segments()
-            if known == before:  # nothing has expired meanwhile: it is damage
+            if known == before:  # nothing has expired meanwhile, so a file is damaged
                 break
             newest_first = [segment.ask for segment in reversed(known)]
             answer = ask(query, local, newest_first, self._runtime)
             if answer.complete:
                 break
-            with suppress(TieredStoreError):  # that the answer is not complete says enough
+            with suppress(TieredStoreError):  # the answer already says that it is not complete
                 self._metadata.refresh()
                 self._provider.refresh()
         return answer
 
     def _segments(self) -> tuple[UploadedSegment, ...]:
-        """Those that the catalogue names now."""
+        """The files that the catalogue names now."""
         with self._refreshing:
             self._uploaded.refresh()
             return self._uploaded.segments
@@ -249,8 +250,8 @@ class UploadedIndex:
 class UploadedTable:
     """The uploaded files of one broker, oldest first.
 
-    `segments` is replaced, never changed: any thread may look. The rest comes from one thread at a
-    time.
+    `segments` is replaced, never changed: any thread may read it. Everything else is called by one
+    thread at a time.
     """
 
     def __init__(
@@ -272,7 +273,7 @@ class UploadedTable:
         self._file = self._unopened()
 
     def load(self) -> None:
-        """What the catalogue names; the backend is not asked."""
+        """Load the rows that the catalogue has; the backend is not asked."""
         self._file.load()
         self.renew()
 
@@ -280,12 +281,12 @@ class UploadedTable:
         return list(self._metadata.segments(self.path, SegmentType.INDEX))
 
     def refresh(self) -> None:
-        """Load again where a writer has changed the catalogue."""
+        """Load again if a writer has changed the catalogue."""
         if [flat.record for flat in self._file.segments] != self.rows():
             self.load()
 
     def figures(self, unsealed_count: int, sealed_count: int) -> IndexFigures:
-        """Counts of these files, beside those of files that are not uploaded yet."""
+        """Counts of these files, and of files that are not uploaded yet, as given."""
         return IndexFigures(
             unsealed_count=unsealed_count,
             sealed_count=sealed_count,
@@ -296,11 +297,11 @@ class UploadedTable:
 
     @property
     def has_leftovers(self) -> bool:
-        """Whether there are rows whose segment was not finished."""
+        """Whether any row belongs to an unfinished upload."""
         return any(_is_unfinished(flat.record) for flat in self._file.segments)
 
     def queue_units(self, path: str, first: int, end: int) -> Iterator[QueueUnits]:
-        """Committed units of a queue, in order, from `first` to `end` or to where a gap is."""
+        """Committed units of a queue, in order, from `first` to `end` or to the first gap."""
         for row in self._metadata.segments(path, SegmentType.CONSUME_QUEUE):
             start, stop = max(first * UNIT_BYTES, row.base_offset), row.end_offset
             if start != first * UNIT_BYTES or stop <= start:
@@ -313,13 +314,14 @@ class UploadedTable:
                     first += count
 
     def holds(self, begin: int, item_count: int) -> bool:
-        """Whether a file in the backend has so many keys of a local one; may ask the backend.
+        """Whether a file in the backend has at least that many keys of a local one; may ask the
+        backend.
 
-        One with fewer was uploaded before the local one was filled further: then both are needed.
+        A file with fewer was uploaded before the local one was filled further: both are needed.
         """
         same = [segment for segment in self.segments if segment.begin_timestamp == begin]
         return any(
-            # The first row may say that it begins earlier: see `first_row_below`.
+            # The first row may say an earlier begin than its file: see `first_row_below`.
             segment.file().begin_timestamp == begin and segment.item_count() >= item_count
             for segment in same
         )
@@ -327,8 +329,8 @@ class UploadedTable:
     def settle(self) -> None:
         """Finish or drop what a crash or a failed upload left behind.
 
-        A file that is there as a whole counts; of another, row and bytes go: what it was made from
-        is still on the broker's disk. Raises what the backend raises.
+        A complete file counts. Of an incomplete one, row and bytes are dropped: what it was made
+        from is still on the broker's disk. Raises what the backend raises.
         """
         for flat in [held for held in self._file.segments if _is_unfinished(held.record)]:
             found = self._whole(flat)
@@ -348,10 +350,10 @@ class UploadedTable:
         end: int,
         from_offset: int,
     ) -> UploadedSegment:
-        """A new file from a stream of blocks, at `from_offset` or behind the last one.
+        """Upload a new file from a stream of blocks, at `from_offset` or after the last one.
 
-        Its row is in the catalogue before its bytes are in the backend, and says so when they are,
-        together with the changes `also`. Nothing may be unfinished.
+        Its row is in the catalogue before its bytes are in the backend. Once they are, the row is
+        completed, together with the changes `also`. No earlier upload may be unfinished.
         """
         record = self._file.record_of_new(max(from_offset, self._file.commit_offset))
         self._metadata.put(record)
@@ -367,7 +369,7 @@ class UploadedTable:
         return UploadedSegment(flat, self._cache, slot_count=self.slot_count)
 
     def _note(self, flat: FlatSegment, begin: int, end: int, *also: Change, size: int) -> None:
-        """Say in the catalogue that a file is there as a whole: its row, and the first one's."""
+        """Note in the catalogue that a file is complete: its row, and the first row if need be."""
         unfinished = flat.record
         flat.widen(begin, end, size=size)
         first = self._file.segments[0]
@@ -382,8 +384,8 @@ class UploadedTable:
             first.record = lowered
 
     def drop_before(self, before_ms: int, *, keep_bytes: bool = False) -> int:
-        """Drop the oldest files, those all of whose messages were stored before a time; how many.
-        With `keep_bytes` they are only marked for deletion."""
+        """Drop the oldest files, as long as all their messages were stored before a time; return
+        how many. With `keep_bytes` they are only marked for deletion."""
         old: list[UploadedSegment] = []
         for segment in self.segments:
             if not self._is_older(segment, before_ms):
@@ -432,15 +434,16 @@ class UploadedTable:
                 self._cache.forget(Origin.of(flat.record))
 
     def _is_older(self, segment: UploadedSegment, before_ms: int) -> bool:
-        """Whether its newest message is: by its row if the file is gone, damaged or not ours.
+        """Whether its newest message is older: judged by its row if the file is gone, damaged or
+        not ours.
 
-        RocketMQ may have taken a part of an address for the end: no message is newer than the day
-        after the file was uploaded.
+        RocketMQ may have taken part of an address for the end timestamp. But no message is newer
+        than a day after the upload.
         """
         record = segment.record
         last = record.create_timestamp + DAY_MS if record.create_timestamp else INT64_MAX
         if record.end_timestamp is not None and before_ms <= record.end_timestamp <= last:
-            return False  # without a look into the file
+            return False  # without reading the file
         try:
             footer = segment.file().footer
         except SegmentError as error:
@@ -451,7 +454,7 @@ class UploadedTable:
         return min(segment.latest, last) < before_ms
 
     def renew(self) -> None:
-        """Show what the catalogue has as whole files; a file that is known stays the same one."""
+        """Show the files that the catalogue calls complete; a known file keeps its object."""
         held = {segment.origin: segment for segment in self.segments}
         table = []
         for flat in self._file.segments:
@@ -463,7 +466,7 @@ class UploadedTable:
         self.segments = tuple(table)
 
     def _whole(self, flat: FlatSegment) -> tuple[int, int, int] | None:
-        """Begin, end and size of a file that is in the backend as a whole."""
+        """Begin, end and size of a file; None unless all of it is in the backend."""
         size = flat.backend_bytes()
         if size <= HEADER_BYTES:
             return None
@@ -480,17 +483,17 @@ class UploadedTable:
 
 
 def newest_timestamp(local: Sequence[IndexStoreFile], uploaded: Sequence[UploadedSegment]) -> int:
-    """The newest store time in these files, as far as headers and rows say it; 0 for none."""
+    """The newest store time in these files, according to headers and rows; 0 if there is none."""
     ends = [segment.record.end_timestamp or 0 for segment in uploaded]
     ends += [file.end_timestamp for file in local if file.item_count]
     return max(ends, default=0)
 
 
 def first_row_below(rows: Sequence[SegmentRecord]) -> SegmentRecord | None:
-    """What the first row is to say, where a later one begins before it; else None.
+    """The first row with a lower begin, if a later file begins before it; else None.
 
-    RocketMQ forgets files that begin before the first one: it takes them for expired. The file
-    itself says when it begins.
+    RocketMQ takes files that begin before the first one for expired, and forgets them. The true
+    begin is in the file itself.
     """
     begins = [row.begin_timestamp for row in rows if row.begin_timestamp is not None]
     if not rows or rows[0].begin_timestamp is None or min(begins) >= rows[0].begin_timestamp:
@@ -509,7 +512,7 @@ class UploadedSegment:
         self.flat = segment
         self.record: SegmentRecord = segment.record
         self.origin = Origin.of(segment.record)
-        self.is_damaged = False  # as far as look-ups have seen; a copy of its footer is not it
+        self.is_damaged = False  # as far as look-ups have seen; damage to a copy does not count
         self._cache = cache
         self._slot_count = slot_count
         self._file: UploadedFile | None = None
@@ -523,10 +526,10 @@ class UploadedSegment:
 
     @property
     def latest(self) -> int:
-        """No message in it was stored later, as far as its row says; RocketMQ's end is too early
-        where the file was open over a restart."""
+        """No message in it was stored later, according to its row. RocketMQ's end timestamp is too
+        early if the file was open across a restart, so the time of the upload counts too."""
         record = self.record
-        if record.end_timestamp is None:  # the last time there is stands for none in the catalogue
+        if record.end_timestamp is None:  # the catalogue reads the largest time as none
             return INT64_MAX
         return max(record.end_timestamp, record.create_timestamp)
 
@@ -539,7 +542,7 @@ class UploadedSegment:
         footer = file.footer
         size = FENCES_BYTES_MIN + self.record.size // FENCES_PART
         if not self._cache.has_room(size if footer is None else footer.footer_bytes):
-            return False  # those that were made later stay
+            return False  # it would displace newer copies
         if footer is not None and not self._failed_copies:
             return True
         return self._asked >= ASKED_OFTEN << self._failed_copies
@@ -552,7 +555,7 @@ class UploadedSegment:
         return decode_header(self._read(0, HEADER_BYTES), path=self._path).item_count
 
     def item_blocks(self) -> Iterator[NDArray[Any]]:
-        """All items of a file without a footer of ours, block by block."""
+        """All items, block by block, of a file without a footer of ours."""
         first = slot_position(self._slot_count)
         end = first + COMPACTED_ITEM_BYTES * self.item_count()
         step = COPY_BYTES // COMPACTED_ITEM_BYTES * COMPACTED_ITEM_BYTES
@@ -561,24 +564,24 @@ class UploadedSegment:
             yield view_compacted_items(data, path=self._path)
 
     def may_overlap(self, begin: int, end: int) -> bool:
-        """Whether it may have messages stored within [begin, end]; may take one read, once."""
+        """Whether it may have messages stored within [begin, end]; the first call may read."""
         if begin > self.latest + DAY_MS:
             return False
         return self.times().overlaps(begin, end)
 
     def times(self) -> TimeRange:
-        """Exact where we filled the file."""
+        """Between which times its messages were stored; exact if we filled the file."""
         footer = self.file().footer
         if footer is not None and footer.filter_blocks:
             return footer.times
         return foreign_times(begin=self.file().begin_timestamp, end=self.latest)
 
     def file(self) -> UploadedFile:
-        """Opened when it is needed: from the copy of its footer, or with a read or two."""
+        """Opened on first use: from the copy of its footer, or with a read or two."""
         file = self._file
         if file is None:
             near = None if self._cache is None else self._cache.near(self.origin)
-            # The first row may say that it begins earlier: see `first_row_below`.
+            # The first row may say an earlier begin than its file: see `first_row_below`.
             if near is not None and near.footer.begin_timestamp >= self.begin_timestamp:
                 file = UploadedFile.with_footer(self._read, near.footer, near=near, path=self._path)
                 self._is_near = True
@@ -595,12 +598,12 @@ class UploadedSegment:
                     return []
                 file = self.file()
                 hits = query.newest(self._items(file, query), partial(_disorder_seconds, file))
-                # Its row was made when it was uploaded: nothing was put into it later.
+                # Its row was made when the upload began: nothing was put into it later.
                 put_before = self.record.create_timestamp or INT64_MAX
                 return [hit._replace(put_before=put_before) for hit in hits]
             except DamagedItemsError:
                 self.is_damaged = True
-                raise  # without its footer the same items would be believed
+                raise  # without its footer, the same damaged items would be trusted
             except (SegmentCorruptError, SegmentNotFoundError, OSError) as error:
                 if not isinstance(error, SegmentError) and not self._is_near_failure(error):
                     raise
@@ -608,18 +611,19 @@ class UploadedSegment:
                 is_gone = isinstance(error, SegmentNotFoundError) and error.path == self._path
                 if is_gone or not self._trusts_less(file):
                     raise
-                # A copy may have made room for others; all else is damage.
+                # A copy may have been evicted from the cache; everything else is damage.
                 level = logging.INFO if isinstance(error, FileNotFoundError) else logging.WARNING
                 log.log(level, "%s is asked without its footer: %s", self._path, error)
 
     def make_copy(self) -> None:
-        """Put the footer into the cache, if it has room. The object is not changed."""
+        """Put the footer into the cache, if that has room. The object in the backend stays as it
+        is."""
         file, cache = self.file(), self._cache
         if self._is_near or cache is None or file.is_legacy:
             return
         try:
             is_kept = cache.keep(self.origin, self._footer_bytes(file))
-        except (BackendError, SegmentError) as error:  # it may be the same the next time
+        except (BackendError, SegmentError) as error:  # the next attempt may fail too: wait longer
             self._failed_copies = min(self._failed_copies + 2, FAILED_COPIES_MAX)
             log.warning("%s is asked without a copy of its footer: %s", self._path, error)
             return
@@ -636,7 +640,7 @@ class UploadedSegment:
             if not times.outruns_seconds(file.begin_timestamp):
                 return file.matches(text, begin=query.begin, end=query.end)
             is_dated = False
-        else:  # one of 5.1 has 32 bits for milliseconds: they last for 24 days
+        else:  # a file of 5.1 has 32 bits for milliseconds: they last for 24 days
             is_dated = not file.is_legacy or self.latest - file.begin_timestamp <= INT32_MAX
         items = file.matches(text, begin=-INT64_MAX, end=INT64_MAX)
         if not is_dated:
@@ -664,13 +668,13 @@ class UploadedSegment:
         )
 
     def _is_near_failure(self, error: OSError) -> bool:
-        """Whether it is the broker's own disk that failed, which has only a copy."""
+        """Whether the broker's own disk failed: it has only a copy."""
         return self._is_near and not isinstance(error, TieredStoreError)
 
     def _trusts_less(self, failed: UploadedFile | None) -> bool:
-        """Give up what may be damaged, for another try; False if nothing is left to give up."""
+        """Give up the part that may be damaged, for another try; False if none is left."""
         if self._file is not failed:
-            return True  # another thread has seen to it
+            return True  # another thread has already done so
         if self._is_near:
             if self._cache is not None:
                 self._cache.forget(self.origin)
@@ -722,12 +726,12 @@ class UploadedFile:
         path: str = "",
         trust_footer: bool = True,
     ) -> UploadedFile:
-        """Look at the end of the file, and at its header where it has no footer of ours.
+        """Read the end of the file, and its header if it has no footer of ours.
 
-        `slot_count` is what files without a footer were made with. A footer that is damaged can be
-        passed over: what lies before it is a file as Java writes it.
+        `slot_count` is that of files without a footer. A damaged footer can be ignored: what lies
+        before it is a file as Java writes it.
         """
-        if not size:  # Java uploads nothing where there is no item
+        if not size:  # without items, Java's file is empty
             return cls(read=read, items_end=0, path=path, slot_count=slot_count, begin_timestamp=0)
         tail_bytes = min(size, TAIL_BYTES)
         tail = _exactly(read, size - tail_bytes, tail_bytes, path)
@@ -737,7 +741,7 @@ class UploadedFile:
         header = decode_header(head, path=path)
         is_legacy = is_legacy_compacted(header, file_bytes=size, slot_count=slot_count)
         wanted = compacted_file_bytes(slot_count=slot_count, item_count=header.item_count)
-        has_more = has_footer(tail) and size > wanted  # the footer is passed over
+        has_more = has_footer(tail) and size > wanted  # the footer is ignored
         if size != (wanted + 4 if is_legacy else wanted) and not has_more:
             raise SegmentCorruptError(
                 path,
@@ -757,7 +761,7 @@ class UploadedFile:
     def with_footer(
         cls, read: Read, footer: Footer, *, near: NearFooter | None = None, path: str = ""
     ) -> UploadedFile:
-        """Without a read; `near` is a copy of the footer that is at hand."""
+        """Opened without a read; `near` is a copy of the footer on the broker's disk."""
         return cls(
             read=read,
             items_end=footer.position,
@@ -769,7 +773,7 @@ class UploadedFile:
         )
 
     def may_hold(self, text: str) -> bool:
-        """False only if no message has this `topic#key`: known without a read, or not at all."""
+        """False only if no message has this `topic#key`; the backend is not read for it."""
         near = self.near
         if near is None or not near.footer.filter_blocks:
             return True
@@ -779,7 +783,7 @@ class UploadedFile:
         return may_hold(block, value, path=self.path, position=near.footer.position + position)
 
     def find(self, text: str, *, begin: int, end: int, count_max: int) -> list[Match]:
-        """Items that may be of this `topic#key`, newest first, about within begin to end."""
+        """Items that may have this `topic#key`, newest first, about within begin to end."""
         if count_max <= 0 or begin > end or not self.may_hold(text):
             return []
         return list(islice(self.matches(text, begin=begin, end=end), count_max))
@@ -787,7 +791,7 @@ class UploadedFile:
     def matches(self, text: str, *, begin: int, end: int) -> Iterator[Match]:
         """The same without a limit and without the filter; pages are read as they are needed.
 
-        Where two hashes are probed, the items of both are merged by time.
+        If two hashes are probed, the items of both are merged by time.
         """
         if self.items_end <= self.items_start:
             return
@@ -805,14 +809,14 @@ class UploadedFile:
 
     def _probes(self, text: str) -> tuple[tuple[int, int], ...]:
         if self.is_legacy:
-            hash_ = local_key_hash(text)  # 5.1 took 0 for the hash that has no absolute value
+            hash_ = local_key_hash(text)  # 5.1 uses 0 for the hash that has no absolute value
             return ((hash_, local_slot(hash_, self.slot_count)),)
         probes = tiered_probes(text, self.slot_count)
         all_ours = self.footer is not None and self.footer.filter_blocks > 0
         return probes[:1] if all_ours else probes
 
     def _groups(self, slot: int) -> Iterator[Group]:
-        """What has the items of a slot; more than one where they take more than one read."""
+        """The groups with the items of a slot; more than one if they take more than one read."""
         footer = self.footer
         if footer is None:
             yield self._group_of_table(slot)
@@ -874,7 +878,7 @@ def _exactly(read: Read, position: int, length: int, path: str) -> bytes:
 
 
 def _disorder_seconds(file: UploadedFile) -> int | None:
-    """Nothing is known of a file that somebody else filled, or whose times are not believed."""
+    """None, for unknown, if another program filled the file or its times are not trusted."""
     footer = file.footer
     if footer is None or not footer.filter_blocks:
         return None

@@ -3,14 +3,16 @@
 | kind           | key                            | value                                     |
 | -------------- | ------------------------------ | ----------------------------------------- |
 | index          | sizes                          | slots and items of every file             |
-| index          | end                            | the next uploaded file begins there       |
-| index          | dropped                        | all that dropped files had was stored     |
-|                |                                | before this                               |
-| index-queue    | <topic id>/<queue id>          | below this queue offset all is durable;   |
+| index          | end                            | offset where the next uploaded file       |
+|                |                                | begins                                    |
+| index          | dropped                        | all messages of dropped files were stored |
+|                |                                | before this time                          |
+| index-queue    | <topic id>/<queue id>          | queue offset below which all is durable;  |
 |                |                                | or that, and when it was put              |
-| index-file     | <begin>                        | so many items of a local file are durable |
-|                |                                | and two CRC32C, or only how many          |
-| index-start    | <begin>/<topic id>/<queue id>  | from there on the file may hold the queue |
+| index-file     | <begin>                        | number of durable items of a local file   |
+|                |                                | and two CRC32C; or only the number        |
+| index-start    | <begin>/<topic id>/<queue id>  | queue offset from which on the file may   |
+|                |                                | hold messages                             |
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ START: Final = "index-start"
 
 
 class QueueId(NamedTuple):
-    """A queue as index items name it: a topic that is created again has another number."""
+    """A queue as index items name it: a topic that is created again gets another number."""
 
     topic_id: int
     queue_id: int
@@ -53,8 +55,8 @@ class QueueLag(NamedTuple):
 
 
 class Durable(NamedTuple):
-    """The first items of a local file, and the checksums of them and of the hashes beside them,
-    where these were noted."""
+    """The first items of a local file: how many, and the checksums of them and of the hashes beside
+    them, if these were noted."""
 
     item_count: int
     items: int | None = None
@@ -62,7 +64,7 @@ class Durable(NamedTuple):
 
 
 class Watermarks:
-    """The durable state of the index, as the catalogue has it; reads come from memory."""
+    """The durable state of the index, as the catalogue has it; reads are served from memory."""
 
     def __init__(self, metadata: MetadataStore, broker_name: str) -> None:
         self._metadata = metadata
@@ -71,7 +73,7 @@ class Watermarks:
     # Of the store
 
     def check_sizes(self, *, slot_count: int, item_capacity: int) -> bool:
-        """Whether the store has sizes yet; InvalidConfigError if they are others."""
+        """Whether the store has sizes noted yet; InvalidConfigError if they differ from these."""
         held = self._metadata.note(STORE, "sizes")
         if not isinstance(held, dict):
             return False
@@ -87,11 +89,11 @@ class Watermarks:
         return True
 
     def slot_count(self) -> int | None:
-        """Of every file of the store, where that was noted."""
+        """The slots of every file of the store, if that was noted."""
         return self._made_with().get("index_slot_count")
 
     def item_capacity(self) -> int | None:
-        """Likewise of every file that is not uploaded."""
+        """The items that every local file has room for, if that was noted."""
         return self._made_with().get("index_item_count")
 
     def _made_with(self) -> dict[str, int]:
@@ -99,8 +101,7 @@ class Watermarks:
 
     @staticmethod
     def made_with(notes: Mapping[str, Json]) -> dict[str, int]:
-        """The settings that are fixed, by name, from the notes of kind STORE; none where nobody
-        has noted them."""
+        """The fixed settings by name, from the notes of kind STORE; empty if none were noted."""
         held = notes.get("sizes")
         if not isinstance(held, dict):
             return {}
@@ -115,7 +116,7 @@ class Watermarks:
         return PutNote(STORE, "sizes", {"slots": slot_count, "items": item_capacity})
 
     def adopted(self, *, now_ms: int) -> list[Change]:
-        """Somebody else's index is taken over: it holds all that the catalogue knows of."""
+        """Take over another program's index: assume that it holds all committed messages."""
         found: list[Change] = []
         for record in self._metadata.queues():
             topic = self._metadata.topic(record.topic)
@@ -133,7 +134,7 @@ class Watermarks:
         return PutNote(STORE, "end", offset)
 
     def dropped_before(self) -> int | None:
-        """Messages stored before may have been in files that were dropped by their age."""
+        """Messages stored before this time may have been in files that were dropped by age."""
         return _number(self._metadata.note(STORE, "dropped"))
 
     @staticmethod
@@ -143,7 +144,7 @@ class Watermarks:
     # Of a queue
 
     def of_queue(self, topic: str, queue: QueueId) -> int:
-        """Below this offset all is durable; 0 for a queue that was made anew. Such a queue ends
+        """All is durable below this offset; 0 for a queue that was made again. Such a queue ends
         below its mark, or all its segments were begun after the last put."""
         held, put_at = _mark(self._metadata.note(QUEUE, queue.key))
         rows = self._rows(topic, queue.queue_id)
@@ -152,7 +153,7 @@ class Watermarks:
         return held if held <= self.committed(topic, queue.queue_id) else 0
 
     def behind(self) -> list[QueueLag]:
-        """Queues of which something is durable, and not all that the catalogue calls committed."""
+        """Queues of which something is durable, but not all that the catalogue calls committed."""
         found = []
         for record in self._metadata.queues():
             topic = self._metadata.topic(record.topic)
@@ -170,11 +171,11 @@ class Watermarks:
         return found
 
     def held(self, queue: QueueId) -> int:
-        """What the note says, whatever became of the queue."""
+        """What the note says, even if the queue was made again since."""
         return _mark(self._metadata.note(QUEUE, queue.key))[0]
 
     def committed(self, topic: str, queue_id: int) -> int:
-        """Where the queue ends, as the catalogue has it."""
+        """Where the queue ends, according to the catalogue."""
         rows = self._rows(topic, queue_id)
         return max((row.end_offset for row in rows), default=0) // UNIT_BYTES
 
@@ -186,7 +187,7 @@ class Watermarks:
     def moved(
         queues: Mapping[QueueId, int], put_at: Mapping[QueueId, int] | None = None
     ) -> list[Change]:
-        """Notes with the time of the last put where it is known: a queue made anew began later."""
+        """Notes, with the time of the last put if it is known: a queue made again began later."""
         times = put_at or {}
         return [
             PutNote(QUEUE, queue.key, [offset, times[queue]] if queue in times else offset)
@@ -196,7 +197,7 @@ class Watermarks:
     # Of a local file
 
     def durable(self, begin: int) -> Durable | None:
-        """The items of a local file that are known to be on the disk."""
+        """The items of a local file that are known to be on disk."""
         value = self._metadata.note(FILE, str(begin))
         numbers = [_number(count) for count in (value if isinstance(value, list) else [value])]
         count, items, hashes, *_ = *numbers, None, None, None
@@ -218,7 +219,7 @@ class Watermarks:
         return changes
 
     def starts(self) -> dict[tuple[int, QueueId], int]:
-        """From which queue offset on each local file may hold each queue."""
+        """The queue offset from which on each local file may hold messages of each queue."""
         found = {}
         for key, at in self._metadata.notes(START).items():
             numbers = key.split("/")
@@ -236,7 +237,7 @@ class Watermarks:
     def lost(self, begin: int, *, is_ours: bool = True) -> list[Change]:
         """The file is lost: all that it may have held is to be put again.
 
-        Of a file that was not ours nobody knows what it held: then everything is.
+        What a file that was not ours held is unknown: then everything is put again.
         """
         held = self._metadata.notes(QUEUE)
         starts = {key.partition("/")[2]: at for key, at in self._starts(begin).items()}
@@ -251,7 +252,7 @@ class Watermarks:
         return changes
 
     def queues(self) -> set[QueueId]:
-        """Those that the catalogue names."""
+        """The queues that the catalogue names."""
         topics = {record.topic: record.topic_id for record in self._metadata.topics()}
         return {
             QueueId(topics[record.topic], record.queue_id)
@@ -260,8 +261,9 @@ class Watermarks:
         }
 
     def unknown(self) -> list[Change]:
-        """Notes of queues that are no more: neither a row nor a segment is left of them."""
-        noted = self._metadata.notes(QUEUE).keys()  # first: a queue is named before its first note
+        """Deletes the notes of queues that no longer exist: no row or segment of them is left."""
+        # First: the catalogue names a queue before its first note.
+        noted = self._metadata.notes(QUEUE).keys()
         known = {queue.key for queue in self.queues()}
         names = {record.topic_id: record.topic for record in self._metadata.topics()}
         gone: list[Change] = []
@@ -274,7 +276,7 @@ class Watermarks:
         return gone
 
     def everything(self) -> list[Change]:
-        """All notes of the index, to be deleted."""
+        """Deletes all notes of the index."""
         return [
             DeleteNote(kind, key)
             for kind in (STORE, QUEUE, FILE, START)
@@ -288,16 +290,16 @@ class Watermarks:
 
 
 class IndexCoverage(NamedTuple):
-    """The store times that the uploaded files cover; `begin` None: no file was dropped."""
+    """The store times that the uploaded files cover. `begin` is None if no file was dropped."""
 
     begin: int | None
     end: int
 
 
 def index_coverage(metadata: MetadataStore, broker_name: str, now_ms: int) -> IndexCoverage | None:
-    """As the catalogue has it; None where there is no file, or its times cannot be believed.
+    """According to the catalogue; None if there is no file, or the times cannot be trusted.
 
-    Old files are dropped by their age, and a message may outlive its file.
+    Old files are dropped by age, and a message may outlive its index file.
     """
     rows = metadata.segments(index_queue_path(broker_name), SegmentType.INDEX)
     ends = [row.end_timestamp for row in rows if row.end_timestamp is not None]
@@ -305,7 +307,7 @@ def index_coverage(metadata: MetadataStore, broker_name: str, now_ms: int) -> In
         return None
     if not rows[0].base_offset:
         return IndexCoverage(None, max(ends))
-    # Files overlap: what the first one begins with says less than up to where others were dropped.
+    # Files overlap: the begin of the first file says less than the time of the last drop.
     dropped = Watermarks(metadata, broker_name).dropped_before()
     begin = rows[0].begin_timestamp if dropped is None else dropped
     return IndexCoverage(begin, max(ends)) if begin and is_believed(begin, now_ms) else None
@@ -314,8 +316,8 @@ def index_coverage(metadata: MetadataStore, broker_name: str, now_ms: int) -> In
 def indexed_offset(
     metadata: MetadataStore, broker_name: str, topic: str, queue: QueueId
 ) -> int | None:
-    """Below this queue offset the uploaded files alone have every message. Without a note None, but
-    0 where there is no file either: the broker keeps no index, or has not uploaded any of it."""
+    """The uploaded files alone have every message below this queue offset. Without notes: 0 if
+    there is no file, as the broker keeps no index or has uploaded none of it; else None."""
     marks = Watermarks(metadata, broker_name)
     if marks.slot_count() is None:
         path = index_queue_path(broker_name)
@@ -325,7 +327,7 @@ def indexed_offset(
 
 
 def _mark(value: Json) -> tuple[int, int | None]:
-    """A queue offset, and when what lies before it was put."""
+    """A queue offset, and when the messages below it were put."""
     if isinstance(value, list) and len(value) == 2:
         return _number(value[0]) or 0, _number(value[1])
     return _number(value) or 0, None

@@ -1,12 +1,12 @@
-"""Writes keys to the disk: pending in memory, then put into index files one after the other.
+"""Writes keys to the disk: they are pending in memory, then put into one index file after another.
 
-The files that are not uploaded yet, and those next to them:
+The files that are not uploaded yet, and the files next to them:
 
     <store_path>/tiered_index_file/<begin ms>        an index file; RocketMQ opens such names
                                    <begin ms>.keys   the hashes beside it
                                    footers/          copies of footers of uploaded files
-                                   compacting/       of RocketMQ, removed
-                                   0000, 1111, 2222  of RocketMQ 5.1, renamed
+                                   compacting/       RocketMQ's; removed
+                                   0000, 1111, 2222  RocketMQ 5.1's; renamed
 """
 
 from __future__ import annotations
@@ -55,18 +55,18 @@ _BEGIN_POSITION: Final = 4
 PENDING_KEYS_MAX: Final = 16_384  # of 44 bytes each
 PENDING_SECONDS_MAX: Final = 1
 SYNC_SECONDS: Final = 30
-EARLIER_MS_MAX: Final = 3_600_000  # that a file begins before the first of its messages
+EARLIER_MS_MAX: Final = 3_600_000  # how long before its first message a file may begin
 
 
 class IndexWriter:
     """Puts keys into the local files; keys that are in no file yet are pending.
 
     * No failure loses a key: keys that could not be put stay in memory, and the watermarks move
-      only when the files that have them are synced.
-    * A file that the disk could not sync is dropped: queries read it as long as it is open, the
-      watermarks go back, and its messages are put again after a restart.
-    * A file never begins later than any of its messages was stored: RocketMQ searches only files
-      that begin before the end of the window. A message that is older begins another file.
+      only when the files with these keys are synced.
+    * A file that the disk could not sync is given up: queries read it as long as it is open, but
+      the watermarks go back, and its messages are put again after a restart.
+    * No file begins after a message in it was stored: RocketMQ searches only files that begin
+      before the end of the window. An older message begins another file.
     * `files` are the full ones, oldest first, and the one being filled. The tuple is replaced,
       never changed, and holds only files that queries may read.
     * Any thread may call anything. A sync does not keep other threads from putting.
@@ -80,13 +80,13 @@ class IndexWriter:
         self._watermarks = watermarks
         self._metadata = metadata
         self._clock = clock
-        self._guard = threading.RLock()  # of everything below
+        self._guard = threading.RLock()  # guards everything below
         self._syncing = threading.Lock()
         self._current: IndexStoreFile | None = None
-        self._begins: set[int] = set()  # of all files there are: their names
+        self._begins: set[int] = set()  # the names of all files, also of uploaded ones
         self._begun = 0
         self._newest = 0  # store time in the file being filled
-        self._late_ms = 0  # so much older a message was than one put into that file before it
+        self._late_ms = 0  # how much older a message was than one put into that file before it
         self._pending: list[PendingKeys] = []
         self._pending_keys = 0
         self._pending_since = 0.0
@@ -99,19 +99,19 @@ class IndexWriter:
         self._starts: dict[tuple[int, QueueId], int] = {}
         self._known_starts: dict[tuple[int, QueueId], int] = {}
         self._given_up: dict[int, IndexStoreFile] = {}
-        self._gaps: dict[QueueId, int] = {}  # from here on a given up file held messages
+        self._gaps: dict[QueueId, int] = {}  # the first offset that a given-up file may hold
         self.problem: str | None = None
         self._closed = False
 
     def open(self, files: Sequence[IndexStoreFile], *, begins: Iterable[int]) -> None:
-        """Go on with these; the one that was put into last is filled further if it can be.
+        """Go on with these files; the one last put into is filled further if it can be.
 
-        `begins` are those of files that are not here any more.
+        `begins` are those of files that are no longer here.
         """
         with self._guard:
             self._known_starts = self._watermarks.starts()
             self._checksums = dict(self._folder.checksums)
-            # One that was begun by somebody else would never get a filter.
+            # A file that another program began would never get a filter.
             open_ones = [file for file in files if file.notes is not None and file.room]
             last = max(open_ones, key=self._folder.last_put, default=None)
             self._current = last
@@ -128,37 +128,38 @@ class IndexWriter:
 
     @property
     def file_counts(self) -> tuple[int, int]:
-        """How many files are being filled, and how many wait for their upload."""
+        """How many files are being filled, and how many wait to be uploaded."""
         files, current = self.files, self._current
         unsealed = sum(file is current for file in files)
         return unsealed, len(files) - unsealed
 
     @property
     def is_due(self) -> bool:
-        """Whether so much time has passed that the watermarks should move."""
+        """Whether so much time has passed since a put that the watermarks should move."""
         return bool(self._moved) and self._clock.monotonic() - self._moved_since >= SYNC_SECONDS
 
     def taken(self, queue: QueueId) -> int | None:
-        """Below this everything of the queue was put; None if nothing was since the open.
+        """All of the queue below this was put; None if nothing of it was put since the open.
 
-        Keys in a file that was given up do not count: it may go at any time.
+        Keys in a file that was given up do not count: the file may go at any time.
         """
         return self._gaps.get(queue, self._taken.get(queue))
 
     def queues(self) -> set[QueueId]:
-        """Those of which anything was put since the open."""
+        """The queues of which anything was put since the open."""
         with self._guard:
             return set(self._taken)
 
     def forget(self, queues: Collection[QueueId]) -> None:
-        """They are gone. One that comes back is as if nothing of it had been put since the open."""
+        """Forget queues that are gone. If one comes back, nothing of it has been put since the
+        open."""
         with self._guard:
             for table in (self._taken, self._moved, self._put_at, self._gaps):
                 for queue in queues:
                     table.pop(queue, None)
 
     def put(self, queue: QueueId, first_offset: int, end_offset: int, keys: RunKeys) -> None:
-        """Take the keys of one queue's next messages. After an error nothing of them was taken."""
+        """Take the keys of one queue's next messages. If this raises, it has taken none of them."""
         with self._guard:
             if self._closed:
                 raise StoreClosedError("the index is closed")
@@ -174,7 +175,7 @@ class IndexWriter:
                 self._moved_since = now
             self._taken[queue] = self._moved[queue] = end_offset
             self._put_at[queue] = self._clock.now_ms()
-            if first_offset <= self._gaps.get(queue, -1):  # all of it is put again
+            if first_offset <= self._gaps.get(queue, -1):  # the whole gap is put again
                 del self._gaps[queue]
 
     def drain(self) -> None:
@@ -194,7 +195,7 @@ class IndexWriter:
                     self._pending_keys = sum(len(run.keys.columns) for run in self._pending)
 
     def has_drained(self) -> bool:
-        """Put the pending keys into files; False where some of them still are pending."""
+        """Put the pending keys into files; False if some of them are still pending."""
         try:
             self.drain()
         except (TieredStoreError, OSError) as error:
@@ -203,7 +204,7 @@ class IndexWriter:
         return True
 
     def roll(self) -> None:
-        """Begin a new file with the next key, if there is one in this."""
+        """Begin a new file with the next key, unless the current one is empty."""
         with self._guard:
             self.drain()
             current = self._current
@@ -213,7 +214,7 @@ class IndexWriter:
     def roll_if_older(self, before_ms: int) -> None:
         with self._guard:
             current = self._current
-            self._begun = min(self._begun, self._clock.now_ms())  # it may have been set back
+            self._begun = min(self._begun, self._clock.now_ms())  # the clock may have gone back
             if current is not None and self._begun <= before_ms:
                 self.roll()
 
@@ -240,7 +241,8 @@ class IndexWriter:
                         starts = {place: at for place, at in starts.items() if place[0] != begin}
                 sure = {queue: end for queue, end in moved.items() if queue not in self._gaps}
                 filled = self._watermarks.filled(durable, starts)
-                # What a crash takes of this is put again: it may go with what comes next.
+                # A crash may lose these changes: then the keys are put again. So they may wait
+                # for the next write.
                 self._metadata.stage([*filled, *self._watermarks.moved(sure, put_at), *lost])
             except BaseException:
                 with self._guard:
@@ -256,7 +258,7 @@ class IndexWriter:
         return Durable(item_count, checksum.items, checksum.hashes)
 
     def _flushed(self, file: IndexStoreFile) -> bool:
-        """Whether it is durable. A file that never will be is given up."""
+        """Flush the file; whether it is durable. A file that can never be durable is given up."""
         try:
             file.flush()
             return True
@@ -276,7 +278,7 @@ class IndexWriter:
         return False
 
     def remove(self, file: IndexStoreFile) -> None:
-        """Delete a full file that was uploaded; queries do not read it any more."""
+        """Delete a full file that was uploaded; queries no longer read it."""
         with self._guard:
             self.files = tuple(held for held in self.files if held is not file)
             begin = file.begin_timestamp
@@ -286,7 +288,7 @@ class IndexWriter:
         file.delete()
 
     def close(self) -> None:
-        """Let go of the files; pending keys are lost unless `sync` came before. Idempotent."""
+        """Close the files; pending keys are lost unless `sync` came before. Idempotent."""
         with self._guard:
             self._closed = True
             for file in self.files:
@@ -303,9 +305,9 @@ class IndexWriter:
         done: int,
         pending: Sequence[PendingKeys],
     ) -> int:
-        """How many of the keys from `done` on were put into the file being filled.
+        """Put keys from `done` on into the file being filled; return how many.
 
-        A message stays in one file, unless it has more keys than any file has room for.
+        A message is not split between files, unless it has more keys than any file has room for.
         """
         file = self._file_for(columns.store_timestamps[done:])
         ends = np.cumsum(counts)
@@ -336,7 +338,7 @@ class IndexWriter:
             at = after
 
     def _file_for(self, times: NDArray[np.int64]) -> IndexStoreFile:
-        """The one to put messages of these store times into; begun where there is none."""
+        """The file to put messages of these store times into; begun if there is none."""
         oldest = int(times.min())
         self._late_ms = max(self._late_ms, self._newest - oldest if self._newest else 0)
         file = self._current
@@ -350,12 +352,12 @@ class IndexWriter:
         return file
 
     def _free_begin(self, latest: int) -> int | None:
-        """A begin that is no other file's, and not after `latest`; None where there is none.
+        """A begin that no other file has, and not after `latest`; None if there is none.
 
-        Where messages came out of order, others will: so much earlier it is.
+        If messages came out of order, more will: the file begins that much earlier.
         """
         late_ms = min(self._late_ms, EARLIER_MS_MAX)
-        # In whole seconds: then an item's time is as exact as in a file that begins at `latest`.
+        # By whole seconds: then an item's time is as exact as in a file that begins at `latest`.
         earlier = range(latest - -(-late_ms // 1000) * 1000, 0, -1000)
         free = filter(self._is_free, itertools.chain(earlier, range(latest, 0, -1)))
         return next(free, None)
@@ -374,7 +376,7 @@ class IndexWriter:
 
 
 class LocalFolder:
-    """The local index files by their names: opened, made and removed. It knows of no uploads."""
+    """Opens, makes and removes the local index files by their names. It knows of no uploads."""
 
     def __init__(self, config: StoreConfig, path: Path | None = None) -> None:
         self.path = Path(config.store_path) / FOLDER if path is None else path
@@ -383,7 +385,7 @@ class LocalFolder:
         self.checksums: dict[int, ItemsChecksum] = {}  # of the files as they were opened
 
     def prepare(self) -> None:
-        """Make the directory, and clear away what Java and older versions left in it."""
+        """Make the directory, and clean up what Java and older versions left in it."""
         with refused_by_system(str(self.path), "open"):
             make_directories(self.path)
             compacting = self.path / COMPACTING
@@ -406,10 +408,10 @@ class LocalFolder:
         )
 
     def open(self, begin: int, durable: Durable | None) -> IndexStoreFile | None:
-        """The file, mended; None where it is damaged, or has not the length of all of them.
+        """The file, mended; None if it is damaged or has the wrong length.
 
-        Of a file of ours only the items that are known to be durable are kept: the rest is put
-        again. Of somebody else's nobody knows, so all are kept.
+        In a file of ours only the items known to be durable are kept: the rest is put again. In
+        another program's file all are kept, as nothing is known about them.
         """
         path = self.path / str(begin)
         if path.is_file() and self._is_of_old_version(path):
@@ -430,7 +432,7 @@ class LocalFolder:
             return None
 
     def open_to_read(self, begin: int) -> IndexStoreFile:
-        """The file as it is; another process may fill it."""
+        """The file as it is; another process may be filling it."""
         return IndexStoreFile.open(
             self.path / str(begin),
             slot_count=self.slot_count,
@@ -439,7 +441,7 @@ class LocalFolder:
         )
 
     def _check_items(self, file: IndexStoreFile, durable: Durable | None) -> None:
-        """SegmentCorruptError where they are not what was made durable; the file is closed then."""
+        """SegmentCorruptError if they are not what was made durable; then the file is closed."""
         if durable is None or durable.items is None:
             return
         try:
@@ -462,16 +464,16 @@ class LocalFolder:
             FileSizes.of(path, self.slot_count, self.item_capacity).check(held)
 
     def counted(self, begin: int, durable: Durable | None) -> Durable | None:
-        """What counts of a file of which the catalogue has this note; None for all of somebody
-        else's."""
+        """The items that count in a file, given its note in the catalogue. None: all of them, in
+        another program's file."""
         return Durable(0) if durable is None and self.is_ours(begin) else durable
 
     def is_ours(self, begin: int) -> bool:
-        """Whether we began the file: nothing in it counts before the catalogue has a note of it."""
+        """Whether we began the file. If so, nothing in it counts until the catalogue notes it."""
         return notes_path(self.path / str(begin)).exists()
 
     def last_put(self, file: IndexStoreFile) -> tuple[int, int]:
-        """When keys were last put into a file of ours, for sorting: greater is later."""
+        """A sort key for when keys were last put into a file of ours: greater is later."""
         try:
             written = notes_path(file.path).stat().st_mtime_ns
         except OSError:
@@ -484,7 +486,7 @@ class LocalFolder:
         )
 
     def remove(self, begin: int) -> None:
-        """The file, with what lies beside it. Idempotent."""
+        """Remove the file and what lies beside it. Idempotent."""
         path = self.path / str(begin)
         with refused_by_system(str(path), "delete"):
             remove_durably(path)
@@ -496,7 +498,7 @@ class LocalFolder:
                 path.unlink(missing_ok=True)
 
     def _rename(self, path: Path) -> None:
-        """Give a file of 5.1 the name that it has since: its begin timestamp."""
+        """Give a file of 5.1 the name that later versions use: its begin timestamp."""
         if not path.is_file():
             return
         with path.open("rb") as file:
@@ -526,7 +528,7 @@ class PendingKeys:
     keys: RunKeys
 
     def behind(self, done: int) -> PendingKeys:
-        """Without the first keys, which are in a file by now."""
+        """Without the first `done` keys, which are in a file by now."""
         if done <= 0:
             return self
         counts = self.keys.key_counts
@@ -538,7 +540,7 @@ class PendingKeys:
 
 
 def still_pending(runs: Sequence[PendingKeys], done: int) -> list[PendingKeys]:
-    """What is left of the runs behind so many keys."""
+    """The runs without their first `done` keys."""
     left = []
     for run in runs:
         count = len(run.keys.columns)
