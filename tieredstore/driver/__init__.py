@@ -1,1 +1,1 @@
-"""Contracts and the kit around them: segments, providers, catalogue, message stores, runtime."""
+"""Contracts and what supports them: segments, providers, catalogue, message stores, runtime."""

@@ -1,6 +1,6 @@
-"""Callbacks for new messages that come and go, behind one dispatcher of a store.
+"""Callbacks for new messages, which can be added and cancelled, behind one dispatcher of a store.
 
-A dispatcher stays for the life of its store, and what it raises is the store's to handle.
+A dispatcher itself cannot be removed from its store, and the store handles what it raises.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ class Arrival:
         self.callback = callback
 
     def cancel(self) -> None:
-        """No call begins from now on; one that is under way ends. Any thread, any time, again."""
+        """Begin no more calls; one under way goes on to its end. Idempotent; any thread may call
+        it at any time."""
         self._arrivals.remove(self)
 
 
 class Arrivals:
-    """The dispatcher: it passes each batch on to all callbacks that are registered just then.
+    """The dispatcher: it passes each batch to all callbacks that are registered at the time.
 
-    One that raises is logged, and stops nobody.
+    If one raises, that is logged, and the others go on.
     """
 
     def __init__(self) -> None:
@@ -41,7 +42,7 @@ class Arrivals:
         self._guard = threading.Lock()
 
     def add(self, callback: ArrivalCallback) -> Arrival:
-        """Raises InvalidArgumentError for what cannot be called."""
+        """Add a callback. Raises InvalidArgumentError for anything that cannot be called."""
         require_callable("callback", callback)
         added = Arrival(self, callback)
         with self._guard:
@@ -54,7 +55,7 @@ class Arrivals:
 
     def __call__(self, requests: Sequence[DispatchRequest]) -> None:
         for arrival in self._all:
-            if arrival not in self._all:  # cancelled by one before it
+            if arrival not in self._all:  # cancelled by an earlier callback
                 continue
             try:
                 arrival.callback(requests)

@@ -26,7 +26,7 @@ from tieredstore.model.errors import (
 )
 from tieredstore.model.findings import Finding
 
-# Asked by earlier versions, and recorded in their certificates: no tier puts with If-Match.
+# Earlier versions made these checks and recorded them in certificates; no tier puts with If-Match.
 _RETIRED: Final = frozenset({"if-match", "if-match-race"})
 
 
@@ -47,7 +47,7 @@ class Certificate:
         return tuple(finding for finding in self.findings if finding.is_damage)
 
     def summary(self) -> str:
-        """One line: what a refusal to write says."""
+        """One line; also the reason in a refusal to write."""
         if self.passed:
             return f"{self.client}: {len(self.findings)} checks passed in {self.elapsed_ms} ms"
         named = "; ".join(f"{finding.kind}: {finding.detail}" for finding in self.failures)
@@ -63,7 +63,8 @@ class Certificate:
 
     @classmethod
     def from_json(cls, text: str) -> Certificate:
-        """Without checks that only earlier versions made. ValueError for any other text."""
+        """The certificate, without checks that only earlier versions made. ValueError for any other
+        text."""
         try:
             kept = json.loads(text)
             findings = tuple(
@@ -80,20 +81,20 @@ class Certificate:
 
 PREFIX: Final = ".certify"
 RACERS: Final = 16
-RACES: Final = 8  # some stores race now and then only
+RACES: Final = 8  # with some stores only some races go wrong
 _DATA: Final = bytes(range(256)) * 16
 _PARTS: Final = (bytes(4 * 1024 * 1024),) * 4 + (b"end",)  # more than any client puts at once
-# A name as topics have them: a store that mangles keys is found here.
+# Characters that topics may have: this finds stores that mangle keys.
 _ODD: Final = "%RETRY%a|b/主题 +~&=;(*)"
 
 
 def certify(client: ObjectClient, *, page_keys: int = 1_001) -> Certificate:
     """Ask a store to prove conditions, ranges, listing and deletes, in objects of its own.
 
-    About `page_keys` small puts, a hundred other requests and under a minute; nothing is left
-    behind. A failure of the network, a store that answers 5xx, or keys that expire meanwhile are no
-    verdict: BackendUnavailableError or KeysExpiredError comes through and names the check, as does
-    BackendRefusedError when the very first put is refused.
+    Takes about `page_keys` small puts, a hundred other requests and less than a minute; leaves
+    nothing behind. A failure of the network, a store that answers 5xx, or keys that expire
+    meanwhile are no verdict: BackendUnavailableError or KeysExpiredError is raised and names the
+    check. BackendRefusedError is raised if the very first put is refused.
     """
     clock = SystemClock()
     started = clock.monotonic()
@@ -122,7 +123,7 @@ class _Examination:
         self._client = client
         self._pool = pool
         self._prefix = prefix
-        self._made: set[str] = set()  # known without a listing, which may be what fails
+        self._made: set[str] = set()  # kept here, as the listing itself may fail
         self.findings: list[Finding] = []
 
     def run(self, page_keys: int) -> None:
@@ -151,7 +152,7 @@ class _Examination:
             self.findings.append(Finding.of_check(name, not detail, detail))
 
     def _put(self, key: str, data: bytes) -> ObjectFacts:
-        """With something of its own, so that a layer that tries again can settle lost replies."""
+        """Put with unique metadata, so that a layer that retries can settle lost replies."""
         self._made.add(key)
         nonce = {"nonce": uuid.uuid4().hex}
         return self._client.put(key, data, metadata=nonce)
@@ -159,7 +160,7 @@ class _Examination:
     def clean_up(self) -> None:
         self._client.delete_many(sorted(self._made))
 
-    # Each check answers with what is wrong, or with nothing.
+    # Each check returns what is wrong, or an empty text.
 
     def _read_after_write(self) -> str:
         for turn in range(4):
@@ -217,7 +218,7 @@ class _Examination:
         return "an object was created over another"
 
     def _create_parts(self) -> str:
-        """Of a large object, which travels in parts, the condition is on the last request."""
+        """A large object is uploaded in parts, and only the last request has the condition."""
         key = self._prefix + "parts"
         self._put(key, _DATA)
         try:
@@ -236,7 +237,7 @@ class _Examination:
         return ""
 
     def _raced(self, key: str) -> str:
-        """All racers put at once; one may win, and what is there must be the winner's."""
+        """All racers put at once; at most one may win, and the object must be the winner's."""
 
         def put(number: int) -> ObjectFacts:
             return self._put(key, f"racer-{number:03}".encode())
@@ -246,7 +247,7 @@ class _Examination:
         doubtful = [
             place
             for place, error in enumerate(outcomes)
-            if isinstance(error, BackendUnavailableError)  # a 409, which asks for another try
+            if isinstance(error, BackendUnavailableError)  # such as a 409, which asks for a retry
         ]
         for error in outcomes:
             if error is not None and not isinstance(
@@ -266,7 +267,8 @@ class _Examination:
         return ""
 
     def _unreadable(self, error: BackendUnavailableError) -> str:
-        """Such as a reply of another length; where it is the network, this request fails too."""
+        """The store's fault, such as a reply of the wrong length: if it is the network's, `head`
+        raises here."""
         self._client.head(self._prefix + "first")
         return f"cannot be read: {error}"
 

@@ -1,4 +1,4 @@
-"""Messages of the log as dispatchers get them: a sequence that is columns."""
+"""Messages of the log as dispatchers get them: a sequence that is stored as columns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tieredstore.model.messages import DispatchRequest
 
 
 class Arrived(NamedTuple):
-    """Messages of one queue that follow each other in a batch."""
+    """Messages of one queue that are next to each other in a batch."""
 
     topic: str
     queue_id: int
@@ -21,10 +21,10 @@ class Arrived(NamedTuple):
 
 
 class DispatchColumns(Sequence[DispatchRequest]):
-    """A request for each message; none is made before one is asked for.
+    """A request for each message; all are made when the first one is accessed.
 
-    Most of those who hear of messages want to know only which queues have more: see `arrived`.
-    `keys` gives the keys of all messages.
+    Most dispatchers only want to know which queues have new messages: see `arrived`.
+    `keys` returns the keys of all messages.
     """
 
     def __init__(
@@ -64,9 +64,9 @@ class DispatchColumns(Sequence[DispatchRequest]):
         return iter(self._made)
 
     def arrived(self) -> Iterator[Arrived]:
-        """What came to which queue."""
+        """Which queues got messages, and how many."""
         count, topics, ids = len(self._topics), self._topics, self._queue_ids
-        if count and topics.count(topics[0]) == ids.count(ids[0]) == count:  # as a producer's batch
+        if count and topics.count(topics[0]) == ids.count(ids[0]) == count:  # a producer's batch
             yield Arrived(topics[0], ids[0], self._queue_offsets[-1] + 1, count, sum(self._sizes))
             return
         start = 0
@@ -103,7 +103,7 @@ class DispatchColumns(Sequence[DispatchRequest]):
 
 
 def arrived(requests: Sequence[DispatchRequest]) -> Iterator[Arrived]:
-    """What came to which queue, in the order of the log; a queue may come up several times."""
+    """Which queues got messages, in the order of the log; a queue may occur several times."""
     if isinstance(requests, DispatchColumns):
         yield from requests.arrived()
         return

@@ -1,8 +1,8 @@
 """Files, names and replacements that survive a power cut, and a lock that Java honours too.
 
 POSIX record locks belong to the process: a second lock in the same process would succeed, and
-closing *any* descriptor of the file releases them all. So the paths that this process holds are
-kept here, and a locked file is never opened a second time.
+closing *any* descriptor of the file releases them all. So this module keeps the paths that this
+process has locked, and never opens a locked file again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tieredstore.model.printable import log_of
 
 log = log_of(__name__)
 
-# For files that are made at names that others can guess: a link there leads to what is not ours.
+# For new files at names that others can guess: a link there would lead to a file that is not ours.
 NO_LINK: Final = os.O_NOFOLLOW | os.O_CLOEXEC
 DURABLE_DIRECTORIES_MAX: Final = 100_000
 OPENS_MAX: Final = 8
@@ -29,7 +29,7 @@ _durable_directories: set[str] = set()
 
 
 def fsync_directory(path: str | os.PathLike[str]) -> None:
-    """Make the names in a directory durable: created, renamed and removed ones."""
+    """Make the names in a directory durable, whether created, renamed or removed."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -40,8 +40,8 @@ def fsync_directory(path: str | os.PathLike[str]) -> None:
 def make_directories(path: str | os.PathLike[str]) -> None:
     """Create a directory and its missing parents; every name on the way is durable afterwards.
 
-    Also names that were there before: another thread, or a process that died, may have made them
-    and not synced them. What was synced once is remembered.
+    This includes names that existed before: another thread, or a process that died, may have made
+    them without syncing. Names that were synced once are remembered.
     """
     directory = Path(path).absolute()
     known = _durable_directories
@@ -56,14 +56,14 @@ def make_directories(path: str | os.PathLike[str]) -> None:
             fsync_directory(child.parent)
         except PermissionError:
             if made:
-                raise  # else it is not ours to read, and older than we are
+                raise  # else somebody else made it before, and we may not read its parent
         if len(known) >= DURABLE_DIRECTORIES_MAX:
             known.clear()
         known.add(str(child))
 
 
 def read_all(descriptor: int, length: int, position: int) -> bytes:
-    """`pread` until every byte is read, or the file ends: the system may give fewer than asked."""
+    """`pread` until every byte is read or the file ends: the system may return fewer than asked."""
     data = os.pread(descriptor, length, position)
     while len(data) < length and (
         more := os.pread(descriptor, length - len(data), position + len(data))
@@ -82,7 +82,7 @@ def write_all(descriptor: int, data: bytes | bytearray | memoryview, position: i
 
 
 def write_blocks(descriptor: int, blocks: Iterable[bytes | bytearray | memoryview]) -> int:
-    """Write them one behind another from the beginning of the file; how many bytes these are."""
+    """Write the blocks one after another from the beginning of the file; returns their size."""
     position = 0
     for block in blocks:
         write_all(descriptor, block, position)
@@ -93,11 +93,11 @@ def write_blocks(descriptor: int, blocks: Iterable[bytes | bytearray | memoryvie
 def write_atomically(
     path: str | os.PathLike[str], blocks: Iterable[bytes | bytearray | memoryview]
 ) -> None:
-    """Replace the file at `path`: after a crash there is the old content or the new, whole.
+    """Replace the file at `path`: after a crash it has the old content or the new, whole.
 
-    One writer a path at a time: BlockingIOError, and nothing changed, where another process is at
-    it. What a crashed one left behind is written over. OSError where the name of the new file is a
-    link.
+    Only one writer per path at a time: BlockingIOError, with nothing changed, if another process is
+    writing. What a crashed writer left behind is overwritten. OSError if the name of the new file
+    is a link.
     """
     target = Path(path)
     temporary = target.with_name(target.name + ".tmp")
@@ -116,7 +116,7 @@ def write_atomically(
 
 
 def _opened_alone(path: Path) -> int:
-    """The file, made if need be, and locked until it is closed."""
+    """Open the file, or create it, and lock it until it is closed."""
     for _ in range(OPENS_MAX):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | NO_LINK, 0o666)
         try:
@@ -128,7 +128,7 @@ def _opened_alone(path: Path) -> int:
         except BaseException:
             os.close(descriptor)
             raise
-        os.close(descriptor)  # the holder of the lock has given the file its own name
+        os.close(descriptor)  # the last holder of the lock has renamed the file to its target
     raise BlockingIOError(errno.EAGAIN, "others are always quicker", str(path))
 
 
@@ -150,7 +150,7 @@ class FileLock:
     """An exclusive lock on the first byte of a file, held until `release`.
 
     Any thread may release it; releasing twice is harmless. A crash releases it. A forked child
-    does not hold it: `held` is False there, and releasing it leaves the parent's lock alone.
+    does not hold it: `held` is False there, and `release` leaves the parent's lock alone.
     """
 
     def __init__(self, path: str, descriptor: int) -> None:
@@ -160,9 +160,9 @@ class FileLock:
 
     @classmethod
     def acquire(cls, path: str | os.PathLike[str]) -> FileLock | None:
-        """The lock, or None where another holder has it, in this process or in another.
+        """The lock, or None if another holder has it, in this process or another.
 
-        A lock file that is a link is refused: what it leads to is not ours to make.
+        OSError if the lock file is a link: it would lead to a file that is not ours.
         """
         folder, name = os.path.split(os.path.abspath(path))
         real = os.path.join(os.path.realpath(folder), name)
@@ -172,7 +172,7 @@ class FileLock:
             descriptor = os.open(real, os.O_RDWR | os.O_CREAT | NO_LINK, 0o666)
             try:
                 fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
-            except (BlockingIOError, PermissionError):  # held by another, on this or that system
+            except (BlockingIOError, PermissionError):  # held by another: systems differ
                 os.close(descriptor)
                 return None
             except BaseException:
@@ -186,11 +186,11 @@ class FileLock:
 
     @property
     def held(self) -> bool:
-        """Whether this process holds it, now."""
+        """Whether this process holds it now."""
         return self._descriptor is not None and self._process.is_this
 
     def release(self, *, remove: bool = False) -> None:
-        """Let it go; `remove` takes the file away too, if nobody needs it any more."""
+        """Release it; `remove` deletes the file too, for one that nobody needs any more."""
         with _held_guard:
             if self._descriptor is None:
                 return

@@ -39,8 +39,8 @@ class MessageFilter(Protocol):
     A filter whose first choice depends only on tags may also have an attribute `tags_codes`, the
     hashes of those tags. It promises that `matches_tags_code` is True exactly for codes whose low
     32 bits equal one of them, and for codes that are no hash: codes below -2**31 are addresses of
-    Java's extended queues. A store may then select many messages at once without a call. None is
-    the same as no such attribute.
+    Java's extended queues. A store may then select many messages at once without a call. None
+    means the same as no such attribute.
     """
 
     def matches_tags_code(self, tags_code: int) -> bool:
@@ -52,10 +52,10 @@ class MessageFilter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ReadRequest:
-    """The request of one call of `get_message`. The method creates it and passes it on whole.
+    """The arguments of one call of `get_message`. The method creates it and passes it on whole.
 
-    Raises InvalidArgumentError for a topic or a group that is no text, for numbers that are none,
-    and for a filter without the two methods of one.
+    Raises InvalidArgumentError for a topic or group that is not text, for numbers that are not
+    whole, and for a filter that lacks one of its two methods.
     """
 
     topic: str
@@ -70,7 +70,7 @@ class ReadRequest:
         numbers = self.queue_id, self.offset, self.count_max, self.bytes_max
         require_place(self.topic, *numbers)
         require_text("group", self.group)
-        if {*map(type, numbers)} != {int}:  # NumPy's would overflow where offsets become bytes
+        if {*map(type, numbers)} != {int}:  # NumPy's would overflow when offsets become bytes
             for name, number in zip(_NUMBERS, numbers, strict=True):
                 object.__setattr__(self, name, int(number))
         wanted = self.message_filter
@@ -91,12 +91,12 @@ class ReadRequest:
 
 @runtime_checkable
 class MessageStore(Protocol):
-    """A broker's store of messages.
+    """A broker's message store.
 
     * Lifecycle: `load`, `start`, then reads and puts, then `shutdown`; each is idempotent. Before
       `load` and after `shutdown` everything else raises StoreClosedError. `destroy` deletes the
       data and is never part of `shutdown`.
-    * Offsets count messages of one queue from 0; an interval ends before its maximum. A crash
+    * Offsets count the messages of one queue from 0; an interval ends before its maximum. A crash
       loses nothing below `confirmed_offset`.
     * Absence is None, a status or an empty answer; failure is an exception. Unknown topics and
       queues are absence.
@@ -110,17 +110,18 @@ class MessageStore(Protocol):
       `log_offset`, and new store times at or after `store_timestamp`, but at most a day ahead of
       the clock: otherwise a clock behind that of the previous machine would put new messages before
       old ones. A queue that is already further raises OffsetOutOfRangeError. Calling it again
-      changes nothing. It may have `begun_time(topic)` too: up to which store time messages of the
-      topic may be in the tier alone, since queues of it begin behind them; 0 where none does. And
-      `lost_ends`: where queues ended once that it found shorter when it was opened.
-    * One whose puts need not wait may have `put_at_once(message)`: the result of `put_message`, or
-      None, with nothing done, where that would wait for a disk, a backend or a busy lock. A caller
+      changes nothing. Such a store may also have `begun_time(topic)`: up to this store time,
+      messages of the topic may be in the tier alone, as some of its queues begin after them; 0 if
+      none does. And `lost_ends`: the former ends of queues that it found shorter when it was
+      opened.
+    * A store whose puts need not wait may have `put_at_once(message)`: the result of `put_message`,
+      or None, with nothing done, if that would wait for a disk, a backend or a busy lock. A caller
       that must not block, such as an event loop, tries it first. `put_messages_at_once(messages)`
       is the same for batches: all of the results of `put_messages`, or None.
-    * One that looks for damage may have `damages`: what it found since it was opened, each with
+    * A store that looks for damage may have `damages`: what it found since it was opened, each with
       `path`, `position`, `reason` and `mended`. Health shows them.
-    * A class that inherits from this one gets what has a body here: `put_message` is enough, and
-      one that can do more at a time overrides the rest.
+    * A class that inherits from this one gets the methods that have a body here: `put_message` is
+      enough, and a store that can do more at a time overrides the rest.
 
     Raises: StoreClosedError, InvalidConfigError (load), SegmentCorruptError, BackendError.
     """
@@ -138,22 +139,22 @@ class MessageStore(Protocol):
         """Delete the data."""
 
     def put_message(self, message: Message) -> PutResult:
-        """Store one message; when this returns PUT_OK it is as durable as the store promises."""
+        """Store one message; after PUT_OK it is as durable as the store promises."""
 
     def put_messages(self, messages: Sequence[Message]) -> Sequence[PutResult]:
         """Store messages in this order; each is stored or refused by itself.
 
-        `MessageColumns` are such a sequence: a store that knows them needs no object a message.
+        `MessageColumns` are such a sequence: a store that knows them needs no object per message.
         """
         return [self.put_message(message) for message in messages]
 
     def put_message_future(self, message: Message) -> Future[PutResult]:
         """Take one message now; done when `put_message` would have returned or raised.
 
-        * A later put comes behind it, and it cannot be cancelled.
-        * A store that waits for its disk holds no thread for each that waits. One that has no such
-          way waits here, so call it where waiting is allowed.
-        * What is to be done then runs in a thread of the store and may not wait for another put.
+        * Later puts come after it, and it cannot be cancelled.
+        * A store that waits for its disk holds no thread for each put that waits. A store that
+          cannot do that waits here, so call it where waiting is allowed.
+        * Callbacks of the future run in a thread of the store and may not wait for another put.
         * A closed store may raise here or in the future.
         """
         return done_future(self.put_message, message)
@@ -173,15 +174,15 @@ class MessageStore(Protocol):
         message_filter: MessageFilter | None = None,
         group: str = "",
     ) -> GetResult:
-        """Messages from `offset` on, in order; one at least where there is one, however large.
+        """Messages from `offset` on, in order; if there are any at least one, however large.
 
-        * What the messages and `next_offset` pass by is nowhere, or the filter left it out. So the
-          messages begin at `offset`, follow each other but for what the filter left out, and end
-          before the first one that cannot be given now, because it has gone or is damaged.
-          "Nowhere" is for the whole store to say: a tier and the store before it ask each other.
-        * Where `offset` itself is not there, the answer is a status without messages, and its
-          `next_offset` is the first message that is there. Damage right at `offset` is raised.
-        * A `count_max` of zero or less gives no messages and goes nowhere.
+        * An offset that the messages and `next_offset` skip exists nowhere, or the filter left it
+          out. So the messages begin at `offset`, are consecutive but for what the filter left out,
+          and end before the first one that cannot be given now, because it has gone or is damaged.
+          "Nowhere" means in no part of the store: a tier and the store before it ask each other.
+        * If there is no message at `offset`, the answer is a status without messages, and its
+          `next_offset` is the first message that exists. Damage right at `offset` is raised.
+        * A `count_max` of zero or less gives no messages and moves nowhere.
         """
 
     def min_offset(self, topic: str, queue_id: int) -> int | None:
@@ -201,16 +202,16 @@ class MessageStore(Protocol):
     ) -> int | None:
         """The queue offset to start from for a store time.
 
-        LOWER: the first message stored then or later, the queue's end if there is none. UPPER: the
-        last message stored exactly then. Where none was stored exactly then UPPER gives what LOWER
-        gives, or the message before that one, as RocketMQ's tier and its local store do.
+        LOWER: the first message stored then or later, or the queue's end if there is none. UPPER:
+        the last message stored exactly then. If none was, UPPER gives what LOWER gives, or the
+        message before that one, as RocketMQ's tier and its local store do.
         """
 
     def store_time(self, topic: str, queue_id: int, offset: int) -> int | None:
         """When the message at this offset was stored, in ms; None where there is none."""
 
     def earliest_time(self, topic: str | None = None, queue_id: int = 0) -> int | None:
-        """Store time of the oldest message of a queue, or without a topic of the whole store."""
+        """Store time of the oldest message of a queue, or of the whole store without a topic."""
 
     def query_message(
         self,
@@ -224,8 +225,8 @@ class MessageStore(Protocol):
         """Messages of a topic that have the key, stored within [begin, end], newest first."""
 
     def message_at(self, log_offset: int, size: int | None = None) -> SelectedMessage | None:
-        """The message whose record starts at this log offset; None where none does, or one of
-        another size than is given. A record that starts there and is damaged is an error."""
+        """The message whose record starts at this log offset; None if none does, or if its size is
+        not `size`. A record that starts there and is damaged is an error."""
 
     def contains(self, topic: str, queue_id: int, offset: int) -> bool:
         """Whether there is a message at this queue offset."""
@@ -236,7 +237,7 @@ class MessageStore(Protocol):
     def read_range(
         self, topic: str, queue_id: int, offset: int, *, count_max: int, bytes_max: int
     ) -> MessageRun:
-        """Consecutive messages as columns; empty where there is none, else at least one.
+        """Consecutive messages as columns; empty if there is none, else at least one.
 
         A run ends before a gap, before damage, and where the messages of one tier end: go on at
         its `end_offset`. Its log offsets are those of the store that the messages come from.
@@ -246,16 +247,16 @@ class MessageStore(Protocol):
         """Call it with every message after its queue unit exists, in log order, in batches."""
 
     def on_arrival(self, callback: ArrivalCallback) -> Arrival:
-        """Call it with new messages until it is cancelled: a batch a call, as dispatchers get them.
+        """Call it with new messages until it is cancelled: one batch per call, as for dispatchers.
 
-        * A message is called out once, after it can be read, with topic, queue, queue offset, tags
-          code and store time. Those of one queue come in order.
-        * It runs in a thread that puts, reads or serves: it may call the store, and is to be quick.
-          What it raises is logged and stops nobody.
-        * It may be called before `load`, and holds for every life of the store.
+        * Each message is announced once, when it can be read, with topic, queue, queue offset, tags
+          code and store time. Messages of one queue come in order.
+        * The callback runs in a thread that puts, reads or serves: it may call the store, and must
+          be quick. What it raises is logged and stops nothing else.
+        * A callback may be added before `load`, and stays when the store is closed and reopened.
         """
         arrivals = Arrivals()
-        self.add_dispatcher(arrivals)  # which stays, empty, when the callback has gone
+        self.add_dispatcher(arrivals)  # stays, without a callback, after the cancellation
         return arrivals.add(callback)
 
     def add_retention_guard(self, guard: RetentionGuard) -> None:
@@ -265,14 +266,14 @@ class MessageStore(Protocol):
         """Every queue that has or had messages."""
 
     def delete_topics(self, topics: Iterable[str]) -> int:
-        """Delete topics; how many of them there were."""
+        """Delete topics; returns how many of them existed."""
 
     def clean_unused_topics(self, retained: Iterable[str]) -> int:
-        """Delete every topic but the retained and the system's; how many there were."""
+        """Delete every topic but the retained and the system's; returns how many there were."""
 
 
 def read_from(store: MessageStore, request: ReadRequest) -> GetResult:
-    """What a store answers; its contract has the arguments one by one."""
+    """Call `get_message` with the arguments of this request."""
     return store.get_message(
         request.topic,
         request.queue_id,
@@ -285,7 +286,7 @@ def read_from(store: MessageStore, request: ReadRequest) -> GetResult:
 
 
 class RunReads(Protocol):
-    """What gives messages as runs: a store, or a tier alone."""
+    """Anything that returns messages as runs: a store, or a tier alone."""
 
     def read_range(
         self, topic: str, queue_id: int, offset: int, *, count_max: int, bytes_max: int
@@ -293,7 +294,7 @@ class RunReads(Protocol):
 
 
 def run_from(store: RunReads, request: ReadRequest) -> MessageRun:
-    """The run of a request; it has no filter."""
+    """Call `read_range` with the arguments of this request, which has no filter."""
     return store.read_range(
         request.topic,
         request.queue_id,
@@ -304,21 +305,21 @@ def run_from(store: RunReads, request: ReadRequest) -> MessageRun:
 
 
 def begun_time_of(store: MessageStore, topic: str) -> int:
-    """What a store that has `begun_time` says; 0 of another."""
+    """The `begun_time` of a store; 0 if it has none."""
     begun_time = getattr(store, "begun_time", None)
     return 0 if begun_time is None else int(begun_time(topic))
 
 
 def puts_at_once(store: MessageStore) -> Callable[[Message], PutResult | None] | None:
-    """The `put_at_once` of a store, where its class has one: what an object forwards to another by
-    `__getattr__` would pass its own `put_message` by."""
+    """The `put_at_once` of a store, if its class has one. If `__getattr__` forwarded it to another
+    store, it would bypass the `put_message` of this one."""
     return getattr(store, "put_at_once") if hasattr(type(store), "put_at_once") else None  # noqa: B009
 
 
 def batches_at_once(
     store: MessageStore,
 ) -> Callable[[Sequence[Message]], Sequence[PutResult] | None] | None:
-    """The same of `put_messages_at_once`."""
+    """The same for `put_messages_at_once`."""
     name = "put_messages_at_once"
     return getattr(store, name) if hasattr(type(store), name) else None
 
@@ -355,16 +356,16 @@ class AbstractPluginMessageStore:
         self.next_store.destroy()
 
     def flush(self, *arguments: Any, **named: Any) -> Any:
-        """What the next store says; None from one that confirms in its own time."""
+        """Flush the next store; None if it has no `flush` and confirms in its own time."""
         flush = getattr(self.next_store, "flush", None)
         return None if flush is None else flush(*arguments, **named)
 
     def begin_queues(
         self, ends: Mapping[QueueKey, int], *, log_offset: int, store_timestamp: int = 0
     ) -> None:
-        """Let each of these queues give out its next offset from here, as MessageStore says.
+        """Let each of these queues give out its next offset from here: see MessageStore.
 
-        Raises BackendRefusedError where the next store has no `begin_queues`.
+        Raises BackendRefusedError if the next store has no `begin_queues`.
         """
         begin = getattr(self.next_store, "begin_queues", None)
         if begin is None:
@@ -373,23 +374,23 @@ class AbstractPluginMessageStore:
         begin(ends, log_offset=log_offset, store_timestamp=store_timestamp)
 
     def begun_time(self, topic: str) -> int:
-        """What the next store says; 0 from one whose queues cannot begin anywhere."""
+        """That of the next store; 0 if its queues cannot begin anywhere."""
         return begun_time_of(self.next_store, topic)
 
     @property
     def lost_ends(self) -> Mapping[QueueKey, int]:
-        """What the next store says; none of one that does not know where its queues ended."""
+        """Those of the next store; empty if it does not know where its queues ended."""
         ends: Mapping[QueueKey, int] = getattr(self.next_store, "lost_ends", {})
         return ends
 
     @property
     def damages(self) -> Sequence[Any]:
-        """What the next store says; none of one that looks for none."""
+        """Those of the next store; empty if it does not look for damage."""
         damages: Sequence[Any] = getattr(self.next_store, "damages", ())
         return damages
 
     def put_message(self, message: Message) -> PutResult:
-        """Store one message, and say where, or by the status why not."""
+        """Store one message. The result says where, or by its status why not."""
         return self.next_store.put_message(message)
 
     def put_messages(self, messages: Sequence[Message]) -> Sequence[PutResult]:
@@ -399,14 +400,14 @@ class AbstractPluginMessageStore:
         return self.next_store.put_messages(messages)
 
     def put_at_once(self, message: Message) -> PutResult | None:
-        """Store one message without waiting; None, with nothing done, where that cannot be."""
+        """Store one message without waiting; None, with nothing done, if that is impossible."""
         put = puts_at_once(self.next_store)
         if put is None or self._overrides("put_message", "put_message_future"):
             return None
         return put(message)
 
     def put_messages_at_once(self, messages: Sequence[Message]) -> Sequence[PutResult] | None:
-        """Store messages without waiting; None, with nothing done, where that cannot be."""
+        """Store messages without waiting; None, with nothing done, if that is impossible."""
         put = batches_at_once(self.next_store)
         if put is None or self._overrides("put_message", "put_messages", "put_messages_future"):
             return None
@@ -435,11 +436,10 @@ class AbstractPluginMessageStore:
         message_filter: MessageFilter | None = None,
         group: str = "",
     ) -> GetResult:
-        """Messages from `offset` on, in order, and in `next_offset` where to go on.
+        """Messages from `offset` on, in order; `next_offset` says where to go on.
 
-        At most `count_max` messages and about `bytes_max` bytes; where there is a message,
-        at least one, however large. An unknown queue, or an offset without a message, is a
-        status.
+        At most `count_max` messages and about `bytes_max` bytes, but if there is a message at
+        least one, however large. An unknown queue, or an offset without a message, is a status.
         """
         return self.next_store.get_message(
             topic,
@@ -478,9 +478,9 @@ class AbstractPluginMessageStore:
         return self.next_store.store_time(topic, queue_id, offset)
 
     def earliest_time(self, topic: str | None = None, queue_id: int = 0) -> int | None:
-        """Store time of a queue's oldest message, in ms; None where there is none.
+        """Store time of a queue's oldest message, in ms; None if there is none.
 
-        Without a topic that of the whole store.
+        Without a topic, of the whole store's oldest message.
         """
         return self.next_store.earliest_time(topic, queue_id)
 
@@ -495,12 +495,12 @@ class AbstractPluginMessageStore:
     ) -> QueryResult:
         """Messages of a topic that have the key, stored within [begin, end], newest first.
 
-        `complete` is False where a hit may be missing.
+        `complete` is False if a hit may be missing.
         """
         return self.next_store.query_message(topic, key, count_max=count_max, begin=begin, end=end)
 
     def message_at(self, log_offset: int, size: int | None = None) -> SelectedMessage | None:
-        """The message whose record starts at this log offset; None where none does."""
+        """The message whose record starts at this log offset; None if none does."""
         return self.next_store.message_at(log_offset, size)
 
     def contains(self, topic: str, queue_id: int, offset: int) -> bool:
@@ -514,7 +514,7 @@ class AbstractPluginMessageStore:
     def read_range(
         self, topic: str, queue_id: int, offset: int, *, count_max: int, bytes_max: int
     ) -> MessageRun:
-        """Consecutive messages as columns; empty where there is none, else at least one."""
+        """Consecutive messages as columns; empty if there is none, else at least one."""
         return self.next_store.read_range(
             topic, queue_id, offset, count_max=count_max, bytes_max=bytes_max
         )
@@ -524,7 +524,7 @@ class AbstractPluginMessageStore:
         self.next_store.add_dispatcher(dispatcher)
 
     def on_arrival(self, callback: ArrivalCallback) -> Arrival:
-        """Call it with new messages until what this returns is cancelled."""
+        """Call it with new messages until the returned arrival is cancelled."""
         return self.next_store.on_arrival(callback)
 
     def add_retention_guard(self, guard: RetentionGuard) -> None:
@@ -536,11 +536,11 @@ class AbstractPluginMessageStore:
         return self.next_store.queues()
 
     def delete_topics(self, topics: Iterable[str]) -> int:
-        """Delete topics; how many of them there were."""
+        """Delete topics; returns how many of them existed."""
         return self.next_store.delete_topics(topics)
 
     def clean_unused_topics(self, retained: Iterable[str]) -> int:
-        """Delete every topic but the retained and the system's; how many there were."""
+        """Delete every topic but the retained and the system's; returns how many there were."""
         return self.next_store.clean_unused_topics(retained)
 
     def _overrides(self, *names: str) -> bool:

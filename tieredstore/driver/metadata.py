@@ -28,8 +28,8 @@ PUBLISHED: Final = "published"
 
 
 def was_published(lineage: Json) -> bool:
-    """Whether a note of LINEAGE proves that something was published. It is written before the
-    generation that it names, and the first one may never have been created."""
+    """Whether a note of LINEAGE proves that something was published. The note is written before the
+    generation that it names, so the first generation may never have been created."""
     match lineage:
         case {"generation": int(generation), "crc32c": int() | None as crc}:
             return crc is not None or generation > 1
@@ -37,7 +37,7 @@ def was_published(lineage: Json) -> bool:
 
 
 class StaleCatalogueError(MetadataError):
-    """This catalogue must not replace the published one: it is another writer's, or newer."""
+    """This catalogue must not replace the published one, which is another writer's, or newer."""
 
     @property
     def is_damage(self) -> bool:
@@ -48,8 +48,8 @@ class StaleCatalogueError(MetadataError):
 class CatalogueFacts:
     """Where a catalogue comes from.
 
-    A `copy` shows the catalogue at some time: it may name segments that have expired since, and
-    lack the newest. The fields after it are known only for published ones.
+    A `copy` shows the catalogue as it once was: it may name segments that have expired since, and
+    lack the newest. The fields after `copy` are known only for published catalogues.
     """
 
     source: str
@@ -67,9 +67,9 @@ class CatalogueFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogueUpkeep:
-    """The part of a catalogue that is only in its journal, and when its snapshot was written.
+    """The size of a catalogue's journal, and when its snapshot was written.
 
-    None if there is no snapshot yet, or if it is unknown.
+    `snapshot_ms` is None if there is no snapshot yet, or if the time is unknown.
     """
 
     journal_bytes: int = 0
@@ -80,50 +80,50 @@ class Publisher(ABC):
     """Publishes one writer's catalogue, generation by generation.
 
     * An unchanged catalogue costs no request.
-    * Once another writer has published, or the published one is found to be newer than the
-      catalogue, this one is stale: every further call raises StaleCatalogueError without a request.
+    * Once another writer has published, or the published catalogue is found to be newer, this one
+      is stale: every further call raises StaleCatalogueError without a request.
     * Any thread may call; one publishes at a time. The catalogue can be changed meanwhile.
     """
 
-    problem: str | None = None  # why the last one failed; None when one has succeeded since
+    problem: str | None = None  # why the last attempt failed; None after a success
     published_count: int = 0
     failure_count: int = 0
-    is_unheard: bool = False  # nothing was published when it was last looked for
+    is_unheard: bool = False  # the last check found nothing published
 
     @property
     @abstractmethod
     def has_changes(self) -> bool:
-        """Whether the catalogue was changed since it was opened or published, by memory alone."""
+        """Whether the catalogue was changed since it was opened or published; makes no request."""
 
     @abstractmethod
     def publish(self) -> int | None:
-        """The generation that holds all that is in the catalogue now, made if there is none yet.
+        """The generation that holds all that is in the catalogue now; published if need be.
 
-        None where there is nothing to be published. Raises StaleCatalogueError, MetadataError,
+        None if there is nothing to publish. Raises StaleCatalogueError, MetadataError,
         BackendError.
         """
 
     @abstractmethod
     def check(self) -> None:
-        """StaleCatalogueError where what is published is not this catalogue's to replace."""
+        """StaleCatalogueError if this catalogue may not replace what is published."""
 
     @abstractmethod
     def adopt(self, changes: Iterable[Change]) -> None:
-        """Apply changes that make what is published part of this catalogue, which may replace it
-        from then on: all of it or nothing."""
+        """Apply changes that take what is published into this catalogue, which may replace it from
+        then on. All changes are applied, or none."""
 
 
 class CatalogueCopy(ABC):
-    """A file on this machine that says what a catalogue elsewhere says; it has the writer's lock.
+    """A file on this machine that copies a catalogue elsewhere, and holds the writer's lock.
 
     No writer ever reads it, and nothing depends on it: a failure is logged, and the next step
-    tries again. A class of it has `locked(path)`, which raises CatalogueLockedError where another
-    writer holds the lock. Any thread may call.
+    tries again. A subclass has `locked(path)`, which raises CatalogueLockedError if another writer
+    holds the lock. Any thread may call.
     """
 
     @abstractmethod
     def follow(self, source: MetadataStore) -> None:
-        """From now on this is what is copied; it stays the caller's."""
+        """Copy this catalogue from now on; the caller still owns it."""
 
     @property
     @abstractmethod
@@ -132,11 +132,11 @@ class CatalogueCopy(ABC):
 
     @abstractmethod
     def step(self) -> None:
-        """Write what the catalogue says now, unless the file says so already."""
+        """Write what the catalogue says now, unless the file is up to date."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give the lock back; idempotent. No step does anything afterwards."""
+        """Release the lock; idempotent. Later steps do nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,8 +188,8 @@ class MetadataStore(ABC):
       middle leaves all of them or none.
     * Deleting an absent row is no error. A topic's rows and its segments are independent: deleting
       one deletes nothing else.
-    * Reads come from memory, are consistent snapshots and never block on I/O. What they return is
-      immutable and does not change under the caller's feet.
+    * Reads are served from memory, are consistent snapshots and never block on I/O. What they
+      return is immutable.
     * Any thread may call anything at any time. `close` is idempotent; afterwards everything but
       `close` raises StoreClosedError.
     * Opened read only, a store changes nothing anywhere: `apply` and `add_topic` raise
@@ -201,7 +201,7 @@ class MetadataStore(ABC):
 
     @abstractmethod
     def topic(self, topic: str) -> TopicRecord | None:
-        """The topic's row; None without one. Raises StoreClosedError after `close`."""
+        """The topic's row; None if it has none. Raises StoreClosedError after `close`."""
 
     @abstractmethod
     def topics(self) -> Sequence[TopicRecord]:
@@ -209,26 +209,26 @@ class MetadataStore(ABC):
 
     @abstractmethod
     def queue(self, topic: str, queue_id: int) -> QueueRecord | None:
-        """The queue's row; None without one. Raises StoreClosedError after `close`."""
+        """The queue's row; None if it has none. Raises StoreClosedError after `close`."""
 
     @abstractmethod
     def queues(self, topic: str | None = None) -> Sequence[QueueRecord]:
-        """Queues of one topic, or of all; by ascending queue id within a topic."""
+        """The rows of one topic's queues, or of all; by ascending queue id within a topic."""
 
     @abstractmethod
     def segment(self, path: str, type: SegmentType, base_offset: int) -> SegmentRecord | None:
-        """The segment's row; None without one. Raises StoreClosedError after `close`."""
+        """The segment's row; None if it has none. Raises StoreClosedError after `close`."""
 
     @abstractmethod
     def segments(
         self, path: str | None = None, type: SegmentType | None = None
     ) -> Sequence[SegmentRecord]:
-        """Segments of one queue path or all, of one type or all; by ascending base offset
-        within a path and type."""
+        """Rows of segments, of one queue path or all and of one type or all; by ascending base
+        offset within a path and type."""
 
     @abstractmethod
     def note(self, kind: str, key: str) -> Json:
-        """The value of a note; None without one. Raises StoreClosedError after `close`."""
+        """The value of a note; None if there is none. Raises StoreClosedError after `close`."""
 
     @abstractmethod
     def notes(self, kind: str) -> Mapping[str, Json]:
@@ -239,16 +239,16 @@ class MetadataStore(ABC):
         """Make all changes durable together; see the class for what that means."""
 
     def stage(self, changes: Iterable[Change]) -> None:
-        """Changes that nothing rests on yet: seen by reads at once, durable no later than the next
-        `apply`, or the next bytes of a provider that keeps this catalogue.
+        """Make changes that nothing depends on yet. Reads see them at once; they are durable no
+        later than the next `apply`, or the next bytes of a provider that keeps this catalogue.
 
-        So a crash before then takes them back, with all that came after. By default as `apply`.
+        So a crash before then undoes them, with all later ones. This default calls `apply`.
         """
         self.apply(changes)
 
     @property
     def has_staged(self) -> bool:
-        """Whether something that was staged is not durable yet; `apply` of nothing makes it so."""
+        """Whether staged changes are not durable yet; `apply` without changes makes them so."""
         return False
 
     @abstractmethod
@@ -258,7 +258,7 @@ class MetadataStore(ABC):
 
     @abstractmethod
     def refresh(self) -> None:
-        """Show a reader what a writer has done since; does nothing for a writer."""
+        """Show a reader what a writer has done since. For a writer it does nothing."""
 
     @abstractmethod
     def close(self) -> None:
@@ -266,20 +266,21 @@ class MetadataStore(ABC):
 
     @property
     def facts(self) -> CatalogueFacts:
-        """Where all this comes from; does not change but with `refresh`."""
+        """Where this catalogue comes from; changes only with `refresh`."""
         return CatalogueFacts(source=type(self).__name__, place="")
 
     @property
     def upkeep(self) -> CatalogueUpkeep:
-        """How its files are doing, where it has any."""
+        """The state of its files, if it has any."""
         return CatalogueUpkeep()
 
     def snapshot_bytes(self) -> bytes:
-        """RocketMQ's own JSON for all that is in here now; MetadataError where a store cannot."""
+        """RocketMQ's own JSON with all that is in the catalogue now; MetadataError if this store
+        cannot write it."""
         raise MetadataError(self.facts.place, "it cannot be written as RocketMQ's JSON")
 
     def contents(self) -> Sequence[Change]:
-        """Changes that make an empty catalogue say all that this one does."""
+        """Changes that turn an empty catalogue into a copy of this one."""
         return [
             *map(Put, self.topics()),
             *map(Put, self.queues()),
@@ -287,39 +288,39 @@ class MetadataStore(ABC):
         ]
 
     def amend(self, *, gone: Sequence[SegmentRecord], come: Sequence[SegmentRecord]) -> None:
-        """Show what has happened since a copy was made: until it is replaced by a newer one.
+        """Show what has happened since a copy was made, until a newer copy replaces it.
 
         Only for a store whose `facts` say that it is a copy; MetadataError from any other, where
-        bytes that are missing are damage.
+        missing bytes are damage.
         """
         raise MetadataError(self.facts.place, "it is no copy: what it names must be there")
 
     def publisher(self, generations: Generations, *, cluster: str, broker: str) -> Publisher | None:
-        """What publishes this catalogue; None where its kind cannot be published."""
+        """A publisher for this catalogue; None if its kind cannot be published."""
         return None
 
     def put(self, *records: TopicRecord | QueueRecord | SegmentRecord) -> None:
-        """Add or replace rows. Raises MetadataError where they cannot be written."""
+        """Add or replace rows. Raises MetadataError if they cannot be written."""
         self.apply([Put(record) for record in records])
 
     def delete_topic(self, topic: str) -> None:
-        """Delete a topic's row. Raises MetadataError where that cannot be written."""
+        """Delete a topic's row. Raises MetadataError if that cannot be written."""
         self.apply([DeleteTopic(topic)])
 
     def delete_queue(self, topic: str, queue_id: int) -> None:
-        """Delete a queue's row. Raises MetadataError where that cannot be written."""
+        """Delete a queue's row. Raises MetadataError if that cannot be written."""
         self.apply([DeleteQueue(topic, queue_id)])
 
     def delete_segment(self, path: str, type: SegmentType, base_offset: int) -> None:
-        """Delete a segment's row. Raises MetadataError where that cannot be written."""
+        """Delete a segment's row. Raises MetadataError if that cannot be written."""
         self.apply([DeleteSegment(path, type, base_offset)])
 
     def put_note(self, kind: str, key: str, value: Json) -> None:
-        """Add or replace a note. Raises MetadataError where it cannot be written."""
+        """Add or replace a note. Raises MetadataError if it cannot be written."""
         self.apply([PutNote(kind, key, value)])
 
     def delete_note(self, kind: str, key: str) -> None:
-        """Delete a note. Raises MetadataError where that cannot be written."""
+        """Delete a note. Raises MetadataError if that cannot be written."""
         self.apply([DeleteNote(kind, key)])
 
     def __enter__(self) -> Self:

@@ -50,21 +50,22 @@ class Metric:
 class Metrics(Protocol):
     """Takes measurements. Any thread may call it; it never raises and never blocks on I/O.
 
-    Labels are those that the metric declares; the exporter adds BASE_LABELS and the broker's own.
+    The labels are those that the metric declares; the exporter adds BASE_LABELS and the broker's
+    own.
     """
 
     def add(self, metric: Metric, amount: int, labels: Labels) -> None:
-        """Count up a counter."""
+        """Add to a counter."""
 
     def record(self, metric: Metric, value: float, labels: Labels) -> None:
-        """Put one value into a histogram."""
+        """Record one value in a histogram."""
 
     def observe(self, metric: Metric, read: GaugeRead) -> None:
-        """Have a gauge, or a counter that is kept elsewhere, read whenever it is exported: each
+        """Call `read` whenever a gauge, or a counter kept elsewhere, is exported; it returns each
         label set once."""
 
     def forget(self, label: str, values: Collection[str]) -> None:
-        """Show no longer what was counted under these values of a label: they are gone."""
+        """Stop showing what was counted under these values of a label: they are gone."""
 
 
 class NoMetrics:
@@ -84,10 +85,10 @@ class NoMetrics:
 
 
 class MetricsOfLives:
-    """Forwards to `inner`; what is observed through it is let go of by `end`.
+    """Forwards to `inner`; `end` releases the readers that were given to `observe`.
 
-    A store that is shut down shows no gauges, and what it was made of is not kept by them. `inner`
-    never lets go of a reader: the next life's gauges take the places of the last one's.
+    So a store that is shut down shows no gauges, and they keep no part of it alive. As `inner`
+    never releases a reader, the gauges of the next life take the places of the previous ones.
     """
 
     def __init__(self, inner: Metrics) -> None:
@@ -112,7 +113,7 @@ class MetricsOfLives:
         self._inner.observe(metric, read_while_alive)
 
     def end(self) -> None:
-        """Show nothing any more; idempotent."""
+        """Stop showing gauges; idempotent."""
         for reads in self._reads.values():
             reads[:] = [None] * len(reads)
 
@@ -173,7 +174,7 @@ DISPATCH_BEHIND = Metric(
     _QUEUE,
     meaning="Messages of a queue that are not in the tier yet",
 )
-# The unit is what RocketMQ declares and dashboards expect; the value is in milliseconds there too.
+# RocketMQ declares this unit and dashboards expect it, although its value is in milliseconds too.
 DISPATCH_LATENCY = Metric(
     _STORE + "dispatch_latency",
     _GAUGE,
@@ -461,7 +462,8 @@ class MeasuredProvider(ProviderWrapper):
         return MeasuredSegment(segment, self._metrics, self._runtime)
 
     def write_many(self, pairs: Sequence[WritePair]) -> Sequence[Future[None]]:
-        """One by one, or in the provider's own way: then both of a pair count the same time."""
+        """One by one, or in the provider's own way: then both writes of a pair count the same
+        time."""
         if not (self.retries_itself or self.shares_rounds):
             return super().write_many(pairs)
         started = self._runtime.clock.monotonic()
@@ -477,7 +479,7 @@ class MeasuredProvider(ProviderWrapper):
         return self.inner.seal_many(segments)
 
     def read_together(self, reads: Sequence[SegmentRead]) -> Sequence[bytes | TieredStoreError]:
-        """One by one, or in the provider's own way: then each counts the time of all."""
+        """One by one, or in the provider's own way: then each read counts the time of all."""
         if not self.reads_together:
             return super().read_together(reads)
         started = self._runtime.clock.monotonic()

@@ -17,14 +17,14 @@ from tieredstore.model.errors import (
 
 T = TypeVar("T")
 
-KEYS_PER_REQUEST: Final = 1_000  # of a listing's page and of a batch delete
-UPLOAD_PART_BYTES: Final = 16 << 20  # of a stream that is longer
+KEYS_PER_REQUEST: Final = 1_000  # in a page of a listing and in a batch delete
+UPLOAD_PART_BYTES: Final = 16 << 20  # a longer stream is uploaded in parts of this size
 
 
 class ObjectExistsError(SegmentError):
-    """A put that was to create an object met one: the key is taken.
+    """A put that was to create an object found one: the key is taken.
 
-    It may be our own earlier attempt whose reply was lost: look before calling it a conflict.
+    It may be our own earlier attempt, whose reply was lost: check before calling it a conflict.
     """
 
     def __init__(self, key: str) -> None:
@@ -37,7 +37,7 @@ class KeysExpiredError(BackendRefusedError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectFacts:
-    """What a store says of an object; `etag` names these very bytes, `metadata` is ours."""
+    """What a store says about an object; `etag` identifies its bytes, `metadata` is ours."""
 
     key: str
     size: int
@@ -60,7 +60,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class AbandonedUpload:
-    """A multipart upload that was never completed: it costs money and shows in no listing."""
+    """A multipart upload that was never completed: it costs money and is in no listing."""
 
     key: str
     upload_id: str
@@ -68,12 +68,12 @@ class AbandonedUpload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectCapabilities:
-    """Exact guarantees of a store; its client replaces missing ones as well as it can.
+    """Exact guarantees of a store; its client makes up for missing ones as well as it can.
 
-    * `create_only`: of racing writers one wins, whichever process they are in.
+    * `create_only`: one of several racing writers wins, whichever processes they are in.
     * `metadata`: metadata that was put with an object is returned.
     * `atomic_put`: nobody sees half an object.
-    * `paged_uploads`: a large stream travels in parts.
+    * `paged_uploads`: a large stream is uploaded in parts.
     """
 
     create_only: bool = True
@@ -93,7 +93,7 @@ def once(call: Callable[[], T], /) -> T:
 
 
 def check_object_range(key: str, start: int, length: int) -> None:
-    """Refuse what is no range of any object."""
+    """Refuse a range that no object can have."""
     if start < 0 or length < 0:
         raise OffsetOutOfRangeError(
             f"{length} bytes of {key}", offset=start, minimum=0, maximum=max(0, start)
@@ -110,10 +110,10 @@ def beyond_end(key: str, start: int, length: int, size: int) -> OffsetOutOfRange
 class ObjectClient(ABC):
     """One bucket and prefix; keys are relative to it, `/`-separated, without a leading slash.
 
-    * Any thread may call anything at any time. The connection is made by the first call, in the
-      process that makes it: a client works on the other side of a fork.
-    * One call is one request where the store has one for it, and a bounded number otherwise. The
-      only layer that retries is the one above.
+    * Any thread may call anything at any time. The first call in a process makes the connection,
+      so a client also works after a fork.
+    * One call is one request if the store has such a request, and a bounded number otherwise. Only
+      the layer above retries.
     * Every read has the requested length, or is an error. A listing is complete, however long.
     * `close` is idempotent; afterwards everything else raises StoreClosedError.
 
@@ -124,23 +124,23 @@ class ObjectClient(ABC):
 
     @property
     def capabilities(self) -> ObjectCapabilities:
-        """What the store does exactly, by its kind and its settings."""
+        """What the store guarantees, given its kind and its settings."""
         return ObjectCapabilities()
 
     def describe(self) -> str:
-        """Which client this is, and of what: one line for logs, without secrets."""
+        """Which client this is, and of which store: one line for logs, without secrets."""
         return type(self).__name__
 
     @abstractmethod
     def head(self, key: str) -> ObjectFacts:
-        """What there is; SegmentNotFoundError if nothing."""
+        """Facts about the object; SegmentNotFoundError if it does not exist."""
 
     @abstractmethod
     def get_range(self, key: str, start: int, length: int) -> bytes:
         """Exactly these bytes: one request, none for a length of 0."""
 
     def get_ranges(self, ranges: Sequence[Range]) -> Sequence[bytes | TieredStoreError]:
-        """Each range or its error, in order, side by side where the client can."""
+        """Each range or its error, in order; read in parallel if the client can."""
         found: list[bytes | TieredStoreError] = []
         for wanted in ranges:
             try:
@@ -158,10 +158,10 @@ class ObjectClient(ABC):
         metadata: Mapping[str, str] | None = None,
         if_absent: bool = True,
     ) -> ObjectFacts:
-        """A whole object in one request, durable on return.
+        """Put a whole object in one request; durable on return.
 
-        With `if_absent` only where there is none, else ObjectExistsError; without it in place of
-        whatever is there.
+        With `if_absent`, ObjectExistsError if there is one already; without, it replaces what is
+        there.
         """
 
     @abstractmethod
@@ -174,30 +174,31 @@ class ObjectClient(ABC):
         if_absent: bool = True,
         attempt: Attempt = once,
     ) -> ObjectFacts | None:
-        """A whole object from a stream, in bounded memory, whole or not at all.
+        """Put an object from a stream, in bounded memory, whole or not at all.
 
         Each request of the upload goes through `attempt`: a stream cannot be read twice, so the
-        layer that tries again hands in how. Parts are repeatable; an end whose reply was lost is
-        settled by looking for `metadata`, which should hold something that no other writer has.
+        layer that retries hands in how. Parts can be repeated; if the reply to the last request was
+        lost, looking for `metadata` settles it, which should hold something that no other writer
+        has.
 
-        An upload that fails is aborted; one that a crash leaves shows in `abandoned_uploads`. None
-        and no object for a stream without bytes. What the stream raises comes through.
+        A failed upload is aborted; after a crash, `abandoned_uploads` lists it. For a stream
+        without bytes: None, and no object. Errors of the stream are passed on.
         """
 
     @abstractmethod
     def list(self, prefix: str = "", *, after: str = "") -> Iterator[ListedKey]:
-        """Every key that begins with `prefix` and sorts behind `after`, in order, page by page."""
+        """Every key that begins with `prefix` and sorts after `after`, in order, page by page."""
 
     @abstractmethod
     def delete_many(self, keys: Sequence[str]) -> Mapping[str, TieredStoreError]:
-        """Delete them, as many as a request takes at a time; those that failed and why.
+        """Delete them, as many per request as it takes; returns those that failed, and why.
 
-        What is not there is not an error.
+        A key that does not exist is no error.
         """
 
     @abstractmethod
     def abandoned_uploads(self, prefix: str = "") -> Sequence[AbandonedUpload]:
-        """Multipart uploads under way or left behind; empty where the store has no such thing."""
+        """Multipart uploads under way or left behind; empty if the store has no such thing."""
 
     @abstractmethod
     def abort_upload(self, upload: AbandonedUpload) -> None:

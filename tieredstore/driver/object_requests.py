@@ -1,4 +1,4 @@
-"""Retrying and counting requests to an object store, and settling a put whose reply was lost."""
+"""Retries and counts requests to an object store, and settles a put whose reply was lost."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def own_object(
 
 
 def refuse_existing_object(head: Head, key: str) -> None:
-    """A look before the put, for a store without conditions. It promises nothing."""
+    """Check before the put, for a store without conditions. This guarantees nothing."""
     try:
         head(key)
     except SegmentNotFoundError:
@@ -76,10 +76,11 @@ def settling(
     size: int,
     metadata: Mapping[str, str] | None,
 ) -> Callable[[], ObjectFacts]:
-    """A put to be called again while its outcome is unknown: a conflict may be ourselves.
+    """A put that can be called again while its outcome is unknown. A conflict may then be with our
+    own earlier attempt.
 
-    An upload that is refused then may be one that was completed: where that cannot be seen, its
-    outcome stays unknown.
+    A refusal may then follow an attempt that succeeded: if that cannot be seen, the outcome stays
+    unknown.
     """
     repeated = False
 
@@ -89,8 +90,8 @@ def settling(
         try:
             return put()
         except (ObjectExistsError, BackendRefusedError) as error:
-            # A conflict may be our own at the first try too: HTTP libraries send a request again
-            # by themselves when a kept connection breaks.
+            # Even at the first try, a conflict may be with ourselves: HTTP libraries send a request
+            # again when a kept connection breaks.
             taken = isinstance(error, ObjectExistsError)
             try:
                 landed = own_object(head, key, size, metadata) if in_doubt or taken else None
@@ -98,7 +99,7 @@ def settling(
                 raise BackendUnavailableError(key, refused.operation, refused.reason) from refused
             if landed is not None:
                 return landed
-            # This try is refused: an earlier one perhaps was not.
+            # This try was refused, but an earlier one may have succeeded.
             if in_doubt and isinstance(error, BackendRefusedError):
                 raise BackendUnavailableError(key, error.operation, error.reason) from error
             raise
@@ -109,11 +110,11 @@ def settling(
 class RetryingClient(ObjectClientWrapper):
     """A client that retries transient failures, each request separately.
 
-    * Of many ranges or deletes only failed ones are repeated; a listing continues after the last
+    * Of many ranges or deletes, only failed ones are repeated. A listing continues after the last
       key that it returned, so nothing is skipped or returned twice. A listing that goes in circles
       is refused.
-    * If the reply to a put was lost and there is an object at the retry, the client checks whether
-      it is its own: same size and same metadata, which must contain something unique. Without
+    * If the reply to a put was lost and the retry finds an object, the client checks whether the
+      object is its own: same size and same metadata, which must contain something unique. Without
       metadata it is a conflict.
     """
 
@@ -122,7 +123,7 @@ class RetryingClient(ObjectClientWrapper):
         self._retry = Retry(policy, runtime)
 
     def report_to(self, metrics: Metrics) -> None:
-        """Have retries shown from now on."""
+        """Report retries to these metrics from now on."""
         self._retry.report_to(metrics)
 
     def head(self, key: str) -> ObjectFacts:
@@ -168,9 +169,10 @@ class RetryingClient(ObjectClientWrapper):
         return self._put(put, key, data, metadata)
 
     def created(self, key: str, data: Buffer, *, metadata: Mapping[str, str]) -> bool:
-        """Put a new object; whether it had to be asked for only once. What it raises is `put`'s.
+        """Put a new object; returns whether one request was enough. Raises what `put` raises.
 
-        A put that was sent again may land long after its answer: the first one is under way.
+        After a retry, the first request may still be under way, and take effect long after the
+        answer.
         """
         attempts = 0
 
@@ -229,10 +231,10 @@ class RetryingClient(ObjectClientWrapper):
                 raise BackendRefusedError(
                     prefix, "list", "the same keys are listed again and again"
                 )
-            if again:  # a store that repeats at the border of two pages
+            if again:  # some stores repeat a key where two pages meet
                 continue
             listed += 1
-            if not listed & (listed - 1):  # at each power of two: so each circle is found
+            if not listed & (listed - 1):  # at each power of two, so that every circle is found
                 mark = found.key
             last = found.key
             yield found
@@ -241,9 +243,10 @@ class RetryingClient(ObjectClientWrapper):
         return self.deleted(keys)[0]
 
     def deleted(self, keys: Sequence[str]) -> tuple[Mapping[str, TieredStoreError], bool]:
-        """What failed and why, and whether nothing had to be asked for a second time.
+        """Which keys failed and why, and whether no request had to be repeated.
 
-        A delete that was sent again may land long after its answer: the first one is under way.
+        After a retry, the first request may still be under way, and take effect long after the
+        answer.
         """
         failed: dict[str, TieredStoreError] = {}
         pending = list(keys)
@@ -280,7 +283,7 @@ class RetryingClient(ObjectClientWrapper):
         self._retry(self.inner.abort_upload, upload)
 
     def _all_retried(self, attempt: Callable[[], None]) -> None:
-        """Until nothing is pending or the policy gives up: what is left shows in the results."""
+        """Retry until nothing is pending or the policy gives up; the results show what failed."""
         try:
             self._retry(attempt)
         except BackendUnavailableError:
@@ -312,7 +315,7 @@ class PriceTable:
 
     @classmethod
     def parse(cls, entries: Iterable[str]) -> PriceTable:
-        """From entries such as `put=0.005`; what is not named keeps its list price."""
+        """From entries such as `put=0.005`; other operations keep their list prices."""
         prices: dict[str, float] = {}
         for entry in entries:
             name, equals, text = (part.strip() for part in entry.partition("="))
@@ -353,12 +356,12 @@ class RequestCounts:
                 self.bytes[operation] += size
 
     def snapshot(self) -> dict[str, int]:
-        """How many requests of each kind, failed ones too."""
+        """How many requests of each kind were made, including failed ones."""
         with self._guard:
             return {operation: self.requests[operation] for operation in OPERATIONS}
 
     def bill(self, prices: PriceTable) -> float:
-        """Dollars for what was asked so far. A failed request is counted: some of them cost."""
+        """Dollars for all requests so far, including failed ones, as some of those cost too."""
         return sum(self.bills(prices).values())
 
     def bills(self, prices: PriceTable) -> dict[str, float]:
@@ -372,7 +375,7 @@ class RequestCounts:
 class CountedClient(ObjectClientWrapper):
     """A client that counts its requests; the retrying client wraps it.
 
-    A call that the store answers in pages or batches counts as many requests as it takes.
+    A call that takes several pages or batches counts as that many requests.
     """
 
     def __init__(
@@ -390,7 +393,7 @@ class CountedClient(ObjectClientWrapper):
             self.report_to(metrics)
 
     def report_to(self, metrics: Metrics) -> None:
-        """Have requests and the bill shown from now on."""
+        """Report requests and the bill to these metrics from now on."""
         self._metrics = metrics
         metrics.observe(OBJECT_BILL, self._bills)
 
@@ -399,7 +402,7 @@ class CountedClient(ObjectClientWrapper):
         return self.counts.bill(self.prices)
 
     def close(self) -> None:
-        """Close the client; the log says what it has asked for."""
+        """Close the client, and log how many requests it has made."""
         super().close()
         asked = [f"{count} {kind}" for kind, count in self.counts.snapshot().items() if count]
         log.info("requests: %s; %.6f dollars", ", ".join(asked) or "none", self.bill())
@@ -471,7 +474,7 @@ class CountedClient(ObjectClientWrapper):
         while True:
             if listed % KEYS_PER_REQUEST:
                 found = next(pages, None)
-            else:  # the key behind a full page costs the next one
+            else:  # the key after a full page costs the next request
                 found = self._counted("list", next, pages, None)
             if found is None:
                 return

@@ -1,6 +1,6 @@
 """The contract of a provider, which opens, lists and writes segments; base classes for wrappers.
 
-Next to the segments are small named objects: published catalogues, and files that jobs stage before
+Small named objects lie next to the segments: published catalogues, and files that jobs stage before
 they become part of a tier.
 
     .catalog/<h8>_<cluster>/<broker>/<generation, 20 digits>.json
@@ -62,7 +62,7 @@ _LOADED_NAME: Final = re.compile(rf"{LOADS}/{_PART}/([0-9]{{13}})[.].+")
 
 @dataclass(frozen=True, slots=True)
 class ListedSegment:
-    """A segment that lies in the backend, whether the catalogue knows it or not."""
+    """A segment in the backend, whether or not the catalogue knows it."""
 
     path: str
     type: SegmentType
@@ -72,7 +72,7 @@ class ListedSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adoption:
-    """A staged object of `segments_staged`, and the segment that it is to be. `crc` is CRC-32C."""
+    """A staged object of `staged_segments`, and the segment that it becomes. `crc` is CRC-32C."""
 
     path: str
     type: SegmentType
@@ -91,7 +91,7 @@ class SegmentWrite:
 
 @dataclass(frozen=True, slots=True)
 class SegmentRead:
-    """One range of one segment, as `read_together` is asked for many."""
+    """One range of one segment, for `read_together`."""
 
     path: str
     type: SegmentType
@@ -102,10 +102,11 @@ class SegmentRead:
 
 @dataclass(frozen=True, slots=True)
 class WritePair:
-    """One queue's share of a round: its log bytes, then the queue units that name them.
+    """One queue's share of a round: its log bytes, then the queue units that point to them.
 
-    `rows` are the catalogue's rows of both segments once the bytes are durable: a provider that
-    keeps the catalogue with the bytes commits them together, others leave them to the caller.
+    `rows` are the catalogue's rows for both segments, valid once the bytes are durable: a provider
+    that keeps the catalogue with the bytes commits both together, others leave the rows to the
+    caller.
     """
 
     log: SegmentWrite | None
@@ -127,7 +128,7 @@ class Fence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakenIn:
-    """The segments that a provider has added, and those that it knows to be lost."""
+    """The segments that a provider has taken in, and those that it knows to be lost."""
 
     segment_count: int = 0
     size: int = 0
@@ -136,7 +137,7 @@ class TakenIn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Appended:
-    """What a provider that keeps a log has appended between two times: entries, each a PUT and a
+    """What a provider with a log has appended between two times: entries, each costing a PUT and a
     HEAD, and their bytes."""
 
     begin_ms: int
@@ -149,22 +150,23 @@ class Appended:
 class RoundSizes:
     """How a provider packs the rounds that queues share; its requests are estimated from this.
 
-    A round of `inline_bytes` is one request, a larger one has one more for each `data_bytes`.
-    `rounds_merged`, or as many as have `merged_bytes`, become one object; `chunks_merged` of these
-    are merged again, and so on, while a segment has less than `range_bytes` in each.
+    A round of up to `inline_bytes` is one request; a larger one takes one more for each
+    `data_bytes`. `rounds_merged` rounds, or as many as have `merged_bytes`, become one object;
+    `chunks_merged` of these are merged again, and so on, as long as a segment has less than
+    `range_bytes` in each.
     """
 
     inline_bytes: int
     data_bytes: int
-    recent_bytes: int  # of rounds that need not be read back
+    recent_bytes: int  # of recent rounds, which need not be read back
     rounds_merged: int
     merged_bytes: int
     chunks_merged: int
     range_bytes: int  # of one read
-    one_put_bytes: int  # of a sealed segment: what is longer travels in parts
+    one_put_bytes: int  # a longer sealed segment is uploaded in parts
     part_bytes: int
     state_every: int  # entries
-    grace_ms: int  # from one deletion of what is dead to the next
+    grace_ms: int  # between two deletions of dead objects
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,28 +176,29 @@ class Leftover:
     kind: str
     name: str
     size: int = 0
-    id: str = ""  # where the name alone does not say which
+    id: str = ""  # if the name alone does not identify it
 
 
 class SegmentProvider(ABC):
-    """Opens segments of one backend, and moves many at a time.
+    """Opens segments of one backend, and reads and writes many at a time.
 
-    Third parties implement `open` and `list`; the rest has defaults over the runtime's two pools.
+    Third parties implement `open` and `list`; the rest has defaults that use the runtime's two
+    pools.
 
     * Any thread may call anything at any time. Nothing touches the backend before the first call
       that needs it: clients are made lazily, per process.
-    * A failure of one read or pair never touches another.
+    * A failure of one read or pair never affects another.
     * `close` is idempotent, waits for nothing and leaves the segments it opened to their owners.
-    * A provider that repeats failed requests itself says so in `retries_itself`: it gets no wrapper
-      that retries, and its own `write_many` is used.
+    * A provider that retries failed requests itself sets `retries_itself`: it gets no wrapper that
+      retries, and its own `write_many` is used.
 
     Raises: what FileSegment raises; InvalidConfigError from `from_config`.
     """
 
     retries_itself: bool = False
-    shares_rounds: bool = False  # a round costs the same however many queues are in it
+    shares_rounds: bool = False  # a round costs the same, however many queues are in it
     reads_together: bool = False  # bytes of many segments lie side by side, see `read_together`
-    round_sizes: ClassVar[RoundSizes | None] = None  # of one that shares rounds and tells
+    round_sizes: ClassVar[RoundSizes | None] = None  # given by a provider that shares rounds
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -207,29 +210,29 @@ class SegmentProvider(ABC):
 
     @abstractmethod
     def open(self, path: str, type: SegmentType, base: int) -> FileSegment:
-        """A handle on one segment, existing or not. BackendRefusedError for an unsafe name."""
+        """A handle on one segment, which need not exist. BackendRefusedError for an unsafe name."""
 
     @abstractmethod
     def list(self, prefix: str = "") -> Iterator[ListedSegment]:
         """Every segment whose queue path is `prefix` or lies below it, lazily and in no order.
 
-        What has no segment's name is passed over. A prefix ends at a `/`: `broker/a` names neither
-        `broker/ab` nor `broker/a-1`.
+        Other names are skipped. A prefix ends at a `/`: `broker/a` includes neither `broker/ab` nor
+        `broker/a-1`.
         """
 
     def read_together(self, reads: Sequence[SegmentRead]) -> Sequence[bytes | TieredStoreError]:
-        """Each range or its error, in order. All of them are in memory at once: the caller asks
+        """Each range or its error, in order. All of them are in memory at once, so the caller asks
         for no more than it can hold.
 
-        A provider that says `reads_together` makes fewer requests of many reads. This default
-        makes one read after the other.
+        A provider that sets `reads_together` needs fewer requests than reads. This default makes
+        one read after another.
         """
         return [self._read(read) for read in reads]
 
     def reading_order(self, segments: Sequence[SegmentRecord]) -> Sequence[int]:
-        """A number for each segment: those whose numbers are near each other lie side by side.
+        """A number for each segment: segments with close numbers lie side by side.
 
-        Reading them together in this order takes the fewest requests. All numbers are equal where
+        Reading them together in this order takes the fewest requests. All numbers are equal if
         each segment is an object or a file of its own.
         """
         return [0] * len(segments)
@@ -242,7 +245,7 @@ class SegmentProvider(ABC):
             return error
 
     def write_many(self, pairs: Sequence[WritePair]) -> Sequence[Future[None]]:
-        """Write a round; one future a pair, done as its pair is done.
+        """Write a round. Returns one future per pair, done when the pair is written.
 
         Within a pair the log is durable before the queue is written. A failed log write leaves
         the queue untouched.
@@ -250,10 +253,10 @@ class SegmentProvider(ABC):
         return [self._runtime.dispatch.submit(_write_pair, pair) for pair in pairs]
 
     def seal_many(self, segments: Sequence[FileSegment]) -> Sequence[TieredStoreError | None]:
-        """Seal segments that nobody writes to any more; of each why it could not be, or None.
+        """Seal segments that nobody writes to any more. Returns for each its error, or None.
 
-        This default seals one after the other, and tries no more where the backend cannot be
-        reached or is another writer's: what is left has that error too.
+        This default seals one after another, and stops when the backend cannot be reached or
+        another writer has taken over: the remaining segments get that error too.
         """
         errors: list[TieredStoreError | None] = []
         ending: TieredStoreError | None = None
@@ -265,12 +268,12 @@ class SegmentProvider(ABC):
         return errors
 
     def create(self, segment: FileSegment, blocks: Iterable[Buffer]) -> int:
-        """A whole segment from a stream of blocks, in bounded memory; returns its size.
+        """Create a whole segment from a stream of blocks, in bounded memory; returns its size.
 
-        Whole or not at all: after an error there is no such segment, and none from an empty
-        stream. One that has bytes already raises PositionMismatchError and stays as it is. What
-        the stream raises comes through. This default removes what it wrote when
-        it fails, but cannot after a crash: a provider that can do better overrides it.
+        All or nothing: after an error, or for an empty stream, there is no such segment. If the
+        segment has bytes already, PositionMismatchError is raised and it stays as it is. Errors of
+        the stream are passed on. This default removes what it wrote when it fails, but cannot do
+        so after a crash: a provider that can do better overrides it.
         """
         refuse_existing(segment)
         position = 0
@@ -284,17 +287,18 @@ class SegmentProvider(ABC):
         return position
 
     def staged_segments(self, broker: str) -> Scratch | None:
-        """Where objects are staged that `adopt` makes segments; it lists what was not adopted."""
+        """Where objects are staged for `adopt`, which makes them segments. A listing of it shows
+        what was not adopted."""
         return self.scratch(broker)
 
     def adopt(self, broker: str, adoptions: Sequence[Adoption], changes: Sequence[Change]) -> bool:
-        """Make each of these staged objects the segment that it is named for.
+        """Make each of these staged objects the segment that its adoption names.
 
-        Where the catalogue lies with the bytes, its changes are made in the same step, all or
-        nothing: True. Else False: the segments are durable, each whole, and the changes are left
-        to the caller, who has announced the segments before and deletes them after a failure.
-        A segment that has bytes already raises PositionMismatchError and stays as it is. Adopting
-        nothing ends what an earlier call may have been cut off at.
+        True if the catalogue lies with the bytes: then its changes are made in the same step, all
+        or nothing. Else False: the segments are durable, each whole, and the changes are left to
+        the caller, who has announced the segments before and deletes them after a failure.
+        A segment that has bytes already raises PositionMismatchError and stays as it is. A call
+        without adoptions completes an earlier call that was cut off.
         """
         scratch = self.staged_segments(broker)
         if scratch is None:
@@ -308,63 +312,65 @@ class SegmentProvider(ABC):
         """Become the writer of this broker's tier and fence the previous one.
 
         Call it before reading anything that will be written to. Idempotent. Raises FencedError if
-        this process was the writer and another one has taken over since.
+        this process was the writer and another one has taken over.
         """
 
     def fence(self, broker: str) -> Fence | None:
-        """Set from the moment another writer is known to have taken over; asks no backend."""
+        """The fence, once another writer is known to have taken over; makes no request."""
         return None
 
     def catalogue(self, broker: str, *, read_only: bool) -> MetadataStore | None:
-        """The catalogue that this provider keeps with the bytes; None where it keeps none.
+        """The catalogue that this provider keeps with the bytes; None if it keeps none.
 
-        Read only: None too where nothing was ever written. A writer's needs `claim` first.
+        With `read_only`, also None if nothing was ever written. A writer must call `claim` first.
         """
         return None
 
     def only_read(self) -> None:  # noqa: B027 - most have nothing to spare
-        """Nothing is written through this provider: what it counts need not be made durable."""
+        """Promise that nothing will be written through this provider. Then it need not make bytes
+        durable before it counts them."""
 
     def catch_up(self, rows: Sequence[SegmentRecord]) -> None:  # noqa: B027 - most remember nothing
-        """Look again where what this provider remembers of one broker's tier is older than these
-        rows: a topic may have been made anew since, with segments of the same names."""
+        """Look again if what this provider remembers of one broker's tier is older than these rows:
+        a topic may have been made again since, with segments of the same names."""
 
     def tend(self, broker: str) -> bool:
-        """One bounded step of what is to be done in the background; whether more is left.
+        """Do one bounded step of background work; returns whether more is left.
 
-        For the writer. Nothing is lost where it is never called, it only costs more.
+        For the writer. If it is never called, nothing is lost; the tier only costs more.
         """
         return False
 
     def untaken(self, broker: str) -> Sequence[ListedSegment]:
-        """Segments that lie there, and that what the provider itself remembers does not name."""
+        """Segments in the backend that the provider's own records do not name."""
         return ()
 
     def take_in(self, broker: str) -> TakenIn:
-        """Remember these from now on, and what else can be found. For the writer, in a rebuild."""
+        """Record the `untaken` segments, and what else can be found. For the writer, in a
+        rebuild."""
         return TakenIn()
 
     def damage(self, broker: str) -> Sequence[Finding]:
-        """What is damaged or missing of what the provider itself keeps, for an audit."""
+        """What is damaged or missing among the provider's own records, for an audit."""
         return ()
 
     def appended(self, broker: str) -> Sequence[Appended]:
         """What was appended, from old to new, as far back as the log is kept: a few dozen spans.
 
-        Nothing where this provider keeps no log. Takes as many requests as there are spans.
+        Empty if this provider keeps no log. Takes as many requests as there are spans.
         """
         return ()
 
     def refresh(self) -> None:  # noqa: B027 - most providers remember nothing
-        """Sizes asked from now on are those of now: for a reader whose catalogue is newer.
+        """Forget remembered sizes, for a reader whose catalogue has become newer.
 
-        Makes no request. Only what others write may have been remembered.
+        Makes no request. Only sizes of what others write may be remembered.
         """
 
     def leftovers(self, prefix: str = "") -> Sequence[Leftover]:
         """What broken uploads and stalled writers left below `prefix`, as in `list`.
 
-        Beside a live writer it may show an upload that is under way.
+        While a writer is at work, it may also show an upload that is under way.
         """
         return ()
 
@@ -372,29 +378,30 @@ class SegmentProvider(ABC):
         """Delete what `leftovers` showed. The caller holds the catalogue's lock."""
 
     def generations(self, broker: str) -> Generations | None:
-        """Where this broker's catalogue is published; None where nobody could read it."""
+        """Where this broker's catalogue is published; None if nobody could read it there."""
         return None
 
     def scratch(self, broker: str) -> Scratch | None:
-        """Where jobs stage what is to become part of the tier; None where there is no such place.
+        """Where jobs stage what is to become part of the tier; None if there is no such place.
 
-        What lies there is among the `leftovers` too.
+        The objects there are also among the `leftovers`.
         """
         return None
 
     def places(self) -> Sequence[tuple[str, str]] | None:
-        """Cluster and broker of each tier that lies at this root, by name.
+        """Cluster and broker of each tier at this root, by name; None if a provider cannot tell.
 
-        For an error that says what is there instead. None where a provider cannot say.
+        For errors, which say what is there instead.
         """
         return None
 
     def probe(self) -> Sequence[Finding]:
-        """Can this backend be trusted? Writes, reads, lists and deletes a segment of its own."""
+        """Test whether this backend can be trusted: write, read, list and delete a segment of its
+        own."""
         return _probe(self)
 
     def report_to(self, metrics: Metrics) -> None:  # noqa: B027 - most requests are measured outside
-        """Where what only the provider sees is measured. Called before the first request."""
+        """Report to these metrics what only the provider sees. Called before the first request."""
 
     def close(self) -> None:  # noqa: B027 - a provider with nothing to release needs no close
         """Release clients; idempotent."""
@@ -407,7 +414,7 @@ class SegmentProvider(ABC):
 
 
 class GenerationTakenError(MetadataError):
-    """Another writer has published this generation: it stays unchanged."""
+    """Another writer has published this generation, and it stays unchanged."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path, "another writer has published this generation")
@@ -427,10 +434,10 @@ class Generations(ABC):
     """Numbered objects of one broker: each is written once, whole, and never changed.
 
     * Creating a number is a compare-and-swap: one of several callers wins. A caller that knows n
-      as the newest and creates n + 1 has replaced n, and no other has.
+      as the newest and creates n + 1 has replaced n, and no other caller has.
     * Any thread may call anything. Nothing touches the backend before a call that needs it.
 
-    Raises: BackendUnavailableError (of a creation the outcome is unknown), BackendRefusedError.
+    Raises: BackendUnavailableError (the outcome of a creation is unknown), BackendRefusedError.
     """
 
     @abstractmethod
@@ -439,19 +446,19 @@ class Generations(ABC):
 
     @abstractmethod
     def listed(self) -> Sequence[ListedGeneration]:
-        """All there are, by ascending number; what has another name is passed over."""
+        """All generations, by ascending number; other names are skipped."""
 
     @abstractmethod
     def read(self, listed: ListedGeneration) -> bytes:
-        """Exactly as many bytes as were listed; SegmentNotFoundError if it is gone by now."""
+        """Its bytes, exactly as many as were listed; SegmentNotFoundError if it is gone by now."""
 
     @abstractmethod
     def create(self, number: int, data: bytes) -> None:
-        """Durable and whole on return, or not there. GenerationTakenError if there is one."""
+        """Create it, whole or not at all; durable on return. GenerationTakenError if it exists."""
 
     @abstractmethod
     def delete(self, numbers: Sequence[int]) -> None:
-        """What is not there is no error."""
+        """Delete them; a number that does not exist is no error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -464,8 +471,8 @@ class Scratch(ABC):
     """Objects of one broker next to its tier, each written once and whole.
 
     * Neither RocketMQ nor a listing of segments takes them for segments, and they need no writer's
-      epoch: any number of processes may put at a time.
-    * A name is text of ASCII letters, digits, `.`, `_`, `-`, parted by `/`.
+      epoch: any number of processes may put at the same time.
+    * A name consists of ASCII letters, digits, `.`, `_` and `-`, in parts separated by `/`.
     * Any thread may call anything. Nothing touches the backend before a call that needs it.
 
     Raises: SegmentNotFoundError, OffsetOutOfRangeError, BackendUnavailableError,
@@ -478,9 +485,10 @@ class Scratch(ABC):
 
     @abstractmethod
     def put(self, name: str, blocks: Iterable[Buffer]) -> int:
-        """An object from a stream, durable and whole on return; its size, at least one byte.
+        """Store an object from a stream, durable and whole on return; returns its size, at least
+        one byte.
 
-        Callers that put one name twice put the same bytes twice: one of them stays.
+        Whoever puts a name twice must put the same bytes: one of the two objects stays.
         """
 
     @abstractmethod
@@ -489,15 +497,15 @@ class Scratch(ABC):
 
     @abstractmethod
     def listed(self, folder: str = "") -> Sequence[StagedObject]:
-        """All objects whose names begin with `<folder>/`, or all there are; in no order."""
+        """All objects whose names begin with `<folder>/`, or all objects; in no order."""
 
     @abstractmethod
     def delete(self, names: Sequence[str]) -> None:
-        """What is not there is no error."""
+        """Delete them; a name that does not exist is no error."""
 
 
 def refuse_existing(segment: FileSegment) -> None:
-    """PositionMismatchError where the segment has bytes already."""
+    """PositionMismatchError if the segment has bytes already."""
     try:
         size = segment.size()
     except SegmentNotFoundError:
@@ -529,7 +537,7 @@ def staged_blocks(scratch: Scratch, adoption: Adoption) -> Iterator[Buffer]:
 
 
 def may_be_loaded(name: str, now_ms: int) -> bool:
-    """Whether a load that staged this may still be under way: its name says when it was staged."""
+    """Whether the load that staged this may still be under way; the name says when it did."""
     found = _LOADED_NAME.fullmatch(name)
     return found is not None and now_ms < int(found[1]) + LOAD_MS_MAX
 
@@ -537,7 +545,7 @@ def may_be_loaded(name: str, now_ms: int) -> bool:
 def staged_leftovers(
     prefix: str, scratch: Callable[[str], Scratch], *, now_ms: int
 ) -> list[Leftover]:
-    """What jobs staged for this broker, and never used or removed; nothing for a longer prefix."""
+    """What jobs staged for this broker but never used or removed; empty for a longer prefix."""
     if not prefix or "/" in prefix:
         return []
     found = scratch(prefix).listed()
@@ -549,7 +557,7 @@ def staged_leftovers(
 
 
 def remove_staged(leftovers: Sequence[Leftover], scratch: Callable[[str], Scratch]) -> None:
-    """Those of them that were staged."""
+    """Delete those leftovers that were staged."""
     for leftover in leftovers:
         if leftover.kind == LEFTOVER_KIND:
             scratch(leftover.id).delete([leftover.name])
@@ -663,7 +671,7 @@ class ProviderWrapper(SegmentProvider):
         return self.inner.list(prefix)
 
     def read_together(self, reads: Sequence[SegmentRead]) -> Sequence[bytes | TieredStoreError]:
-        """In the inner provider's own way, if it has one: then not through wrapped segments."""
+        """In the inner provider's own way if it has one, which bypasses wrapped segments."""
         return (
             self.inner.read_together(reads) if self.reads_together else super().read_together(reads)
         )
@@ -672,7 +680,7 @@ class ProviderWrapper(SegmentProvider):
         return self.inner.reading_order(segments)
 
     def create(self, segment: FileSegment, blocks: Iterable[Buffer]) -> int:
-        """By the inner provider, which may know a better way than write after write."""
+        """By the inner provider, which may have a better way than write after write."""
         inner = segment.inner if isinstance(segment, SegmentWrapper) else segment
         return self.inner.create(inner, blocks)
 

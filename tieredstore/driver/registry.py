@@ -1,4 +1,4 @@
-"""Names to classes: built-in names, entry points and dotted paths."""
+"""Finds classes by name: built-in names, entry points and dotted paths."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ _BUILT_IN: Final[Mapping[str, Mapping[str, str]]] = {
 
 
 def names(group: str) -> list[str]:
-    """Every short name of a group, built-in ones and those of installed distributions."""
+    """Every short name of a group: built-in ones and those of installed distributions."""
     return sorted({*_BUILT_IN[group], *_installed(group)})
 
 
 def resolve(group: str, name: str, kind: type) -> Any:
-    """The class behind a short name or a dotted path (`package.module:Class`, `package.Class`).
+    """The class for a short name or a dotted path (`package.module:Class`, `package.Class`).
 
-    A built-in name cannot be taken over by another distribution. Raises InvalidConfigError where
-    there is no such name, it cannot be imported, or it is no subclass of `kind`.
+    Another distribution cannot take over a built-in name. Raises InvalidConfigError if there is no
+    such name, or the class cannot be imported or is no subclass of `kind`.
     """
     dotted = _BUILT_IN[group].get(name) or _installed(group).get(name) or name
     if "." not in dotted and ":" not in dotted:

@@ -1,4 +1,4 @@
-"""Retries: bounded, jittered, under a total deadline, and only for errors that can pass."""
+"""Retries: bounded, jittered, under a total deadline, and only for transient errors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """How often and how long. The n-th wait is drawn from 0 to min(first · 2ⁿ, longest)."""
+    """How often and for how long. The n-th wait is drawn from 0 to min(first · 2ⁿ, longest)."""
 
     retries_max: int = 5
     first_wait_ms: int = 50
@@ -46,7 +46,7 @@ class RetryPolicy:
 class Retry:
     """Calls a function again while it raises BackendUnavailableError and the policy allows it.
 
-    A call that succeeds at once costs nothing more. No attempt starts after the deadline; the last
+    A call that succeeds at once costs nothing extra. No attempt starts after the deadline; the last
     error is raised. Each further call is counted under the operation that the previous failure
     names.
     """
@@ -57,7 +57,7 @@ class Retry:
         self._metrics: Metrics = NoMetrics()
 
     def report_to(self, metrics: Metrics) -> None:
-        """Have retries shown from now on."""
+        """Report retries to these metrics from now on."""
         self._metrics = metrics
 
     def __call__(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -130,7 +130,7 @@ class RetryingSegment(SegmentWrapper):
 class RetryingProvider(ProviderWrapper):
     """A provider that retries transient failures of its segments and listings.
 
-    It does not retry a creation: its stream cannot be read twice. The owner of the source starts
+    It does not retry `create`, as a stream cannot be read twice: the owner of the source starts
     over.
     """
 
@@ -146,7 +146,7 @@ class RetryingProvider(ProviderWrapper):
         super().report_to(metrics)
 
     def read_together(self, reads: Sequence[SegmentRead]) -> Sequence[bytes | TieredStoreError]:
-        """Only those that failed are tried again."""
+        """Only failed reads are tried again."""
         if not self.reads_together:
             return super().read_together(reads)
         found: list[bytes | TieredStoreError] = []
@@ -169,7 +169,7 @@ class RetryingProvider(ProviderWrapper):
             self._retry(attempt)
         except BackendUnavailableError:
             if not found:
-                raise  # else it is among the answers
+                raise  # else the error is among the answers
         return found
 
     def list(self, prefix: str = "") -> Iterator[ListedSegment]:

@@ -1,4 +1,4 @@
-"""Clock, randomness, threads, processes and deadlines: the only module that knows the real ones."""
+"""Clock, randomness, threads, processes and deadlines: only this module uses the real ones."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PROCESSES_MAX = 64
 
 
 class Clock(Protocol):
-    """What time it is, and waiting. `monotonic` is for spans, `now_ms` for timestamps."""
+    """Tells the time and waits. `monotonic` is for spans, `now_ms` for timestamps."""
 
     def now_ms(self) -> int: ...
 
@@ -53,9 +53,9 @@ class SystemClock:
 
 
 class Deadline:
-    """So many seconds from now on, for several things after each other; None: no end.
+    """A number of seconds from now on, shared by several steps in turn; None: no end.
 
-    Raises InvalidArgumentError for what is no number.
+    Raises InvalidArgumentError for anything that is not a number.
     """
 
     def __init__(self, clock: Clock, seconds: float | None) -> None:
@@ -64,7 +64,7 @@ class Deadline:
         self._end = None if seconds is None else clock.monotonic() + seconds
 
     def left(self) -> float | None:
-        """No more than a lock can wait for, which is some centuries."""
+        """The seconds left; never more than a lock can wait for, which is some centuries."""
         if self._end is None:
             return None
         return min(max(0.0, self._end - self._clock.monotonic()), threading.TIMEOUT_MAX)
@@ -93,21 +93,21 @@ class ManualClock:
 
 
 class Pool(Protocol):
-    """Runs calls; a bounded number of them waits."""
+    """Runs calls; only a bounded number of them can wait."""
 
     def submit(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]: ...
 
     def close(self, timeout: float | None = None) -> bool:
         """Accept no more calls and wait for those accepted; True if all ended within `timeout`.
 
-        What has not begun by then is cancelled, and what is under way is left alone. A call of the
-        pool that closes it, as in a callback of a future, does not wait for itself: the others
+        Calls that have not begun by then are cancelled, and calls under way go on. If a call of
+        the pool closes it, as in a callback of a future, it does not wait for itself: the others
         finish afterwards.
         """
 
 
 class InlinePool:
-    """Runs each call at once, in the caller's thread, in the order they come."""
+    """Runs each call at once, in the caller's thread."""
 
     def __init__(self) -> None:
         self._closed = False
@@ -125,10 +125,10 @@ class InlinePool:
 class ThreadPool:
     """A bounded number of threads with a bounded queue before them.
 
-    When the queue is full the caller's own thread does the work: callers are slowed down, memory
+    When the queue is full, the caller's own thread does the work: this slows callers down, memory
     stays bounded, and a call that submits another can never wait for itself. Threads start with
-    the first call, and end with `close`. They belong to the process of that call: one that is
-    forked off has none of them, and would wait for ever.
+    the first call and end with `close`. They belong to the process of that call: a forked child
+    has none of them, and would wait for ever.
     """
 
     def __init__(self, name: str, *, threads: int, pending_max: int) -> None:
@@ -136,7 +136,8 @@ class ThreadPool:
         self._executor = ThreadPoolExecutor(
             threads,
             thread_name_prefix=f"tieredstore-{name}",
-            initializer=lambda: setattr(own, "is_worker", True),  # with `self` none would ever end
+            # Not by `self`: a reference to the pool would keep its threads from ever ending.
+            initializer=lambda: setattr(own, "is_worker", True),
         )
         self._places = threading.BoundedSemaphore(threads + pending_max)
         self._name = f"the threads for {name}"
@@ -164,14 +165,14 @@ class ThreadPool:
     def close(self, timeout: float | None = None) -> bool:
         self._closed = True
         if self._process is not None and not self._process.is_this:
-            return True  # its threads are the parent's
+            return True  # its threads are in the parent
         if hasattr(self._own, "is_worker"):
             self._executor.shutdown(wait=False)
             return False
         if timeout is None:
             self._executor.shutdown(wait=True)
             return True
-        # An executor waits for ever or not at all: another thread does the waiting.
+        # An executor waits for ever or not at all, so another thread waits for it.
         waiting = threading.Thread(target=self._executor.shutdown, daemon=True)
         waiting.start()
         waiting.join(timeout)
@@ -181,16 +182,17 @@ class ThreadPool:
 
 
 class ProcessPool:
-    """Processes of this machine, one call each at a time. They end with `close`, or when this
+    """Processes of this machine; each makes one call at a time. They end with `close`, or when this
     process dies.
 
     Threads share an interpreter, which is the bottleneck for a local tier. A process takes a third
-    of a second to start, calls travel by pickle, and the main module of the program is imported by
-    each: it needs the usual `if __name__ == "__main__"`.
+    of a second to start, calls are pickled, and each process imports the main module of the
+    program, which needs the usual `if __name__ == "__main__"`.
     """
 
     def __init__(self, *, processes: int) -> None:
-        from concurrent.futures import ProcessPoolExecutor  # twice the time of all of this module
+        # Imported here, as it takes twice as long as the rest of this module.
+        from concurrent.futures import ProcessPoolExecutor
         from multiprocessing import get_context
 
         self._executor = ProcessPoolExecutor(
@@ -208,7 +210,7 @@ class ProcessPool:
 
 
 def _begin_process() -> None:
-    """Ctrl-C is the parent's to answer."""
+    """Leave Ctrl-C to the parent, and end when the parent dies."""
     from multiprocessing import connection, parent_process
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -226,10 +228,10 @@ class Service(Protocol):
     """Repeats a step until it is stopped. A step that raises is logged and repeated."""
 
     def wake(self) -> None:
-        """Take the next step now. Any thread, any time."""
+        """Take the next step now. Any thread may call it at any time."""
 
     def stop(self, timeout: float | None = None) -> bool:
-        """Take no further step; True if the one under way ended within `timeout` seconds.
+        """Take no further steps; True if the step under way ended within `timeout` seconds.
 
         Idempotent.
         """
@@ -279,7 +281,7 @@ class InlineService:
 
     def wake(self) -> None:
         self._woken = True
-        if self._running:  # woken by its own step: once more, afterwards
+        if self._running:  # woken by its own step: that one is repeated afterwards
             return
         self._running = True
         try:
@@ -295,7 +297,7 @@ class InlineService:
 
 
 class Runtime:
-    """The clock, the dice, the two pools and the services of one store.
+    """The clock, the randomness, the two pools and the services of one store.
 
     `dispatch` carries uploads, `fetch` carries reads, so that neither starves the other. No call
     in a pool waits for another call in the same pool. `close` is idempotent.
@@ -312,15 +314,15 @@ class Runtime:
     def service(self, name: str, step: Callable[[], object], *, interval_ms: int) -> Service:
         """Repeat a step: after each interval, and at once when woken.
 
-        An inline runtime has no thread to do that: there it runs when it is woken and only then,
-        and what it raises reaches the thread that woke it.
+        An inline runtime has no thread for that: there the step runs only when it is woken, and
+        what it raises reaches the thread that woke it.
         """
         if isinstance(self.dispatch, InlinePool):
             return InlineService(step)
         return ThreadService(name, step, interval_ms)
 
     def pool(self, name: str, *, threads: int) -> Pool:
-        """One more, for calls that wait for calls in the two; the caller closes it."""
+        """One more pool, for calls that wait for calls in the other two; the caller closes it."""
         if isinstance(self.dispatch, InlinePool):
             return InlinePool()
         return ThreadPool(name, threads=threads, pending_max=PENDING_MAX)
@@ -342,7 +344,7 @@ class Runtime:
 
     @classmethod
     def inline(cls, *, now_ms: int = 1_700_000_000_000, seed: int = 0) -> Runtime:
-        """One thread, one order, a clock that only a caller moves: every run is the same."""
+        """One thread, one order, a clock that only the caller moves: every run is the same."""
         return cls(
             clock=ManualClock(now_ms),
             dispatch=InlinePool(),
@@ -364,14 +366,14 @@ class Runtime:
 
 
 def done_future(call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-    """Make a call here and now; the future holds what it returns or raises."""
+    """Make a call at once, in this thread; the future holds what it returns or raises."""
     return _run(Future(), call, *args, **kwargs)
 
 
 def mapped_future(future: Future[T], change: Callable[[T], S]) -> Future[S]:
-    """Done when the other one is: what `change` makes of its result, or its error."""
+    """A future that is done when this one is: with `change` of its result, or with its error."""
     mapped: Future[S] = Future()
-    mapped.set_running_or_notify_cancel()  # like the other it cannot be cancelled
+    mapped.set_running_or_notify_cancel()  # like the other, it cannot be cancelled
     future.add_done_callback(lambda done: _run(mapped, lambda: change(done.result())))
     return mapped
 
@@ -392,7 +394,7 @@ ONCE_MS: Final = 24 * 3_600_000  # the interval of a service that is stopped aft
 def with_deadline(
     runtime: Runtime, name: str, call: Callable[[], T], seconds: float | None
 ) -> Future[T]:
-    """Make a call in a thread of its own and wait for it, `seconds` at most.
+    """Make a call in its own thread and wait for it, `seconds` at most.
 
     The future holds what the call returns or raises. A call that takes longer goes on; nothing
     stops it. An inline runtime has no other thread, so there the caller makes the call.
@@ -400,7 +402,7 @@ def with_deadline(
     future: Future[T] = Future()
 
     def step() -> None:
-        service.stop()  # here, for one that is stopped before its thread comes never makes the call
+        service.stop()  # not by the caller: if that came before the thread, the call is never made
         _run(future, call)
 
     service = runtime.service(name, step, interval_ms=ONCE_MS)

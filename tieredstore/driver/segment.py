@@ -14,7 +14,7 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
 class CountedBlocks:
-    """A stream of blocks that can be read once, and knows how many bytes it gave so far."""
+    """A stream of blocks that can be read once, and counts the bytes it has returned so far."""
 
     def __init__(self, blocks: Iterable[Buffer]) -> None:
         self._blocks = iter(blocks)
@@ -29,10 +29,10 @@ class CountedBlocks:
 class FileSegment(ABC):
     """One append-only run of bytes: the driver and nothing more.
 
-    * `size`, `read` and `path` may be called by any thread at any time, also while another
-      writes; `write`, `seal` and `delete` come from one thread at a time.
+    * Any thread may call `size`, `read` and `path` at any time, even while another writes; `write`,
+      `seal` and `delete` come from one thread at a time.
     * A write is positioned, which makes a retry after an unknown outcome safe: the second attempt
-      lands, or its error names the true end, and the writer sends only what is missing.
+      succeeds, or its error names the true end, and the writer sends only what is missing.
     * A crash in the middle of a write leaves a prefix of its bytes, possibly none; bytes that
       `size` counted before the crash are still there. A power cut may leave zeros in place of some
       of the new ones.
@@ -67,11 +67,11 @@ class FileSegment(ABC):
     @property
     @abstractmethod
     def path(self) -> str:
-        """Where it lies: unique in the backend, `/`-separated."""
+        """Where the segment lies: unique in the backend, `/`-separated."""
 
     @abstractmethod
     def size(self) -> int:
-        """How many bytes are durable, never 0: SegmentNotFoundError where there are none."""
+        """How many bytes are durable, never 0: SegmentNotFoundError if there are none."""
 
     @abstractmethod
     def read(self, position: int, length: int) -> bytes:
@@ -82,10 +82,10 @@ class FileSegment(ABC):
 
     @abstractmethod
     def write(self, position: int, data: Buffer) -> None:
-        """Append at `size()` exactly, else PositionMismatchError; durable on return.
+        """Append; `position` must be `size()`, else PositionMismatchError. Durable on return.
 
         Position 0 creates the segment. Writing no bytes only checks the position. A first write
-        that fails leaves no segment, unless some of its bytes did land.
+        that fails leaves no segment, unless some of its bytes were written.
         """
 
     @abstractmethod
@@ -94,15 +94,15 @@ class FileSegment(ABC):
 
     @property
     def is_full(self) -> bool:
-        """Whether it takes no further write, however short: roll to the next. Asks no backend."""
+        """Whether it takes no further write, however short: roll to the next. Makes no request."""
         return False
 
     @property
     def wants_seal(self) -> bool:
-        """Whether `seal` has work to do that takes its time, so that it is for the background.
+        """Whether `seal` has work to do that takes time, and should run in the background.
 
-        Asks no backend, and so knows only what was asked before. `seal` may then run beside
-        `delete`, which puts an end to it.
+        Makes no request, so it knows only what earlier requests have shown. Such a `seal` may run
+        at the same time as `delete`, which ends it.
         """
         return False
 
@@ -111,9 +111,9 @@ class FileSegment(ABC):
         """Remove the bytes, durably; idempotent. Afterwards there is no such segment."""
 
     def cut(self, size: int) -> None:
-        """Give up all bytes from here on, durably: nobody was told of them. `size` is not 0.
+        """Give up all bytes from `size` on, durably: nobody was told of them. `size` is not 0.
 
-        Only for a backend that a power cut may leave with other bytes than a prefix.
+        Only for a backend that a power cut may leave with more than a prefix of true bytes.
         """
         raise BackendRefusedError(self.path, "cut", "this backend takes no bytes back")
 
@@ -147,7 +147,7 @@ def check_queue_path(path: str, base: int) -> None:
     """Refuse a name that would leave its place in the backend, or be another segment's.
 
     A queue path has exactly three parts, each the name of one directory, and the last one is a
-    plain number. `model.topics` says which topics may be new.
+    plain number. `model.topics` says which names a new topic may have.
     """
     parts = path.split("/")
     if len(parts) != 3:
