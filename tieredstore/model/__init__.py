@@ -1,1 +1,1 @@
-"""The words: values, settings, errors. It imports nothing of ours."""
+"""The vocabulary: values, settings, errors. It imports no other package of ours."""

@@ -1,4 +1,4 @@
-"""Counts and sizes as people read them."""
+"""Formats counts and sizes for people."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def shown_size(size: float, *, exact: bool = False) -> str:
-    """Bytes for people, in units of 1024; `exact`: each of them counted."""
+    """A size in units of 1024; with `exact`, in single bytes."""
     if exact:
         return counted(int(size), "byte")
     amount, unit = float(size), "B"
@@ -20,6 +20,6 @@ def shown_size(size: float, *, exact: bool = False) -> str:
 
 
 def counted(count: int, what: str) -> str:
-    """So many of them: `1 queue`, `1,234 queues`."""
+    """A count with its noun: `1 queue`, `1,234 queues`."""
     plural = f"{what[:-1]}ies" if what.endswith(("dy", "ry")) else f"{what}s"
     return f"{count:,} {what if count == 1 else plural}"

@@ -40,8 +40,8 @@ def default_store_path() -> str:
 class StoreConfig(Settings):
     """Every setting of a store; checked when built, never changed afterwards.
 
-    Defaults are RocketMQ 5.3.3's unless a field says otherwise. Unknown keys are an error that
-    names the nearest. Secrets show in no repr, log or error.
+    Defaults are RocketMQ 5.3.3's unless a field says otherwise. An unknown key is an error that
+    names the nearest one. Secrets are in no repr, log or error.
     """
 
     # who
@@ -272,7 +272,7 @@ class StoreConfig(Settings):
             raise InvalidConfigError("endpoint: holds credentials; give them apart")
         if has_password(self.url):
             raise InvalidConfigError("url: holds credentials; give them to fsspec, in its settings")
-        # A cluster's directory has eight digits and a line before its name.
+        # A cluster's directory has eight digits and an underscore before the name.
         for name, before in (("broker_name", ""), ("cluster_name", "00000000_")):
             value = getattr(self, name)
             reason = why_no_directory(value) or why_no_directory(before + value)
@@ -293,14 +293,14 @@ class StoreConfig(Settings):
             )
 
     def with_full_paths(self) -> Self:
-        """The same, whatever folder a process is in that is handed it: a worker has its own."""
+        """The same settings with absolute paths, for workers with another current folder."""
         given = {name: getattr(self, name) for name in ("path", "store_path", "metadata_path")}
         full = {name: os.path.abspath(path) for name, path in given.items() if path}
         return replace(self, **full) if any(given[name] != full[name] for name in full) else self
 
     def with_secrets(self, environ: Mapping[str, str]) -> Self:
-        """Keys of the object store from variables, where there are none: a file need hold no
-        secret. Nothing else of the environment counts here: the caller may name two tiers."""
+        """Take the object store's keys from variables if there are none, so that a file need hold
+        no secret. Other variables are ignored, as the caller may name two tiers."""
         if self.access_key or self.secret_key:
             return self
         secret = [name for name, spec in settings_of(self).items() if facts_of(spec).secret]
@@ -314,12 +314,12 @@ class StoreConfig(Settings):
 
     @property
     def checks_bulk_reads(self) -> bool:
-        """Whether bodies are checked where many messages are read as columns: that costs little."""
+        """Whether bodies are checked when many messages are read as columns, which costs little."""
         return self.crc_check_enabled is not False
 
     @property
     def catalogue_path(self) -> str:
-        """Where the catalogue's file lies."""
+        """The path of the catalogue's file."""
         return self.metadata_path or os.path.join(
             self.store_path, "config", "tieredStoreMetadata.json"
         )

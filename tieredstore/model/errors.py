@@ -167,7 +167,7 @@ class MetadataError(TieredStoreError):
 
     @property
     def is_damage(self) -> bool:
-        """Whether what is there makes no sense; else the system or another writer refused."""
+        """Whether the catalogue itself is damaged; else the system or another writer refused."""
         return not isinstance(self.__cause__, OSError)
 
 
@@ -183,16 +183,17 @@ class CatalogueLockedError(MetadataError):
 
 
 def system_says(error: BaseException) -> str:
-    """Why the system refused, without its number and the file, which the message names anyway."""
+    """Why the system refused, without the error number, and without the file, which the message
+    names anyway."""
     return getattr(error, "strerror", None) or str(error)
 
 
 class refused_by_system:  # noqa: N801 - used as `with refused_by_system(path, "open"):`
-    """What the operating system refuses, as BackendRefusedError. Errors of ours pass as they are.
+    """Turns errors of the operating system into BackendRefusedError. Our own errors pass unchanged.
 
-    For the outermost call, where it is known what was to be done. RuntimeError is what Python
-    makes of a thread that cannot be started; its own kinds, such as RecursionError, are faults.
-    A generator in its place would take 1 of the 20 microseconds of a put.
+    For the outermost call, which knows what was to be done. Python raises RuntimeError if a thread
+    cannot be started; its subclasses, such as RecursionError, are bugs and pass too. A generator
+    instead of this class would take 1 of the 20 microseconds of a put.
     """
 
     __slots__ = ("_operation", "_path")

@@ -1,4 +1,4 @@
-"""Packages of extras: if one is missing, one line says how to get it."""
+"""Packages of extras: if one is missing, a one-line error says how to install it."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from tieredstore.model.errors import InvalidConfigError
 
 
 class MissingPackageError(InvalidConfigError, ImportError):
-    """A package is not installed. The message names the extra that brings it."""
+    """A package is not installed. The message names the extra that installs it."""
 
 
 def missing(package: str, extra: str) -> MissingPackageError:
-    """The error for a package that is not there."""
+    """The error for a package that is not installed."""
     return MissingPackageError(f"{package} is missing: pip install 'tieredstore[{extra}]'")
 
 
 @contextmanager
 def brought_by(extra: str) -> Iterator[None]:
-    """Around imports: what is missing in this block is brought by `extra`.
+    """For a block of imports: a missing package raises an error that names `extra`.
 
-    Modules of tieredstore itself, and what these miss in turn, pass as they are.
+    Missing modules of tieredstore itself are raised unchanged.
     """
     try:
         yield

@@ -36,8 +36,8 @@ class FindingKind(StrEnum):
 class Place:
     """Where a finding is, for programs; what is unknown or does not apply is None.
 
-    `path` names a queue, or the segment or file that has the byte `position`; where it names a
-    queue, `position` is a byte of its commit log.
+    `path` names a queue, or the segment or file that has the byte `position`; for a queue,
+    `position` is a byte of its commit log.
     """
 
     path: str = ""
@@ -56,8 +56,8 @@ NOWHERE = Place()
 class Finding:
     """One finding: `kind` is one word, `where` names the segment, queue or file for people.
 
-    Only an audit repairs: `repairable` means that a repair would do away with the finding,
-    `repaired` that one has, and `failure` says why one could not.
+    Only an audit repairs: `repairable` means that a repair would remove the finding, `repaired`
+    that it has, and `failure` says why it could not.
     """
 
     severity: Severity

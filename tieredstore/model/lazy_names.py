@@ -1,7 +1,7 @@
 """Names of packages and modules: names that are imported on first use, and old names of modules,
-which can be imported for one release.
+which can be imported for one more release.
 
-A package that gives its public names so imports none of its modules, and nothing heavy:
+A package with lazy public names imports none of its modules, and nothing heavy:
 
     __getattr__, __dir__ = lazy_names(__name__, {"IndexStore": "store.IndexStore"})
 """
@@ -69,13 +69,14 @@ def lazy_names(
 
 
 def find_moved_modules() -> None:
-    """Have imports fall back on old names; last of all, and once."""
+    """Let imports fall back on old names, after all other finders. Idempotent."""
     if not any(isinstance(finder, MovedModules) for finder in sys.meta_path):
         sys.meta_path.append(MovedModules())
 
 
 class MovedModules(MetaPathFinder, Loader):
-    """Finds a module under its old name, where there is none: the module itself, not a copy."""
+    """Finds a module under its old name if no module has that name: the module itself, not a
+    copy."""
 
     def find_spec(
         self,

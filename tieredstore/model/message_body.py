@@ -1,4 +1,4 @@
-"""The bodies of messages whose producer compressed them.
+"""Decompresses bodies that a producer compressed.
 
 | bits of the system flag | what                                                    |
 | ----------------------- | ------------------------------------------------------- |
@@ -26,12 +26,12 @@ _STEP_BYTES: Final = 1 << 18
 
 
 def plain_body(body: bytes, sys_flag: int, *, limit: int = PLAIN_BYTES_MAX) -> bytes:
-    """The body as its producer made it, of at most `limit` bytes; one that is not compressed as it
-    is.
+    """The body before its producer compressed it, of at most `limit` bytes; a body that is not
+    compressed is returned as it is.
 
-    BodyNotPlainError where it is damaged, would have more bytes or is compressed in an unknown
-    way; InvalidConfigError where a package is missing. Never much more than twice `limit` bytes are
-    held, whatever the body says of itself.
+    BodyNotPlainError if it is damaged, too long or compressed in an unknown way; InvalidConfigError
+    if a package is missing. Never much more than twice `limit` bytes are held, whatever size the
+    body claims.
     """
     if limit < 0:
         raise ValueError(f"limit: {limit} is below 0")
@@ -54,7 +54,7 @@ def plain_body(body: bytes, sys_flag: int, *, limit: int = PLAIN_BYTES_MAX) -> b
 
 
 def _from_zlib(body: bytes) -> Iterator[bytes]:
-    """What follows the end of the stream counts for nothing, as for Java's consumers."""
+    """What follows the end of the stream is ignored, as by Java's consumers."""
     opened = zlib.decompressobj()
     rest = body
     try:
@@ -85,7 +85,7 @@ def _from_zstd(body: bytes) -> Iterator[bytes]:
 def _from_frames(
     name: str, body: bytes, opening: Callable[[], Any], failure: type[Exception]
 ) -> Iterator[bytes]:
-    """Frames, one behind the other, by what `bz2` and its kin all have."""
+    """Frames, one after another, with the interface that `bz2` and similar modules share."""
     rest = body
     while rest:
         opened = opening()
@@ -104,8 +104,8 @@ def _from_frames(
 
 
 def _from_zstandard(body: bytes) -> Iterator[bytes]:
-    """The package of that name gives either bounded steps or whether the frame is whole: it is
-    read by steps, and once more, with nothing kept, for its end."""
+    """The `zstandard` package offers either bounded steps or a check that a frame is whole. So the
+    body is read in steps, then again, with nothing kept, for the check."""
     package = _package("zstandard", "Zstandard")
     try:
         with package.ZstdDecompressor().stream_reader(body, read_across_frames=True) as opened:
@@ -114,7 +114,7 @@ def _from_zstandard(body: bytes) -> Iterator[bytes]:
         rest = body
         while rest:
             frame = package.ZstdDecompressor().decompressobj()
-            frame.decompress(rest)  # it was found to be within the limit
+            frame.decompress(rest)  # the steps have shown that it is within the limit
             if not frame.eof:
                 raise _damaged("Zstandard", "it ends too early")
             rest = frame.unused_data

@@ -19,14 +19,14 @@ Numbers = int | Sequence[int] | npt.NDArray[np.integer]
 class MessageColumns(Sequence[Message]):
     """A sequence of messages that creates a message only when it is accessed.
 
-    * Each column has one value for all messages, or one for each. Bodies and property texts are
-      one for each; without texts no message has properties.
-    * Columns are copied, the bodies in them are not. Nothing here changes afterwards.
-    * A store that knows columns encodes them as they are; for others, and for plugins, it is a
-      sequence of messages like any other.
+    * Each column has one value for all messages, or one for each. Bodies and property texts need
+      one for each; without texts, no message has properties.
+    * Columns are copied, but not the bodies in them. Nothing here changes afterwards.
+    * A store that knows columns encodes them as they are; for other stores, and for plugins, it is
+      a sequence of messages like any other.
 
-    Raises InvalidArgumentError where a column has another length than the bodies, and where a
-    property text is none.
+    Raises InvalidArgumentError if a column and the bodies differ in length, or if a property text
+    is neither text nor bytes.
     """
 
     def __init__(
@@ -91,9 +91,9 @@ class MessageColumns(Sequence[Message]):
 
 
 def unchanging(messages: Sequence[Message]) -> tuple[Message, ...] | MessageColumns:
-    """The same messages, whatever becomes of a list that the caller holds.
+    """The same messages, unaffected by later changes to the caller's list.
 
-    Raises InvalidArgumentError for a single message, and for what else is no sequence.
+    Raises InvalidArgumentError for a single message, and for anything else that is no sequence.
     """
     if isinstance(messages, tuple | MessageColumns):
         return messages

@@ -25,9 +25,9 @@ class Message:
 
     `properties_text` is for brokers: the properties as they came over the wire, or as the
     `property_bytes` of a stored message. It is stored unchanged, with its order, duplicates and
-    empty entries, and `properties` is what a reader finds in it. Only one of the two may be given:
-    to change the properties of such a message, `replace(message, properties=…,
-    properties_text=None)`. Raises InvalidArgumentError for both.
+    empty entries, and `properties` is what a reader finds in it. Only one of the two may be given,
+    else InvalidArgumentError: to change the properties of such a message, use
+    `replace(message, properties=…, properties_text=None)`.
     """
 
     topic: str
@@ -54,14 +54,15 @@ class Message:
         object.__setattr__(self, "properties", TextProperties(text))
 
     def body_decompressed(self, limit: int = PLAIN_BYTES_MAX) -> bytes:
-        """The body as its producer made it: see `message_body.plain_body` for limit and errors."""
+        """The body before its producer compressed it; `message_body.plain_body` explains limit and
+        errors."""
         return plain_body(self.body, self.sys_flag, limit=limit)
 
 
 class PutResult(Struct, frozen=True, kw_only=True, gc=False):
     """Where a message was put. The offsets are -1 unless the status says that it is stored.
 
-    A struct, not a dataclass: one is made for every put, in a tenth of the time.
+    A struct, not a dataclass: one is made for every put, and that takes a tenth of the time.
     """
 
     status: PutStatus
@@ -82,8 +83,8 @@ class PutResult(Struct, frozen=True, kw_only=True, gc=False):
 class SelectedMessage(ABC):
     """One stored record, its place in the queue, and the most used fields.
 
-    A store makes `codec.selected.SelectedRecord`, which decodes the record when the first of the
-    fields below is asked for. Each of them raises SegmentCorruptError where the record is damaged.
+    A store makes `codec.selected.SelectedRecord`, which decodes the record when one of the fields
+    below is first accessed. Each of them raises SegmentCorruptError if the record is damaged.
     """
 
     queue_offset: int
@@ -94,7 +95,7 @@ class SelectedMessage(ABC):
     @property
     @abstractmethod
     def body(self) -> bytes:
-        """The body as it is stored; one that the producer compressed stays compressed."""
+        """The body as it is stored; still compressed if the producer compressed it."""
 
     @property
     @abstractmethod
@@ -104,7 +105,7 @@ class SelectedMessage(ABC):
     @property
     @abstractmethod
     def tags(self) -> str | None:
-        """The tags; None without any."""
+        """The tags; None if there are none."""
 
     @property
     @abstractmethod
@@ -118,19 +119,19 @@ class SelectedMessage(ABC):
 
 
 class FoundRecords(Protocol):
-    """Records that a read has found, of which no message was made yet."""
+    """Records that a read has found, before messages are made from them."""
 
     def __len__(self) -> int: ...
 
     def messages(self) -> list[SelectedMessage]: ...
 
     def records(self) -> bytes:
-        """One behind another."""
+        """The records one after another."""
 
 
 class LazyMessages(Sequence[SelectedMessage]):
-    """Messages of one read, which are made when somebody looks at one of them. It equals a list or
-    a tuple of the same messages."""
+    """Messages of one read, all made when one of them is first accessed. Equal to a list or tuple
+    of the same messages."""
 
     __slots__ = ("_count", "_found", "_made")
 
@@ -168,7 +169,7 @@ class LazyMessages(Sequence[SelectedMessage]):
         return list, (self._all(),)
 
     def records(self) -> bytes:
-        """One behind another; no message is made for that."""
+        """The records one after another; no message is made for them."""
         found = self._found
         return joined_records(self._made) if found is None else found.records()
 
@@ -176,12 +177,12 @@ class LazyMessages(Sequence[SelectedMessage]):
         found = self._found
         if found is not None:
             self._made = found.messages()
-            self._found = None  # behind `_made`: another thread may look
+            self._found = None  # after `_made`, as another thread may read both
         return self._made
 
 
 def joined_records(messages: Sequence[SelectedMessage]) -> bytes:
-    """The records one behind another, as RocketMQ answers a pull."""
+    """The records one after another, as in RocketMQ's answer to a pull."""
     if isinstance(messages, LazyMessages):
         return messages.records()
     return b"".join([message.record for message in messages])
@@ -189,10 +190,10 @@ def joined_records(messages: Sequence[SelectedMessage]) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetResult:
-    """The answer to a read by queue offset; `next_offset` is where to go on, in every case.
+    """The answer to a read by queue offset; `next_offset` always says where to go on.
 
-    Messages of the tier are made when one of them is looked at. A broker that only passes them on
-    takes `records`.
+    Messages from the tier are made when one of them is first accessed. A broker that only passes
+    them on uses `records`.
     """
 
     status: GetStatus
@@ -202,7 +203,7 @@ class GetResult:
     messages: Sequence[SelectedMessage] = ()
 
     def records(self) -> bytes:
-        """The records one behind another, as RocketMQ answers a pull."""
+        """The records one after another, as in RocketMQ's answer to a pull."""
         return joined_records(self.messages)
 
 
@@ -210,15 +211,15 @@ class GetResult:
 class QueryResult:
     """The answer to a query by key, newest first.
 
-    * `complete` is False where something that may hold more could not be read, and where a store
-      gives fewer than it was asked for and has more.
-    * `is_cut` says that this last is all that is missing: only older ones are.
-    * `lags` says that all was read, and that only messages may be missing that the key index has
-      not taken yet. Then `complete` is False.
-    * The rest says how far each key index is that was asked: the newest message in it. Of the
+    * `complete` is False if something that may hold more could not be read, or if a store returned
+      fewer than it was asked for and has more.
+    * `is_cut` says that only the latter is true: nothing but older messages is missing.
+    * `lags` says that everything was read, and only messages that the key index has not taken yet
+      may be missing. Then `complete` is False.
+    * The rest says how far each key index that was asked has come: its newest message. For the
       broker's own store these are the log offset and the store time that RocketMQ's clients get as
       `indexLastUpdatePhyoffset` and `indexLastUpdateTimestamp`. The tier counts log offsets by
-      queue, so of its index there is only the time. -1 and 0: not asked, or nothing in it.
+      queue, so for its index there is only the time. -1 and 0: not asked, or the index is empty.
     """
 
     messages: Sequence[SelectedMessage] = ()
@@ -232,13 +233,13 @@ class QueryResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageRun:
-    """Consecutive messages of one queue as columns: never an object a message.
+    """Consecutive messages of one queue as columns, without an object per message.
 
     Row i is the message with queue offset `first_offset + i`. Its record is
     `records[starts[i] : starts[i] + message_bytes[i]]`.
 
-    Records in a bytearray belong to the holder of the run alone, who may change them. In bytes or a
-    view others have them too.
+    Records in a bytearray belong only to the holder of the run, who may change them. Records in
+    bytes or a view are shared.
     """
 
     first_offset: int

@@ -1,4 +1,4 @@
-"""Text from outside on one line: in errors, and in the log."""
+"""Text from outside, put on one line for errors and the log."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Self
 
 
 def printable(text: str) -> str:
-    """The same text, with an escape in place of each character that is not to be seen."""
+    """The same text, with an escape in place of each character that is not printable."""
     if text.isprintable():
         return text
     return "".join(
@@ -16,10 +16,10 @@ def printable(text: str) -> str:
 
 
 def log_of(name: str) -> logging.Logger:
-    """The logger of this name. What it writes is printable, whatever the arguments hold.
+    """The logger of this name. What it writes is printable, whatever the arguments contain.
 
-    Of an error a record has the text alone: handlers may keep records for as long as they like, and
-    an error reaches all that was on the stack, the bytes of a failed upload among it.
+    A record keeps only the text of an error: handlers may keep records as long as they like, and an
+    error refers to all that was on the stack, such as the bytes of a failed upload.
     """
     found = logging.getLogger(name)
     found.addFilter(_to_printable)  # the same function is added once
@@ -34,7 +34,7 @@ def _to_printable(record: logging.LogRecord) -> bool:
     try:
         text = record.getMessage()
     except (TypeError, ValueError):
-        return True  # the handler says what is wrong with it
+        return True  # the handler reports what is wrong with the record
     if not text.isprintable():
         record.msg, record.args = printable(text), ()
     elif isinstance(record.args, tuple):
@@ -43,7 +43,7 @@ def _to_printable(record: logging.LogRecord) -> bool:
 
 
 class _ErrorText(str):
-    """What was an error, in both of its forms."""
+    """Replaces an error, with its text and its repr."""
 
     __slots__ = ("_shown",)
 

@@ -1,4 +1,4 @@
-"""The properties of a message as one text, which is how they travel and how they are stored.
+"""The properties of a message as one text, as they are sent and stored.
 
     name 0x01 value 0x02, repeated; UTF-8; nothing is escaped; the last 0x02 may be missing
 
@@ -15,7 +15,7 @@ VALUE_END: Final = "\x02"
 
 
 def split_property_text(text: str) -> dict[str, str]:
-    """The properties by name. Never raises: Java skips entries that are not whole, so do we."""
+    """The properties by name. Never raises: like Java, it skips incomplete entries."""
     properties = {}
     for entry in text.split(VALUE_END):
         name, _, value = entry.partition(NAME_END)
@@ -25,7 +25,7 @@ def split_property_text(text: str) -> dict[str, str]:
 
 
 def value_in(text: str, name: str) -> str | None:
-    """`split_property_text(text).get(name)`, without a look at the other entries."""
+    """`split_property_text(text).get(name)`, without splitting the other entries."""
     mark = f"{VALUE_END}{name}{NAME_END}"
     start = text.rfind(mark)
     if start >= 0:
@@ -36,11 +36,11 @@ def value_in(text: str, name: str) -> str | None:
         return None
     end = text.find(VALUE_END, start)
     value = text[start:] if end < 0 else text[start:end]
-    return value or split_property_text(text).get(name)  # an empty one counts for nothing
+    return value or split_property_text(text).get(name)  # an empty value does not count
 
 
 class TextProperties(Mapping[str, str]):
-    """The properties in a text, which is taken apart when the first of them is asked for."""
+    """The properties in a text, which is split when one of them is first accessed."""
 
     __slots__ = ("_found", "_text")
 

@@ -16,13 +16,13 @@ from typing import Any, ClassVar, Final, Self, TypeAlias
 from tieredstore.model.errors import InvalidConfigError, system_says
 from tieredstore.model.values import INT64_MAX, StorageLevel
 
-MAYBE_BOOLEAN: Final = "bool | None"  # None: as the setting's own text says
+MAYBE_BOOLEAN: Final = "bool | None"  # the setting's own text says what None means
 BOOLEANS: Final = frozenset({"bool", MAYBE_BOOLEAN})
 Fields: TypeAlias = Mapping[str, Field[Any]]
-JAVA_ENCODING: Final = "latin-1"  # what Java reads a properties file as, so names come out alike
-FILE_BYTES_MAX: Final = 1024 * 1024  # a settings file larger than this is something else
-# RocketMQ keys that look like ours but mean something that does not exist here: a share of Java's
-# heap, files of Java's extended queues, and keys that came after 5.3.3.
+JAVA_ENCODING: Final = "latin-1"  # as in Java, so that names in a properties file come out alike
+FILE_BYTES_MAX: Final = 1024 * 1024  # a larger file is no settings file
+# RocketMQ keys that look like ours, but are about something that does not exist here: a share of
+# Java's heap, files of Java's extended queues, and keys that came after 5.3.3.
 FOREIGN_KEYS: Final = frozenset(
     {
         "mappedFileSizeConsumeQueueExt",
@@ -34,8 +34,8 @@ FOREIGN_KEYS: Final = frozenset(
         "tieredStoreDispatchMinFreeMemoryMaxBytes",
     }
 )
-# A file with none of these is a broker.conf only if each of its lines could be one's: every version
-# of RocketMQ adds keys, and any text at all is a properties file by Java's rules.
+# A file with none of these keys is a broker.conf only if each of its lines could be in one: every
+# version of RocketMQ adds keys, and by Java's rules any text is a properties file.
 _BROKER_KEY: Final = re.compile(
     r"(?:broker|namesrv|storePath|mappedFileSize|tiered|readAheadCache|objectStore)[A-Za-z0-9]*"
     r"|listenPort|deleteWhen|fileReservedTime|flushDiskType|messageStorePlugIn"
@@ -48,23 +48,23 @@ JAVA_CLASSES: Final[Mapping[str, str]] = {
     "DefaultMetadataStore": "json",
 }
 NAME_PARTS_MAX: Final = 16
-# Python's parser takes the square of the parts of a dotted name; no setting has more than two. What
-# stands in quotes or behind # counts as one part: there dots are only text.
+# The time of Python's parser grows with the square of the parts of a dotted name; no setting has
+# more than two. In quotes and after #, dots are only text.
 _TOML_STRINGS: Final = re.compile(
     r""""{3}(?:[^\\]|\\.)*?(?:"{3}|\Z)|'{3}.*?(?:'{3}|\Z)|"(?:[^"\\\n]|\\.)*"?|'[^'\n]*'?|#[^\n]*""",
     re.DOTALL,
 )
 _LONG_NAME: Final = re.compile(rf'\.(?:[ \t]*[\w"-]+[ \t]*\.){{{NAME_PARTS_MAX - 1}}}')
 _JAVA_PACKAGE: Final = "org.apache.rocketmq."
-# Variables that begin with TIEREDSTORE_ and are no settings of the tier: those of the local store,
-# which file and which of its tiers the command takes, and where tests and benchmarks find a server.
+# Variables that begin with TIEREDSTORE_ but are no settings of the tier: those of the local store,
+# the file and the tier for the command, and the servers for tests and benchmarks.
 CONFIG_VARIABLE: Final = "TIEREDSTORE_CONFIG"
 TIER_VARIABLE: Final = "TIEREDSTORE_TIER"
 OTHER_PREFIXES: Final = (
     *("TIEREDSTORE_LOCAL_", "TIEREDSTORE_S3_", "TIEREDSTORE_BENCH_"),
     *(CONFIG_VARIABLE, TIER_VARIABLE),
 )
-TIERS_TABLE: Final = "tier"  # of a file with several tiers: [tier.prod]
+TIERS_TABLE: Final = "tier"  # in a file with several tiers: [tier.prod]
 _CLASS_SETTINGS: Final = frozenset({"provider", "metadata", "plugins"})
 _NEAR: Final = 0.88
 _ESCAPES: Final = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
@@ -77,18 +77,18 @@ _SEPARATOR: Final = re.compile(r"\s*[=:]?\s*")
 class Settings:
     """Checked when built, never changed afterwards; unknown keys are an error.
 
-    A subclass declares its fields with `setting`, its table in TOML and the prefix of its
-    environment variables, and calls `_check` when it is built.
+    A subclass declares its fields with `setting`, its TOML table and the prefix of its environment
+    variables, and calls `_check` when it is built.
     """
 
     TABLE: ClassVar[str]
     ENV_PREFIX: ClassVar[str]
 
-    # from broker.conf: what is not ours
+    # keys of a broker.conf that are not ours
     ignored: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     def __new__(cls, **values: Any) -> Self:
-        """Only to name the nearest setting where dataclasses would raise a bare TypeError."""
+        """Name the nearest setting in the error, where a dataclass would raise a bare TypeError."""
         refuse_unknown(values, [spec.name for spec in fields(cls)])
         return object.__new__(cls)
 
@@ -100,15 +100,15 @@ class Settings:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
-        """Settings under their names here, in their own types."""
+        """Settings by their names here, with values of their own types."""
         return cls(**from_mapping(settings_of(cls), values))
 
     @classmethod
     def from_toml(cls, path: str | os.PathLike[str], *, tier: str | None = None) -> Self:
-        """A TOML file: the table of these settings where it has one, else its top level.
+        """From a TOML file: its table for these settings if it has one, else its top level.
 
-        With `tier` it is the table `[tier.NAME]` alone. A relative path means the folder of the
-        file. Raises InvalidConfigError for what is no such file, tier or setting.
+        With `tier`, only the table `[tier.NAME]`. A relative path starts in the folder of the
+        file. Raises InvalidConfigError if the file, the tier or a setting is wrong.
         """
         with naming(path):
             known = settings_of(cls)
@@ -117,10 +117,10 @@ class Settings:
 
     @classmethod
     def from_broker_conf(cls, path: str | os.PathLike[str]) -> Self:
-        """RocketMQ's own properties file with its Java key names.
+        """From RocketMQ's own properties file, with its Java key names.
 
-        Keys that are not ours are kept in `ignored`. One that only nearly is ours is an error,
-        since RocketMQ would silently run with the default.
+        Keys that are not ours are kept in `ignored`. A key that is nearly one of ours is an error,
+        as RocketMQ would silently use the default.
         """
         with naming(path):
             values, ignored = from_broker_conf(settings_of(cls), path)
@@ -133,7 +133,7 @@ class Settings:
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str], *, tier: str | None = None) -> Self:
-        """A `.toml` file, with `tier` its table `[tier.NAME]`; or else a broker.conf."""
+        """From a `.toml` file, or with `tier` from its table `[tier.NAME]`; else a broker.conf."""
         if str(path).endswith(".toml"):
             return cls.from_toml(path, tier=tier)
         if tier is not None:
@@ -142,17 +142,17 @@ class Settings:
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> Self:
-        """Variables such as TIEREDSTORE_PROVIDER over the defaults."""
+        """The defaults, overridden by variables such as TIEREDSTORE_PROVIDER."""
         return cls(**from_env(settings_of(cls), environ, cls.ENV_PREFIX))
 
     def with_env(self, environ: Mapping[str, str]) -> Self:
-        """These settings with variables such as TIEREDSTORE_PROVIDER laid over them."""
+        """These settings, overridden by variables such as TIEREDSTORE_PROVIDER."""
         return replace(self, **from_env(settings_of(self), environ, self.ENV_PREFIX))
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is known of one field beside its default."""
+    """The facts about one field, except its default."""
 
     doc: str
     java: str = ""
@@ -182,7 +182,7 @@ def computed(factory: Any, doc: str, java: str, *, is_path: bool = False) -> Any
 
 
 class Secret(str):
-    """A text that shows in no repr, of itself or of what holds it."""
+    """A text that is hidden in its own repr, and so in that of whatever holds it."""
 
     __slots__ = ()
 
@@ -191,7 +191,7 @@ class Secret(str):
 
 
 def settings_of(config: Any) -> dict[str, Field[Any]]:
-    """The fields of a dataclass that can be set, in the order of their declaration."""
+    """The fields of a dataclass that are settings, in the order of their declaration."""
     return {spec.name: spec for spec in fields(config) if "setting" in spec.metadata}
 
 
@@ -201,7 +201,7 @@ def facts_of(spec: Field[Any]) -> Setting:
 
 
 def checked(spec: Field[Any], value: Any) -> Any:
-    """The value in the field's own type, or InvalidConfigError; a secret is never quoted."""
+    """The value in the field's own type, else InvalidConfigError, which never quotes a secret."""
     kind = spec.type
     if kind == "StorageLevel":
         return _level(spec.name, value)
@@ -234,7 +234,7 @@ def shown(spec: Field[Any], value: Any) -> str:
 
 
 def has_password(url: str) -> bool:
-    """Whether it is of the form scheme://user:password@host: such a one must not be shown."""
+    """Whether the URL has the form scheme://user:password@host, and so must not be shown."""
     authority = url.partition("://")[2].partition("/")[0]
     return ":" in authority.rpartition("@")[0]
 
@@ -250,7 +250,7 @@ def refuse_unknown(names: Iterable[str], known: Collection[str]) -> None:
 
 @contextmanager
 def naming(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Say in an error which file it is about."""
+    """Name the file in errors about it."""
     try:
         yield
     except FileNotFoundError as error:
@@ -292,7 +292,7 @@ def from_toml(
 
 
 def _in_folder(known: Fields, values: Mapping[str, Any], folder: str) -> dict[str, Any]:
-    """With full paths: one that is relative begins in this folder."""
+    """The values with full paths: relative ones start in this folder."""
     return {
         name: os.path.join(folder, value)
         if facts_of(known[name]).is_path and isinstance(value, str) and value
@@ -315,7 +315,7 @@ def from_env(known: Fields, environ: Mapping[str, str], prefix: str) -> dict[str
 def from_broker_conf(
     known: Fields, path: str | os.PathLike[str]
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """The values, and the keys that are not ours. Raises InvalidConfigError for another text."""
+    """The values, and the keys that are not ours. InvalidConfigError if it is no broker.conf."""
     java = {facts_of(spec).java: spec for spec in known.values() if facts_of(spec).java}
     values: dict[str, Any] = {}
     ignored: dict[str, str] = {}
@@ -359,14 +359,14 @@ def _names(name: str, value: Any) -> tuple[str, ...]:
 
 
 def _is_of(name: str, prefix: str) -> bool:
-    """Whether a variable begins with this prefix, and with no longer one of other settings."""
+    """Whether a variable begins with this prefix, but with no longer prefix of other settings."""
     return name.startswith(prefix) and not any(
         name.startswith(other) for other in OTHER_PREFIXES if len(other) > len(prefix)
     )
 
 
 def _parsed(spec: Field[Any], text: str) -> Any:
-    """Text to the field's type; what does not fit is left to StoreConfig's own check."""
+    """The text in the field's type; ranges are left to `checked`."""
     text = text.strip()
     if spec.type == "int":
         try:
@@ -383,7 +383,7 @@ def _parsed(spec: Field[Any], text: str) -> Any:
 
 
 def _class_name(spec: Field[Any], value: Any) -> Any:
-    """RocketMQ's class names, alone or in a comma-separated chain, to our names for them."""
+    """Our names for RocketMQ's class names, alone or in a comma-separated chain."""
     if spec.name not in _CLASS_SETTINGS:
         return value
     if isinstance(value, (list, tuple)):
@@ -402,7 +402,7 @@ def _our_name(name: str) -> str:
 
 
 def _properties(text: str) -> dict[str, str]:
-    """The keys of a properties file, by Java's rules; of a key given twice the last counts."""
+    """The keys of a properties file, by Java's rules: if a key occurs twice, the last counts."""
     found: dict[str, str] = {}
     for line in _lines_of(text):
         key = _KEY.match(line)
@@ -417,7 +417,8 @@ def _lines_of(text: str) -> Iterator[str]:
 
 
 def _logical_lines(lines: Iterable[str]) -> Iterator[str]:
-    """Without comments and blank lines; an odd number of backslashes at the end joins the next."""
+    """The lines without comments and blank ones; a line that ends with an odd number of backslashes
+    is joined with the next."""
     whole = ""
     joining = False
     for line in lines:
@@ -458,7 +459,7 @@ def _read(path: str | os.PathLike[str], *, encoding: str = "utf-8") -> str:
 
 
 def _near(name: str, known: Iterable[str], *, cutoff: float = _NEAR) -> str | None:
-    """The known name closest to this one, case aside."""
+    """The known name closest to this one, ignoring case."""
     lower = {candidate.lower(): candidate for candidate in known}
     close = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=cutoff)
     return lower[close[0]] if close else None

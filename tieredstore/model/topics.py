@@ -1,4 +1,4 @@
-"""Topics: what one may be called, which are RocketMQ's own, and which stay out of the tier."""
+"""Topics: which names are valid, which are RocketMQ's own, and which stay out of the tier."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ SYSTEM_TOPICS: Final = frozenset(
 )
 LIGHT_QUEUE_PREFIX: Final = "%LMQ%"
 
-NAME_BYTES_MAX: Final = 255  # of one part of a path, in every file system that matters
+NAME_BYTES_MAX: Final = 255  # for one part of a path, in every file system that matters
 
 _APART: Final = re.compile(r"[/\\\0]")
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
-# S3 lists keys as XML, which cannot hold the first of these, nor the last two; obstore refuses the
-# first. None of them is in a name that a broker of RocketMQ lets a topic have.
+# S3 lists keys as XML, which cannot hold the first range, nor the last two characters; obstore
+# refuses the first range. No RocketMQ broker allows any of them in the name of a topic.
 _UNLISTED: Final = re.compile("[\x01-\x1f\x7f-\x9f\ufffe\uffff]")
 
 
 def is_system_topic(topic: str) -> bool:
-    """Whether RocketMQ made the topic for itself: `rmq_sys_REVIVE_LOG_` is one of those too."""
+    """Whether RocketMQ made the topic for itself, such as `rmq_sys_REVIVE_LOG_`."""
     return topic in SYSTEM_TOPICS or topic.startswith("rmq_sys_")
 
 
 class TopicFilter:
-    """Says of a topic whether it stays out: system topics, the cluster's and the broker's own,
-    light queues, blank names, and what was rejected since the start.
+    """Says which topics stay out of the tier: system topics, the cluster's and the broker's own,
+    light queues, blank names, and topics rejected since the start.
 
     Retry and dead letter topics are tiered. Any thread may ask and reject.
     """
@@ -48,7 +48,7 @@ class TopicFilter:
         self._rejected: frozenset[str] = frozenset()
 
     def reject(self, topic: str) -> None:
-        """Keep this topic out from now on; what the tier has of it goes at the next look."""
+        """Keep this topic out from now on; the next check deletes what the tier has of it."""
         self._rejected = self._rejected | {topic}
 
     def rejects(self, topic: str) -> bool:
@@ -62,14 +62,14 @@ class TopicFilter:
 
 
 def why_no_topic(name: object) -> str | None:
-    """Why no message may have this topic; None where it may.
+    """Why no message may have this topic; None if it may.
 
     * One part of a path: no `/`, `\\` or NUL, neither empty nor `.` nor `..`, valid Unicode of at
       most 255 bytes in UTF-8.
     * No control character, nor U+FFFE or U+FFFF: an object store could not list it.
 
-    Everything else is a topic, blanks, dots at the end and `%RETRY%group` too. Topics that differ
-    by case are two.
+    Everything else may be a topic, even with blanks or a dot at the end, or `%RETRY%group`. Topics
+    that differ only in case are different topics.
     """
     if not isinstance(name, str):
         return f"it is {type(name).__name__}, and no text"
@@ -80,7 +80,7 @@ def why_no_topic(name: object) -> str | None:
 
 
 def why_no_directory(name: str) -> str | None:
-    """Why the name is not that of one directory, here or elsewhere; None where it is."""
+    """Why the name cannot be that of one directory, here or elsewhere; None if it can."""
     if name in ("", ".", ".."):
         return f"{name!r} cannot name a directory"
     found = _APART.search(name)

@@ -61,7 +61,7 @@ class PutStatus(Enum):
 
 
 class GetStatus(Enum):
-    """What became of a read by queue offset; the next offset to ask for comes with it."""
+    """What became of a read by queue offset; the answer also has the next offset to ask for."""
 
     FOUND = "found"
     NO_MATCHED_MESSAGE = "no_matched_message"
@@ -96,7 +96,7 @@ class Host(NamedTuple):
 def require_place(topic: object, queue_id: object, *numbers: object) -> None:
     """Raises InvalidArgumentError unless these are a topic, a queue id and whole numbers.
 
-    True is no queue id: it would be a second name of queue 1. NaN is neither above nor below
+    True is no queue id: it would be a second name for queue 1. NaN is neither above nor below
     anything, so a loop over offsets would never end.
     """
     require_text("topic", topic)
@@ -111,8 +111,8 @@ def require_text(name: str, *texts: object) -> None:
 
 
 def texts_of(name: str, texts: object) -> list[str]:
-    """Several texts as a list. Raises InvalidArgumentError for what is no collection of texts, and
-    for a single one: its letters would be taken for names."""
+    """Several texts as a list. Raises InvalidArgumentError unless it is a collection of texts. A
+    single text is refused too, as its letters would be taken for names."""
     if isinstance(texts, str) or not isinstance(texts, Iterable):
         raise InvalidArgumentError(f"{name}: want a collection of texts, not {texts!r:.80}")
     found = list(texts)
@@ -136,14 +136,15 @@ def require_whole(*numbers: object) -> None:
 
 
 def require_seconds(name: str, given: object) -> None:
-    """Raises InvalidArgumentError unless it is a number, or None. NaN is none: no time ends it."""
+    """Raises InvalidArgumentError unless it is a number or None. NaN is refused: no wait would
+    end."""
     if given is not None and (not hasattr(given, "__float__") or given != given):
         raise InvalidArgumentError(f"{name}: want seconds or None, not {given!r:.80}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicRecord:
-    """A topic and its number in the key index; `reserve_hours` None means the store's default."""
+    """A topic and its number in the key index. `reserve_hours` None means the store's default."""
 
     topic: str
     topic_id: int
@@ -154,7 +155,7 @@ class TopicRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueRecord:
-    """A queue as RocketMQ's catalogue knows it; its broker leaves both offsets at -1."""
+    """A queue as RocketMQ's catalogue has it; RocketMQ leaves both offsets at -1."""
 
     broker_name: str
     topic: str
@@ -172,8 +173,8 @@ class QueueRecord:
 class SegmentRecord:
     """One segment: `size` bytes from byte `base_offset` of its file on.
 
-    `path` is the queue path `<broker>/<topic>/<queue id>`. `status` and `seal_timestamp` are
-    never set by RocketMQ 5.3.3: we keep what we read and write zeros for what is new.
+    `path` is the queue path `<broker>/<topic>/<queue id>`. RocketMQ 5.3.3 never sets `status` and
+    `seal_timestamp`: we keep what we read, and write zeros for new segments.
     """
 
     path: str

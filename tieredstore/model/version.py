@@ -1,4 +1,4 @@
-"""The version that was installed: the last tag's, or one that counts the commits since."""
+"""The installed version: that of the last tag, or one that counts the commits since."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ __all__ = ["__version__"]
 
 try:
     __version__ = version("tieredstore")
-except PackageNotFoundError:  # a folder of sources in the search path, which nobody installed
+except PackageNotFoundError:  # sources in the search path that are not installed
     __version__ = "0.0"
