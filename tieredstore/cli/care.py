@@ -55,7 +55,7 @@ app.add_typer(catalogue, name="catalogue")
 
 
 class Trusted(Enum):
-    """The store that is right where both hold different messages."""
+    """The store that is right if the two hold different messages."""
 
     TIER = "tier"
     LOCAL = "local"
@@ -325,7 +325,7 @@ def snapshot(
 
 
 def _hours(text: str) -> int:
-    """Hours; 0 for the word that means those of the store. To RocketMQ 0 means them too."""
+    """Hours; 0 for the word `default`, as 0 means the store's hours to RocketMQ too."""
     if text == _DEFAULT:
         return 0
     if not (text.isascii() and text.isdigit() and 1 <= int(text[:10]) <= _HOURS_MAX):
@@ -373,7 +373,7 @@ def _audited(tier: TierOptions, *, repair: bool) -> AuditReport:
         if repair:
             change = opened.enter_context(changing(backend))
             catalogue = change.metadata
-            if change.publisher is not None:  # before anything goes that was published once
+            if change.publisher is not None:  # before the repair deletes anything published
                 change.publisher.publish()
         else:
             catalogue = backend.catalogue()
@@ -420,7 +420,7 @@ def _summary(report: AuditReport, shown: Shown) -> str:
 
 
 def _raise_damage(report: AuditReport) -> None:
-    """When all of it was shown."""
+    """Called after everything was shown."""
     from tieredstore.access.audit import AuditKind
 
     if report.damage:
@@ -469,7 +469,7 @@ def rebuilt(tier: TierOptions) -> RebuildReport:
 
 
 def _log_of_a_bucket(config: StoreConfig) -> Iterator[str]:
-    """What to say of one that somebody's tool has copied into this directory."""
+    """A note if another tool has copied the log of a bucket into this directory."""
     from tieredstore.roundlog.layout import ObjectLayout
 
     if config.provider != "posix":
@@ -483,13 +483,13 @@ def _log_of_a_bucket(config: StoreConfig) -> Iterator[str]:
 
 
 def check_there_is_data(config: StoreConfig, provider: SegmentProvider) -> None:
-    """Before there is a catalogue: an empty one would be made."""
+    """Called before a catalogue is made: without data it would be an empty one."""
     from tieredstore.access.wiring import has_tier
 
     if has_tier(config, provider):
         return
     if provider.damage(config.broker_name):
-        return  # a log that was lost, or a layout that who claims it refuses
+        return  # the log was lost, or the layout is one that the claim will refuse
     brokers = {found.path.partition("/")[0] for found in provider.list()}
     if not brokers:
         text = f"there is not one segment of the cluster {printable(config.cluster_name)!r}"
@@ -502,7 +502,7 @@ def check_there_is_data(config: StoreConfig, provider: SegmentProvider) -> None:
 
 
 def _rebuilt_rows(report: RebuildReport) -> Iterator[Row]:
-    """One of all, then one a topic, one a problem and one a note."""
+    """One row for everything, then one per topic, per problem and per note."""
     yield {
         "what": "catalogue",
         "topic_count": len(report.topics),
@@ -533,7 +533,7 @@ def _rebuilt_line(row: Row, shown: Shown) -> str:
 
 
 def _certified(tier: TierOptions, *, again: bool) -> Sequence[Finding]:
-    """What a backend proved; of a bucket that has failed before, what it failed then."""
+    """What a backend proved; for a bucket that has failed before, the recorded failures."""
     from tieredstore.cli.tier import library_at_work, opened_provider
 
     config = config_of(tier)
@@ -552,7 +552,7 @@ def _certified(tier: TierOptions, *, again: bool) -> Sequence[Finding]:
 
 
 def _expired_queues(tier: TierOptions, *, dry_run: bool) -> Iterator[ExpiredQueue]:
-    """What went, queue by queue as it goes."""
+    """Expire the queues one by one, and yield what was deleted of each."""
     from tieredstore.access.upkeep import expire_tier
     from tieredstore.access.wiring import open_tier
     from tieredstore.cli.tier import (
@@ -572,7 +572,7 @@ def _expired_queues(tier: TierOptions, *, dry_run: bool) -> Iterator[ExpiredQueu
             check_broker(config, catalogue)
         else:
             catalogue = opened.enter_context(locked(backend))
-            checked_publisher(backend, catalogue)  # whose tier this is; it publishes the end itself
+            checked_publisher(backend, catalogue)  # whose tier is it? `open_tier` publishes itself
         opened_tier = open_tier(
             config,
             runtime=runtime,
@@ -683,7 +683,7 @@ def _published(tier: TierOptions) -> Row:
 
 
 def _reserved(tier: TierOptions, topic: str, hours: int | None) -> Row:
-    """The topic's row, written; `hours` None: the store's own."""
+    """Write the topic's row; `hours` None: the store's own."""
     from tieredstore.cli.tier import changing, opened_backend
 
     with opened_backend(tier) as backend:

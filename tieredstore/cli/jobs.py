@@ -47,8 +47,8 @@ if TYPE_CHECKING:  # help must be fast
 
 app = typer.Typer(rich_markup_mode=None)
 
+_PAUSE_SECONDS_MAX: Final = 365 * 86_400  # no system can wait longer than some hundred years
 # Kinds of findings that a verb mends.
-_PAUSE_SECONDS_MAX: Final = 365 * 86_400  # a system waits for no more than some hundred years
 _STOPPED: Final = "stopped-queue"
 _OF_THE_INDEX: Final = frozenset(
     {
@@ -59,7 +59,7 @@ _OF_THE_INDEX: Final = frozenset(
 
 
 class EngineName(StrEnum):
-    """What runs the items."""
+    """What runs the items of a job."""
 
     LOCAL = "local"
     SPARK = "spark"
@@ -67,7 +67,7 @@ class EngineName(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOptions:
-    """How a job is run, whatever it does."""
+    """How a job is run; the same for all jobs."""
 
     engine: Annotated[
         EngineName, option("--engine", "Threads of this machine, or tasks of Spark.")
@@ -96,7 +96,7 @@ class JobOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetOptions:
-    """Where the tier goes. All but the first two replace settings of that file."""
+    """Where the tier goes. All but the first two override settings of that file."""
 
     to_config: Annotated[
         Path | None, option("--to-config FILE", "Settings of the target: .toml or broker.conf.")
@@ -120,7 +120,7 @@ class TargetOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScrubOptions:
-    """A verification without an end."""
+    """Options of an endless verification."""
 
     continuous: Annotated[
         bool, option("--continuous", "Repeat for ever, slowly, one part at a time.")
@@ -155,7 +155,7 @@ class OnCorruptName(StrEnum):
 
 
 class FormatName(StrEnum):
-    """What an export adds to."""
+    """What an export writes: files or a table."""
 
     PARQUET = "parquet"
     DELTA = "delta"
@@ -326,7 +326,8 @@ def _run(
 ) -> None:
     """Run the job, print its plan, its report and what to do `then`, and end with its exit code.
 
-    With --json both are a line each, and `what` tells them apart; without, they are plain words.
+    With --json, plan and report are one line each, and `what` tells them apart; without, they are
+    plain text.
     """
     from tieredstore.cli.tier import library_at_work
     from tieredstore.driver.runtime import SystemClock
@@ -368,7 +369,7 @@ def _run(
 
 
 def _scrub(job: VerifyJob, options: JobOptions, scrub: ScrubOptions) -> None:
-    """Verify until an interrupt; each finding is printed as it is found, each pass when it ends."""
+    """Verify until an interrupt; print each finding when it is found, each pass when it ends."""
     from tieredstore.cli.tier import library_at_work
     from tieredstore.driver.runtime import SystemClock
     from tieredstore.jobs.scrub import Scrub
@@ -412,7 +413,7 @@ def _scrub(job: VerifyJob, options: JobOptions, scrub: ScrubOptions) -> None:
 
 @contextmanager
 def _shown_metrics(config: StoreConfig, port: int | None) -> Iterator[Metrics | None]:
-    """Metrics that Prometheus finds at this port of this machine."""
+    """Metrics, served for Prometheus at this port of this machine."""
     if port is None:
         yield None
         return
@@ -456,7 +457,7 @@ def _finding_text(finding: Finding) -> str:
 
 def _after_copies(report: JobReport) -> Iterator[str]:
     if report.facts.get("cut_over") == "done":
-        yield (  # behind the settings, which may be copied as they are printed
+        yield (  # a comment, as it follows the settings, which may be copied as they are printed
             "# next: start the broker with these settings. Nothing of the old tier was deleted: "
             "keep it until `verify` of the new one finds nothing"
         )
@@ -467,7 +468,7 @@ def _after_copies(report: JobReport) -> Iterator[str]:
 
 
 def after_findings(report: JobReport) -> Iterator[str]:
-    """What mends them, as far as anything does."""
+    """What to do about the findings, if a verb can help."""
     kinds = {str(finding.kind) for finding in report.findings}
     if _STOPPED in kinds:
         yield "next: `resume TOPIC QUEUE` for a stopped queue, once the cause is fixed"
@@ -499,7 +500,7 @@ def _after_reindex(report: JobReport) -> Iterator[str]:
 
 
 def _end(report: JobReport) -> None:
-    """One line on stderr for what was not done, with the report's exit code."""
+    """One line on stderr about what was not done, with the report's exit code."""
     code = ExitCode(int(report.exit_code))
     if code is ExitCode.DONE:
         return
@@ -516,7 +517,7 @@ def _end(report: JobReport) -> None:
 
 @contextmanager
 def _engine(name: str, options: JobOptions) -> Iterator[Engine]:
-    if options.engine is EngineName.LOCAL or options.dry_run:  # without work no JVM is waited for
+    if options.engine is EngineName.LOCAL or options.dry_run:  # a dry run needs no JVM
         from tieredstore.jobs.job import LocalEngine
 
         if options.processes:

@@ -164,8 +164,8 @@ def info(directory: Directory, *, sizes: SizeOptions, shown: Shown) -> None:
 def opened_store(
     directory: Path, options: SizeOptions, *, or_with: str = ""
 ) -> Iterator[LocalReader]:
-    """The store in a directory, with sizes that were given, then those of a file of settings, then
-    those written down beside the store."""
+    """Open the store in a directory, with the sizes that were given, else those of a settings file,
+    else those recorded with the store."""
     from tieredstore.local.reader import LocalReader
     from tieredstore.model.errors import InvalidConfigError
 
@@ -191,12 +191,12 @@ def local_settings(file: Path) -> LocalConfig:
         except (OSError, ValueError) as error:
             raise CommandError(f"{file}: is no TOML: {error}", ExitCode.USAGE) from error
         if LocalConfig.TABLE not in tables:
-            return LocalConfig()  # the settings of a tier alone
+            return LocalConfig()  # the file has only settings of a tier
     return LocalConfig.from_file(file)
 
 
 def _sizes_of(config: Path) -> dict[str, int]:
-    """The sizes that a file of settings gives otherwise than RocketMQ's defaults."""
+    """The sizes in a settings file that differ from RocketMQ's defaults."""
     from tieredstore.local import LocalConfig
     from tieredstore.local.files import SIZE_SETTINGS
 
@@ -260,7 +260,7 @@ def _queue(reader: LocalReader, key: QueueKey, log_end: int) -> Row:
 
 
 def _units_behind(reader: LocalReader, key: QueueKey, log_end: int) -> int:
-    """How many messages the queue names that the log does not hold: a crash tore them."""
+    """How many units at the end of the queue refer to messages that the log lost in a crash."""
     queue = reader.queue(*key)
     assert queue is not None
     offset = queue.max_offset
@@ -322,7 +322,7 @@ def _write_tables(facts: Row, shown: Shown) -> None:
 
 
 def _write_facts(title: str, facts: Row) -> None:
-    """What is said of one thing, a line each."""
+    """Facts about one thing, one per line."""
     write_line(title)
     width = max(map(len, facts))
     for name, value in facts.items():

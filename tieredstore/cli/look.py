@@ -1,7 +1,7 @@
 """The verbs that look at a tier: what is in it, its messages, and where one of them is.
 
-The fields of a row and their order are a promise: other tools rely on them. How messages are found
-and printed is the same for a tier and for a local store.
+The fields of a row and their order are a promise: other tools rely on them. Messages of a tier and
+of a local store are found and printed by the same code.
 """
 
 from __future__ import annotations
@@ -230,7 +230,7 @@ def cat(
 
     if begin is not None and from_offset is not None:
         raise CommandError("choose one: --from TIME or --from-offset OFFSET", ExitCode.USAGE)
-    if begin is not None and 0 < begin < TIMES_FROM:  # the release before took both for --from
+    if begin is not None and 0 < begin < TIMES_FROM:  # the previous release took both for --from
         note("--from with an offset is now --from-offset")
         begin, from_offset = None, begin
     printer = MessagePrinter(shown, body=body, plain=plain)
@@ -319,7 +319,7 @@ def why(
 
 
 def _topic_rows(tier: OpenedTier, damage: TierDamage) -> list[Row]:
-    """By name. `reserve_hours` is the store's where the topic has none of its own: 0 is none."""
+    """By name. `reserve_hours` is the store's if the topic has none of its own; 0 means none."""
     rows: dict[str, Row] = {}
     for record in tier.reader.topics():
         own = record.reserve_hours if (record.reserve_hours or 0) > 0 else None
@@ -336,7 +336,7 @@ def _topic_rows(tier: OpenedTier, damage: TierDamage) -> list[Row]:
     for row in queue_rows(tier, None, damage):
         topic = row["topic"]
         found = rows.setdefault(
-            topic,  # a queue whose topic the catalogue has lost
+            topic,  # new here if the catalogue has lost the topic's row
             {
                 "topic": topic,
                 **lost,
@@ -355,7 +355,7 @@ def write_queues(rows: list[Row], shown: TableShown) -> None:
 
 
 def queue_rows(tier: OpenedTier, topic: str | None, damage: TierDamage) -> list[Row]:
-    """By topic and queue. A minimum that cannot be read is null."""
+    """By topic and queue. `min_offset` is null if it cannot be read."""
     keys = tier.keys(topic)
     records = _records_by_path(tier, topic)
     return [_queue_row(tier, key, records.get(_path(tier, key), []), damage) for key in keys]
@@ -392,7 +392,7 @@ def _group_rows(tier: OpenedTier, topic: str | None) -> list[Row]:
         if topic in (None, key.topic)
     ]
     if not rows:
-        tier.keys(topic)  # refuses one that is nowhere
+        tier.keys(topic)  # raises if there is no such topic
     return rows
 
 
@@ -411,7 +411,7 @@ def _group_row(tier: OpenedTier, group: str, key: QueueKey, offset: int) -> Row:
 def _segment_rows(
     tier: OpenedTier, topic: str | None, queue_id: int | None, damage: TierDamage
 ) -> Iterator[Row]:
-    """By queue, type and base; the key index's only if it is named."""
+    """By queue, type and base; those of the key index only if its topic is named."""
     from tieredstore.codec.names import INDEX_TOPIC, index_queue_path
 
     if topic == INDEX_TOPIC:
@@ -431,7 +431,7 @@ def _segment_rows(
 def _records_by_path(
     tier: OpenedTier, topic: str | None, queue_id: int | None = None
 ) -> dict[str, list[SegmentRecord]]:
-    """All at once: asking queue by queue would sort all queues each time."""
+    """All at once, as asking queue by queue would sort all queues each time."""
     found: dict[str, list[SegmentRecord]] = {}
     for record in tier.reader.segments(topic, queue_id):
         found.setdefault(record.path, []).append(record)
@@ -458,9 +458,9 @@ def _segment_row(key: QueueKey, record: SegmentRecord) -> Row:
 
 
 def _listed_rows(backend: OpenedBackend, prefix: str) -> Iterator[Row]:
-    """As the backend lists them; what comes together of one queue and type by base.
+    """In the order of the backend, but neighbours of one queue and type are sorted by base.
 
-    `catalogued` is null where there is no catalogue to ask.
+    `catalogued` is null if there is no catalogue.
     """
     listed = backend.provider.list(prefix)
     count = 0

@@ -30,9 +30,9 @@ from tieredstore.cli.output import (
 )
 from tieredstore.cli.progress import Asked, asked
 
-# Names of the release before, with what they are called now.
+# Names of verbs in the previous release, and their new names.
 RENAMED_VERBS: Final = {"metadata": "catalogue"}
-# Options that work at any place.
+# Options that may stand anywhere.
 _ANYWHERE: Final = {
     "--debug": "debug",
     "--quiet": "quiet",
@@ -42,7 +42,7 @@ _ANYWHERE: Final = {
 }
 _EXAMPLE: Final = "Example: tieredstore topics --config broker.conf"
 
-# The verbs by what one wants: the module of each, and its line in the list of all.
+# The verbs by purpose: the module of each, and its line in the list of verbs.
 _GROUPS: Final = {
     "Look": {
         "topics": ("look", "Topics: sizes, queues, reserve hours."),
@@ -85,7 +85,7 @@ VERBS: Final = {name: verb for group in _GROUPS.values() for name, verb in group
 
 
 class _Commands(Mapping[str, Any]):
-    """The verbs by name: a module is imported when one of its verbs is asked for."""
+    """The verbs by name; a module is imported when one of its verbs is looked up."""
 
     def __getitem__(self, name: str) -> Any:
         module, short_help = VERBS[name]
@@ -102,7 +102,7 @@ class _Commands(Mapping[str, Any]):
 
 
 class _Verbs(TyperGroup):
-    """Its own help imports none of the verbs: it must be fast."""
+    """The group of all verbs. Its own help imports none of them, as it must be fast."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -157,17 +157,17 @@ def tieredstore(
         False, "--version", help="Print the version.", callback=_say_version, is_eager=True
     ),
 ) -> None:
-    """The options are for the help: `main` has taken them away already."""
+    """The options are only for the help: `main` has already removed them."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; the exit code. Errors are one line on stderr."""
+    """Run one command; returns the exit code. An error is one line on stderr."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     words, found = _taken(words)
     set_quiet("quiet" in found)
     debug = "debug" in found
     for stream in (sys.stdout, sys.stderr):
-        # A name that the terminal cannot show stops nothing; a closed stream is None here.
+        # A name that the terminal cannot show must not stop a command. A closed stream is None.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     try:
@@ -184,7 +184,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         complain(Asked(words=words).interrupted)
         return ExitCode.INTERRUPTED
-    except Exception as error:  # noqa: BLE001 - the one place where all of them end
+    except Exception as error:  # noqa: BLE001 - the one place where all errors end
         code = _failed(error, words, debug=debug)
     try:
         finish_output()
@@ -195,8 +195,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _taken(words: list[str]) -> tuple[list[str], set[str]]:
-    """The words without the options that work at any place, and these. What stands behind -- is
-    no option."""
+    """The words without the options that may stand anywhere, and these options. Words after -- are
+    no options."""
     end = words.index("--") if "--" in words else len(words)
     options = [word for word in words[:end] if word not in _ANYWHERE]
     return options + words[end:], {_ANYWHERE[word] for word in words[:end] if word in _ANYWHERE}
@@ -223,7 +223,7 @@ class _LogLines(logging.Handler):
 
 
 def _wants_rows_alone(words: list[str]) -> bool:
-    """A program reads, and nobody sees stderr."""
+    """Whether a program reads the output, and nobody sees stderr."""
     end = words.index("--") if "--" in words else len(words)
     return "--json" in words[:end] and not sys.stderr.isatty()
 
@@ -231,7 +231,7 @@ def _wants_rows_alone(words: list[str]) -> bool:
 def _failed(error: Exception, words: Sequence[str], *, debug: bool) -> ExitCode:
     if debug:
         traceback.print_exception(error)
-    # Typer's own errors are known by what they can do: where their class lives has changed.
+    # Typer's own errors are recognised by their names and methods, as their classes have moved.
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()  # type: ignore[attr-defined]
         return ExitCode.USAGE

@@ -1,7 +1,7 @@
 """The options of verbs: which tier or local store, and which of its topics and queues.
 
-A bundle is a dataclass of options that several verbs take: a new option is one more field. For a
-tier each field but `config` has the name of its setting.
+A bundle is a dataclass of options that several verbs take: a new option is one more field. The
+fields for a tier, except the first two, have the names of settings.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ if TYPE_CHECKING:  # help must be fast
 Verb = Callable[..., None]
 
 HOW_TO_NAME: Final = "--config FILE, or --provider posix --path ROOT --catalogue-file FILE"
-DEFAULT_FILE: Final = "tieredstore.toml"  # of the folder where the command is run
+DEFAULT_FILE: Final = "tieredstore.toml"  # in the folder where the command is run
 TIME_HELP: Final = "epoch milliseconds or ISO 8601 (UTC unless it says otherwise)"
 
-# Names of the release before, with what they are called now: a verb that has the new one and not
-# the old one takes both. A new name that is in capitals is an argument.
+# Names of options in the previous release, and their new names: a verb that has the new one but not
+# the old one takes both. A new name in capitals is an argument.
 RENAMED: Final = (
     ("--metadata", "--catalogue-file"),
     ("--to-metadata", "--to-catalogue-file"),
@@ -69,7 +69,7 @@ def argument(metavar: str, help: str | None = None, **settings: Any) -> Any:
 
 
 def time_option(text: str) -> int:
-    """The parser of an option or argument."""
+    """Parses a time, for an option or argument."""
     try:
         return parse_time(text)
     except ValueError as error:
@@ -129,7 +129,7 @@ class TableShown(Shown):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierOptions:
-    """How a tier is named. All but the first two have the names of settings, None if not given."""
+    """Names a tier. All but the first two have the names of settings; None if not given."""
 
     config: Annotated[
         Path | None, option("--config FILE", "The settings: a .toml, or a broker.conf.")
@@ -181,7 +181,7 @@ class TierOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeOptions:
-    """The sizes of a local store's files, where they are neither RocketMQ's nor written down."""
+    """The sizes of a local store's files, if they are neither RocketMQ's nor recorded with it."""
 
     commit_log_file_bytes: Annotated[
         int | None, option("--commit-log-file-bytes", "mappedFileSizeCommitLog", min=1)
@@ -201,7 +201,7 @@ class SizeOptions:
 
 
 class _Command(TyperCommand):
-    """Takes the names of the release before, with a line that names the new ones."""
+    """Also takes names of the previous release, with a note that gives the new ones."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         names = {name for known in self.params for name in known.opts}
@@ -215,7 +215,7 @@ class _Command(TyperCommand):
 
 
 def _in_new_names(args: Sequence[str], renamed: Mapping[str, str]) -> list[str]:
-    """What stands behind -- is no option."""
+    """The words with new names for old ones, up to --."""
     words: list[str] = []
     coming = list(args)
     while coming:
@@ -273,7 +273,7 @@ def _with_options(function: Verb) -> Verb:
             words[name] = _completed(made) if isinstance(made, TierOptions) else made
         function(**words)
 
-    # Typer looks at these instead of the signature of the function.
+    # Typer reads these instead of the signature of the function.
     with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     with_options.__annotations__ = {known.name: known.annotation for known in parameters}
     return with_options
@@ -286,9 +286,10 @@ def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
 
 
 def _completed(tier: TierOptions) -> TierOptions:
-    """With what the environment says of what was not given, and the file that is meant.
+    """Take options that were not given from the environment, and find the settings file.
 
-    `--provider` alone names a tier by itself: then no file counts, for it may be about another.
+    `--provider` without a file names a tier completely: then no other file counts, as it may be
+    about another tier.
     """
     from tieredstore.model.config import StoreConfig
     from tieredstore.model.settings import CONFIG_VARIABLE, TIER_VARIABLE, from_env, settings_of
@@ -306,23 +307,24 @@ def _completed(tier: TierOptions) -> TierOptions:
         named = os.environ.get(CONFIG_VARIABLE)
         here = Path(DEFAULT_FILE) if Path(DEFAULT_FILE).is_file() else None
         found["config"] = tier.config or (Path(named) if named else here)
-        # A file that is named in the command has a tier that is named in the command.
+        # If the command names the file, only the command may name the tier in it.
         variable = os.environ.get(TIER_VARIABLE) if tier.config is None else None
         found["tier_name"] = tier.tier_name or variable or None
     return replace(tier, **found)
 
 
 def given(bundle: TierOptions | SizeOptions) -> dict[str, Any]:
-    """The settings that were given, by name; which file and tier to take are none."""
+    """The settings that were given, by name; the file and the tier in it are no settings."""
     words = {field.name: getattr(bundle, field.name) for field in fields(bundle)}
     others = ("config", "tier_name")
     return {name: word for name, word in words.items() if word is not None and name not in others}
 
 
 def config_of(tier: TierOptions) -> StoreConfig:
-    """The settings of the tier that was named; what is said beside a file counts more than it.
+    """The settings of the named tier; options override those of a file.
 
-    Keys of an object store that neither says come from the environment: a file need hold no secret.
+    Keys of an object store that neither gives come from the environment, so that a file need hold
+    no secret.
     """
     from tieredstore.model.config import StoreConfig
     from tieredstore.model.printable import log_of
@@ -360,7 +362,7 @@ def config_of(tier: TierOptions) -> StoreConfig:
 
 
 def require_file(file: Path) -> None:
-    """Raise where it is not there."""
+    """Raise if the file does not exist."""
     if not file.exists():
         raise CommandError(printable(f"no such file: {file}"), ExitCode.NOT_THERE)
 
@@ -373,9 +375,9 @@ def chosen(
     topics: Collection[str] = (),
     where: str = "store",
 ) -> list[QueueKey]:
-    """The queues that are meant; naming one that is not there is an error.
+    """The named queues, or all; an error if a named one does not exist.
 
-    `topics` may be there without a queue.
+    `topics` are known topics, which may have no queue.
     """
     keys = [key for key in everything if topic in (None, key.topic)]
     if topic is not None and not keys and topic not in topics:
@@ -395,6 +397,6 @@ def chosen(
 
 
 def known_names(names: Sequence[str], count_max: int = _TOPICS_NAMED_MAX) -> str:
-    """The first of them, for an error."""
+    """The first names, for an error."""
     more = ", ..." if len(names) > count_max else ""
     return ", ".join(map(printable, names[:count_max])) + more or "none"

@@ -35,7 +35,7 @@ Row = dict[str, Any]
 
 _LOCKED: Final = "stop the broker first, or wait until the other command has ended"
 _LOCALE: Final = "file names and words are UTF-8 here; set a UTF-8 locale, or PYTHONUTF8=1"
-_WIDTH_MIN: Final = 40  # of a terminal
+_WIDTH_MIN: Final = 40  # columns of a terminal
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 _INT64_MAX: Final = 2**63 - 1
@@ -43,7 +43,7 @@ _PLAUSIBLE: Final = range(1_262_304_000_000, 4_102_444_800_000)  # 2010 to 2099
 
 
 class ExitCode(IntEnum):
-    """What a shell sees."""
+    """The exit code for the shell."""
 
     DONE = 0
     BUG = 1
@@ -63,7 +63,7 @@ EXIT_CODES: Final = (
 
 
 class CommandError(Exception):
-    """A command cannot go on, or could not do all of it: one line that says what to do."""
+    """A command cannot go on, or could not do everything; one line says what to do."""
 
     def __init__(self, text: str, code: ExitCode) -> None:
         super().__init__(text)
@@ -71,7 +71,7 @@ class CommandError(Exception):
 
 
 def outcome(error: Exception) -> tuple[str, ExitCode]:
-    """The one line and the code of an error."""
+    """The line and the exit code for an error."""
     text = " ".join(_said(error).split())
     if isinstance(error, CommandError):
         return text, error.code
@@ -86,7 +86,7 @@ def outcome(error: Exception) -> tuple[str, ExitCode]:
 
 
 def _said(error: Exception) -> str:
-    """Its words. The system's own have a number, and the file behind what is wrong with it."""
+    """The text of an error. The system's own texts have a number, and name the file last."""
     if isinstance(error, FileNotFoundError) and error.filename is not None:
         return f"no such file: {error.filename}"
     if isinstance(error, OSError) and error.strerror:
@@ -95,8 +95,8 @@ def _said(error: Exception) -> str:
 
 
 def _code_of(error: Exception) -> ExitCode:
-    """By its class, the nearest one of these."""
-    # Imported here: an error is rare, and help must be fast.
+    """The exit code by the class of the error."""
+    # Imported here, as errors are rare and help must be fast.
     from tieredstore.access.wiring import NoCatalogueError
     from tieredstore.local.reader import StoreNotFoundError
     from tieredstore.model import errors
@@ -115,7 +115,7 @@ def _code_of(error: Exception) -> ExitCode:
 
 
 def _advice_for(error: Exception, code: ExitCode) -> str:
-    """What to do next, where that is known."""
+    """What to do next; empty if that is unknown."""
     from tieredstore.model import errors
 
     if isinstance(error, errors.SegmentError) and code is ExitCode.DAMAGE:
@@ -128,16 +128,16 @@ def _advice_for(error: Exception, code: ExitCode) -> str:
 
 
 def require_streams() -> None:
-    """Raise where stdout is closed: the answer could go nowhere.
+    """Raise if stdout is closed, as the answer has nowhere to go.
 
-    A number that is free would be given to the next file that is opened, and a print would go into
-    it: so 0, 1 and 2 are taken. Where stderr is closed its lines go nowhere.
+    If 0, 1 or 2 were free, the next opened file would get that number, and prints would go into it:
+    so free ones are taken. If stderr is closed, its lines are lost.
     """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, this one
     if sys.stderr is None:
         sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115 - it stays open to the end
     if sys.stdout is None:
@@ -147,7 +147,7 @@ def require_streams() -> None:
 
 
 def write_line(text: str) -> None:
-    """One line to stdout. When nobody reads any more the command ends, and says nothing."""
+    """Write a line to stdout. If the reader has gone, the command ends silently."""
     make_room(sys.stdout)
     try:
         print(text)
@@ -162,12 +162,12 @@ def _unwritten(error: OSError) -> CommandError:
 
 
 def write_json(row: Row) -> None:
-    """One object, pure ASCII: it comes out the same whatever the terminal speaks."""
+    """Write one object, in ASCII so that the terminal's encoding does not matter."""
     write_line(json.dumps(row))
 
 
 def write_row(row: Row, *lines: str, json: bool) -> None:
-    """One row: an object for a program, or these lines for people."""
+    """Write one row: an object for a program, or these lines for people."""
     if json:
         write_json(row)
         return
@@ -177,17 +177,17 @@ def write_row(row: Row, *lines: str, json: bool) -> None:
 
 
 def terminal_width() -> int | None:
-    """None where stdout is no terminal: there nothing is cut, and a line is as long as it is."""
+    """None if stdout is no terminal: then nothing is cut or folded."""
     try:
         if not sys.stdout.isatty():
             return None
-    except ValueError:  # it is closed
+    except ValueError:  # stdout is closed
         return None
     return max(_WIDTH_MIN, shutil.get_terminal_size().columns)
 
 
 def folded(line: str, *, indent: int = 2) -> list[str]:
-    """The line as a terminal has room for it, at blanks."""
+    """The line, folded at blanks to fit the terminal."""
     width = terminal_width()
     if width is None or len(line) <= width:
         return [line]
@@ -203,7 +203,7 @@ def folded(line: str, *, indent: int = 2) -> list[str]:
 
 
 def finish_output() -> None:
-    """Send what is still held back. Raises as `write_line` does."""
+    """Flush stdout. Raises as `write_line` does."""
     if sys.stdout is None:
         return
     try:
@@ -213,7 +213,7 @@ def finish_output() -> None:
 
 
 def silence_output() -> None:
-    """Let what cannot be written any more go nowhere, also when Python ends."""
+    """Discard what can no longer be written, even when Python exits."""
     try:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
@@ -226,7 +226,7 @@ _is_quiet = False
 
 
 def set_quiet(quiet: bool) -> None:
-    """Whether only results and errors are said from now on."""
+    """With `quiet`, write only results and errors from now on."""
     global _is_quiet
     _is_quiet = quiet
 
@@ -236,26 +236,27 @@ def is_quiet() -> bool:
 
 
 def note(text: str) -> None:
-    """A line on stderr, for what is worth knowing and no error."""
+    """A line on stderr that is worth knowing, but no error."""
     if not _is_quiet:
         complain(f"note: {text}")
 
 
 def hint(text: str) -> None:
-    """A line on stdout about what to do next: it is no result."""
+    """A line on stdout about what to do next; it is not part of the result."""
     if not _is_quiet:
         write_line(text)
 
 
 def complain(text: str) -> None:
-    """A line on stderr; where that cannot be written, the exit code has to do."""
+    """A line on stderr; if it cannot be written, the exit code must be enough."""
     make_room(sys.stderr)
     with suppress(OSError):
         print(f"tieredstore: {text}", file=sys.stderr, flush=True)
 
 
 def printable(text: str) -> str:
-    """The text without what would move the cursor or colour the terminal: it is a stranger's."""
+    """The text, which may be a stranger's, without what would move the cursor or colour the
+    terminal."""
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
@@ -263,13 +264,13 @@ def printable(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class OutputFile:
-    """What an option such as --out names: made to be checked before the work, written after it.
+    """The file that an option such as --out names: checked before the work, written after it.
 
-    * `-`, and any name of what stdout is, is stdout.
-    * A file is replaced whole; with `must_be_new` one that is there is refused. A link is followed:
+    * `-`, and any name of the file that stdout is, means stdout.
+    * A file is replaced whole; with `must_be_new`, an existing one is refused. A link is followed:
       the file that it names is replaced, and the link stays.
     * A FIFO that somebody reads, a terminal and /dev/null are written to. A directory and every
-      other device are refused: nothing takes the place of a node.
+      other device are refused, as nothing may replace a node.
     """
 
     option: str
@@ -278,16 +279,16 @@ class OutputFile:
 
     @property
     def is_stdout(self) -> bool:
-        """Then nothing else may go there."""
+        """Whether it is stdout: then nothing else may be written there."""
         if self.name == "-":
             return True
         try:
             return os.path.samestat(os.stat(self.name), os.fstat(sys.stdout.fileno()))
-        except (OSError, ValueError):  # not there yet, or a stdout that is no file
+        except (OSError, ValueError):  # it does not exist yet, or stdout is no file
             return False
 
     def check(self, *, json: bool = False) -> None:
-        """Raise what `write` would refuse; `json`: whether rows are going to stdout."""
+        """Raise what `write` would raise; `json`: whether rows go to stdout."""
         if self.is_stdout:
             if json:
                 text = f"{self._named} is stdout, and so is what --json prints: choose one"
@@ -305,7 +306,7 @@ class OutputFile:
             raise CommandError(f"{self._named}: it is {what}, and no file", ExitCode.REFUSED)
 
     def write(self, data: bytes) -> None:
-        """All of it."""
+        """Write all of the data."""
         self.check()
         try:
             if self.is_stdout:
@@ -328,14 +329,14 @@ class OutputFile:
         return os.path.realpath(self.name)
 
     def _mode(self) -> int | None:
-        """Of what the name stands for, links followed; None where that is not there yet."""
+        """The mode of the file, links followed; None if it does not exist yet."""
         try:
             return os.stat(self.name).st_mode
         except FileNotFoundError:
             return None
 
     def _is_harmless(self) -> bool:
-        """A terminal or /dev/null: both take bytes, and lose or change nothing."""
+        """Whether it is a terminal or /dev/null: writing to these loses and changes nothing."""
         if os.stat(self.name).st_rdev == os.stat(os.devnull).st_rdev:
             return True
         opened = os.open(self.name, os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -356,12 +357,12 @@ class OutputFile:
         except FileExistsError as error:
             text = f"{self._named}: it is there already"
             raise CommandError(text, ExitCode.REFUSED) from error
-        except OSError:  # a full disk: no half of it is left
+        except OSError:  # such as a full disk: leave no half of a file
             Path(self._path).unlink(missing_ok=True)
             raise
 
     def _write_through(self, data: bytes) -> None:
-        try:  # a FIFO without a reader would be waited for, maybe for ever
+        try:  # non-blocking, as a FIFO without a reader would block, maybe for ever
             opened = os.open(self._path, os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
             if error.errno != errno.ENXIO:
@@ -374,7 +375,7 @@ class OutputFile:
 
 
 def parse_time(text: str) -> int:
-    """Epoch milliseconds. Digits alone are just that; ISO 8601 is UTC unless it says otherwise."""
+    """Epoch milliseconds, from digits alone or ISO 8601, which is UTC unless it says otherwise."""
     words = text.strip()
     if words.isascii() and words.isdigit():
         if len(words) <= 19 and int(words) <= _INT64_MAX:
@@ -396,20 +397,20 @@ def parse_time(text: str) -> int:
 
 
 def shown_time(timestamp: int, *, utc: bool = True, in_seconds: bool = False) -> str:
-    """ISO 8601 with its zone, as `parse_time` takes it: UTC, or that of this machine."""
+    """ISO 8601 with a zone, as `parse_time` takes it: UTC, or this machine's zone."""
     try:
         moment = _EPOCH + timedelta(milliseconds=timestamp)
         if not utc:
             moment = moment.astimezone()
-    except (OverflowError, ValueError, OSError):  # no year of a calendar
+    except (OverflowError, ValueError, OSError):  # beyond the calendar
         return str(timestamp)
     step = "seconds" if in_seconds else "milliseconds"
     return moment.isoformat(timespec=step).replace("+00:00", "Z")
 
 
 def shown_catalogue_time(timestamp: int, *, utc: bool = True) -> str:
-    """In seconds. RocketMQ takes part of an IPv6 address for a time: what cannot be one is shown
-    as it is."""
+    """In seconds. RocketMQ may take part of an IPv6 address for a time, so an implausible time is
+    shown as a number, with a question mark."""
     if timestamp not in _PLAUSIBLE:
         return f"{timestamp}?"
     return shown_time(timestamp, utc=utc, in_seconds=True)

@@ -1,5 +1,5 @@
-"""The progress of long work, on stderr: one line that is redrawn on a terminal, else a line every
-half minute.
+"""Shows the progress of long work on stderr: on a terminal one line that is redrawn, elsewhere a
+line every half minute.
 
 Bytes and places come from the metrics of the backend, totals from the job. Work that takes less
 than a second shows nothing.
@@ -25,16 +25,16 @@ if TYPE_CHECKING:  # help must be fast
     from tieredstore.jobs.job import Progress
 
 LOG_SECONDS: Final = 30.0
-FIRST_SECONDS: Final = 1.0  # and as long is nothing drawn over rows that come by themselves
+FIRST_SECONDS: Final = 1.0  # also the pause after a row: rows that come fast show progress enough
 TICK_MS: Final = 250
 _SAMPLE_SECONDS: Final = 1.0
-_SAMPLES_MAX: Final = 30  # the rate is that of so many seconds
+_SAMPLES_MAX: Final = 30  # the rate is measured over as many seconds
 _ERASE: Final = "\r\x1b[K"
 _MESSAGES: Final = "rocketmq_tiered_store_messages_dispatch_total"
 
 _GO_ON: Final = "run it again to go on"
 _AGAIN: Final = "nothing was changed"
-# What the next run finds of one that was cut short.
+# What remains of a run that was interrupted, and what to do.
 _INTERRUPTED: Final = {
     **dict.fromkeys(("migrate", "export", "reindex", "offload", "expire"), _GO_ON),
     **dict.fromkeys(("verify", "cost", "report"), _AGAIN),
@@ -45,14 +45,14 @@ _INTERRUPTED: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """The command line: what was asked, and whether only the answer is wanted."""
+    """The command line, and whether only its result is wanted."""
 
     words: Sequence[str] = ()
     quiet: bool = True
 
     @property
     def verb(self) -> str:
-        """Its first word; options of all verbs may stand before it."""
+        """The first word that is no option; some options may stand before it."""
         return next((word for word in self.words if not word.startswith("-")), "tieredstore")
 
     def with_word(self, option: str) -> str:
@@ -61,7 +61,7 @@ class Asked:
 
     @property
     def interrupted(self) -> str:
-        """What to say where Ctrl-C has ended it."""
+        """The line to print after Ctrl-C."""
         what_now = _INTERRUPTED.get(self.verb)
         return f"interrupted; {what_now}" if what_now else "interrupted"
 
@@ -69,8 +69,8 @@ class Asked:
 class Work:
     """What has been done so far, and the line about it.
 
-    It takes metrics, and the progress of a job. Any thread may tell it of something; `tick` looks
-    whether something is to be said, and nothing else does.
+    It takes metrics, and the progress of a job. Any thread may report to it; only `tick` decides
+    whether to print.
     """
 
     def __init__(self, verb: str, out: TextIO, clock: Clock, *, on_terminal: bool) -> None:
@@ -87,10 +87,10 @@ class Work:
         self._where = ""
         self._samples: deque[tuple[float, int, float]] = deque(maxlen=_SAMPLES_MAX)
 
-    # Told by others
+    # Reports from others
 
     def of_job(self, progress: Progress) -> None:
-        """Items and bytes of a job. Another total is its next step."""
+        """Items and bytes of a job. A changed total means its next step."""
         with self._guard:
             total = progress.items_total, progress.bytes_total
             if total != (self._total, self._bytes_total):
@@ -102,7 +102,7 @@ class Work:
             self._bytes_most = max(self._bytes_most, progress.bytes_done)
 
     def of_messages(self, waiting: int) -> None:
-        """So many messages wait for being dealt with; 0: nobody knows."""
+        """Set how many messages are still to be done; 0: unknown."""
         with self._guard:
             self._total, self._noun = self._done + waiting if waiting else 0, "messages"
 
@@ -131,10 +131,10 @@ class Work:
     def forget(self, label: str, values: Collection[str]) -> None:
         pass
 
-    # Said
+    # Output
 
     def tick(self) -> None:
-        """Say how far it is, if it is time for that. Called a few times a second."""
+        """Print the progress, if it is time for that. Called a few times a second."""
         with self._guard:
             now = self._clock.monotonic()
             self._sample(now)
@@ -147,7 +147,7 @@ class Work:
                 self._write(f"tieredstore: {self._text(now)}\n")
 
     def make_room(self) -> None:
-        """Take the line away, for another line is about to be written on this terminal."""
+        """Erase the line, as another line is about to be written on this terminal."""
         if not self._on_terminal:
             return
         with self._guard:
@@ -158,7 +158,7 @@ class Work:
 
     @property
     def _moved(self) -> int:
-        """What is written says more than what is read: some of that is read to be compared."""
+        """Bytes written, if any: they say more than bytes read, some of which are only compared."""
         return self._written or self._read
 
     def _bytes_done(self) -> int:
@@ -169,7 +169,7 @@ class Work:
         return self._bytes_most
 
     def _share(self) -> float | None:
-        """How much of it is done, from 0 to 1."""
+        """How much is done, from 0 to 1; None if the total is unknown."""
         if self._bytes_total:
             return self._bytes_done() / self._bytes_total
         return min(1.0, self._done / self._total) if self._total else None
@@ -207,7 +207,7 @@ class Work:
         return text if text.isprintable() else ascii(text)[1:-1]
 
     def _write(self, text: str) -> None:
-        with suppress(OSError, ValueError):  # a stderr that nobody reads, or that is closed
+        with suppress(OSError, ValueError):  # nobody reads stderr, or it is closed
             self._out.write(text)
             self._out.flush()
 
@@ -218,7 +218,7 @@ _shown: Work | None = None
 
 @contextmanager
 def asked(words: Sequence[str], *, quiet: bool) -> Iterator[Asked]:
-    """The command line that is run within the block."""
+    """Set the command line for the time of the block."""
     global _asked
     before, _asked = _asked, Asked(words=tuple(words), quiet=quiet)
     try:
@@ -228,13 +228,13 @@ def asked(words: Sequence[str], *, quiet: bool) -> Iterator[Asked]:
 
 
 def command_line() -> Asked:
-    """The one that is run now."""
+    """The command line that is being run."""
     return _asked
 
 
 @contextmanager
 def shown_work(clock: Clock | None = None) -> Iterator[Work]:
-    """Work that is shown as long as the block takes: in the block of another one, as that."""
+    """Work whose progress is shown during the block. A nested block shares the outer one's work."""
     global _shown
     from tieredstore.driver.runtime import SystemClock, ThreadService
 
@@ -257,7 +257,7 @@ def shown_work(clock: Clock | None = None) -> Iterator[Work]:
 
 
 def make_room(out: TextIO) -> None:
-    """Before a line is written, to what may be the same terminal."""
+    """Called before a line is written to what may be the same terminal."""
     if _shown is not None and out.isatty():
         _shown.make_room()
 
@@ -271,7 +271,7 @@ def span_text(seconds: float) -> str:
 
 
 def _columns(out: TextIO) -> int:
-    """Of the terminal as it is now."""
+    """The current width of the terminal."""
     try:
         return os.get_terminal_size(out.fileno()).columns or 80
     except (OSError, ValueError):
@@ -279,7 +279,7 @@ def _columns(out: TextIO) -> int:
 
 
 def _cut(text: str, columns: int) -> str:
-    """Its end is what can be spared; wide characters count twice."""
+    """Cut the end of the text; wide characters count twice."""
     if text.isascii():
         return text[:columns]
     from rich.cells import set_cell_size

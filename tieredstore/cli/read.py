@@ -1,4 +1,4 @@
-"""Messages of a place, which is a tier or a local store: read in order, found by key, printed.
+"""Reads messages of a place, a tier or a local store, in order or by key, and prints them.
 
 A place of any size is read in bounded memory. The fields of a message and their order are a
 promise: other tools rely on them.
@@ -44,32 +44,32 @@ from tieredstore.model.values import INT32_MAX, INT64_MAX, Boundary, QueueKey
 OnDamage = Callable[[QueueKey, int, SegmentError], None]
 """Gets the queue, how many messages could not be read, and why the first of them could not."""
 
-# No message was stored so early: 2001-09-09. What is smaller was an offset where --from took both.
+# 2001-09-09: no message is as old. The previous release took offsets for --from too: they are less.
 TIMES_FROM: Final = 1_000_000_000_000
-# Of all queues together:
-_BYTES_HELD_MAX: Final = 64 * 1024 * 1024  # but for huge single messages
+# For all queues together:
+_BYTES_HELD_MAX: Final = 64 * 1024 * 1024  # except for huge single messages
 _UNITS_HELD_MAX: Final = 1 << 17
-# Of one queue:
+# For one queue:
 _PAGE_BYTES_MIN: Final = 64 * 1024
 _PAGE_COUNT_MAX: Final = 4096
 _UNITS_READ_MIN: Final = 16
 
 
 class QueuedMessage(NamedTuple):
-    """A message, and the queue that names it."""
+    """A message, and the queue that refers to it."""
 
     key: QueueKey
     message: SelectedMessage
 
 
 class Place(Protocol):
-    """A tier or a local store that is open. What is wrong with it is raised at the end."""
+    """An open tier or local store. What is wrong with it is raised at the end."""
 
     @property
     def reader(self) -> TieredReader | LocalReader: ...
 
     def keys(self, topic: str | None, queue_id: int | None = None) -> list[QueueKey]:
-        """The queues that are meant; naming one that is not there is an error."""
+        """The named queues, or all; an error if a named one does not exist."""
         ...
 
     def messages(
@@ -79,7 +79,7 @@ class Place(Protocol):
         ...
 
     def check_queues(self, keys: Iterable[QueueKey]) -> None:
-        """Find out what these queues have lost."""
+        """Check what these queues have lost."""
         ...
 
     def raise_damage(self) -> None:
@@ -87,11 +87,11 @@ class Place(Protocol):
         ...
 
     def note_reach(self, found: QueryResult, topic: str) -> None:
-        """Say where an answer of the index is not the last word."""
+        """Print a note if the index may lack messages."""
         ...
 
     def lack_of(self, found: QueryResult) -> CommandError | None:
-        """What an answer may lack because of damage."""
+        """The error to raise if an answer may lack messages because of damage."""
         ...
 
 
@@ -105,11 +105,11 @@ def print_messages(
     count: int | None,
 ) -> None:
     keys = place.keys(topic, queue_id)
-    count = None if count is None else min(count, INT64_MAX)  # as many as can be counted
+    count = None if count is None else min(count, INT64_MAX)  # `islice` takes no more
     with printer:
         for key, message in islice(place.messages(keys, begin, count), count):
             printer.write(key, message)
-    place.check_queues(keys)  # what is missing behind the last one that was shown
+    place.check_queues(keys)  # messages may be missing after the last one shown
     place.raise_damage()
     printer.raise_not_plain()
 
@@ -162,7 +162,7 @@ def print_offset(
 
 
 class TierPlace:
-    """A tier. Its messages come by store time, then by queue and offset; those since `since`."""
+    """A tier. Its messages since `since` come by store time, then by queue and offset."""
 
     def __init__(self, tier: OpenedTier, *, since: int | None = None) -> None:
         self.reader = tier.reader
@@ -214,9 +214,9 @@ class TierPlace:
 class LocalPlace:
     """A local store. Its messages come in the order of the log.
 
-    A crash may leave a queue ahead of the log. What it names behind the last sound record was never
-    acknowledged as durable, and a recovery cuts it: that is not damage. Damaged records are only
-    counted: there may be many.
+    A crash may leave a queue ahead of the log. Its units after the last sound record were never
+    acknowledged as durable, and a recovery cuts them, so they are not damage. Damaged records are
+    only counted, as there may be many.
     """
 
     def __init__(self, reader: LocalReader) -> None:
@@ -231,7 +231,7 @@ class LocalPlace:
     def messages(
         self, keys: list[QueueKey], begin: int, count_max: int | None
     ) -> Iterator[QueuedMessage]:
-        """From the queue offset `begin` on; what has expired is passed over."""
+        """From the queue offset `begin` on; expired messages are skipped."""
         step = max(_UNITS_READ_MIN, _UNITS_HELD_MAX // max(1, len(keys)))
         log = self.reader.log
         rows = heapq.merge(*(_units(self.reader, key, begin, step) for key in keys))
@@ -256,7 +256,7 @@ class LocalPlace:
             self._first = self._first or error
 
     def check_queues(self, keys: Iterable[QueueKey]) -> None:
-        """Nothing: the records say it."""
+        """Does nothing: reading the records shows damage."""
 
     def raise_damage(self) -> None:
         if self._torn_count:
@@ -270,7 +270,7 @@ class LocalPlace:
             )
 
     def note_reach(self, found: QueryResult, topic: str) -> None:
-        """Nothing: the index holds every message that is not torn."""
+        """Prints nothing: the index holds every message that is not torn."""
 
     def lack_of(self, found: QueryResult) -> CommandError | None:
         if found.complete:
@@ -289,12 +289,11 @@ def walk_tier(
     checks_bodies: bool = True,
     on_damage: OnDamage,
 ) -> Iterator[QueuedMessage]:
-    """All whole messages of these queues by store time, then queue and offset.
+    """All sound messages of these queues by store time, then queue and offset.
 
     They begin at the offset `begin` of each queue or, with `since`, at this store time. With
-    `checks_bodies` each body is held against its checksum. Where a clock was set back a queue keeps
-    its own order.
-    No more than `count_max` messages are asked for at a time.
+    `checks_bodies` each body is compared with its checksum. If a clock was set back, a queue keeps
+    its own order. At most `count_max` messages are read at a time.
     """
     if count_max == 0:
         return iter(())
@@ -315,7 +314,7 @@ def walk_tier(
 
 @dataclass(slots=True, kw_only=True)
 class _QueueWalk:
-    """One queue, page by page."""
+    """Reads one queue, page by page."""
 
     reader: TieredReader
     key: QueueKey
@@ -326,7 +325,7 @@ class _QueueWalk:
     end: int = 0
 
     def run(self, begin: int, since: int | None) -> Iterator[tuple[int, QueuedMessage]]:
-        """Each message with the time when it was stored."""
+        """Each message with its store time."""
         offset, earliest = (begin, -1) if since is None else self._first(since)
         self.end = self.reader.max_offset(*self.key) or 0
         while offset < self.end:
@@ -345,11 +344,11 @@ class _QueueWalk:
             offset = page.next_offset
 
     def _first(self, since: int) -> tuple[int, int]:
-        """The offset to begin at, and the store time below which nothing is wanted."""
+        """The offset to begin at, and the earliest store time that is wanted."""
         try:
             found = self.reader.offset_by_time(*self.key, since)
         except (SegmentError, OffsetOutOfRangeError):
-            return 0, since  # the search met damage: all is looked at instead
+            return 0, since  # the search met damage: read all messages instead
         return found or 0, -1
 
     def _whole(
@@ -365,7 +364,7 @@ class _QueueWalk:
             yield decoded.store_timestamp, QueuedMessage(self.key, message)
 
     def _behind_damage(self, offset: int, error: SegmentError) -> int:
-        """Where to go on behind a message that cannot be read."""
+        """Where to go on after a message that cannot be read."""
         if _is_gone(error):
             self.reader.refresh()  # it may have expired since the page was asked for
             minimum = self._minimum()
@@ -378,7 +377,7 @@ class _QueueWalk:
         return behind
 
     def _minimum(self) -> int:
-        """The oldest offset; the queue's end where it was destroyed, 0 where that is damaged."""
+        """The oldest offset; the queue's end if it was destroyed, 0 if its begin is damaged."""
         try:
             minimum = self.reader.min_offset(*self.key)
         except SegmentError:
@@ -388,8 +387,8 @@ class _QueueWalk:
     def _behind_hole(self, offset: int, error: SegmentError) -> int:
         """The first message that is not in the missing part of the same segment.
 
-        That part is in one piece, and messages lie in the order of their offsets: a search will
-        do, where asking for each of a million messages would not.
+        That part is in one piece, and messages lie in the order of their offsets. So a binary
+        search is enough: there may be a million messages to skip.
         """
         step, low, high = 1, offset, offset + 1
         while high < self.end and self._is_in_hole(high, error):
@@ -419,7 +418,7 @@ def _is_gone(error: SegmentError) -> bool:
 
 
 class MessagePrinter:
-    """Messages one after the other, a line each where that is wide enough."""
+    """Prints messages one after another, each on one line if it fits."""
 
     def __init__(
         self, shown: TableShown, *, body: bool, plain: bool = False, log_offsets: bool = False
@@ -454,7 +453,7 @@ class MessagePrinter:
         self._table.write(row)
 
     def raise_not_plain(self) -> None:
-        """At the end, where bodies could not be made plain."""
+        """Called at the end: raise if bodies could not be decompressed."""
         if self._not_plain_count:
             raise CommandError(
                 f"{counted(self._not_plain_count, 'body')} could not be made plain, the first of"
@@ -470,12 +469,12 @@ def _row(
     body: bool = False,
     plain: bool = False,
 ) -> Row:
-    """A message as an object. `key` is the queue that names it, its own if not given.
+    """A message as an object. `key` is the queue that refers to it; by default its own.
 
-    `keys` is the property as it is, with its blanks. Where there is none it is null, and where a
-    message has no properties at all it is empty: that is how RocketMQ hands it to its index.
+    `keys` is the property unchanged, with its blanks. It is null if the message has no such
+    property, but empty if it has no properties at all: so RocketMQ passes it to its index.
     `body_sha256` and `body` are of the body as it is stored, which may be compressed. `body_plain`
-    is it as its producer made it; where that cannot be, it is null and `body_problem` says why.
+    is the decompressed body; if that fails, it is null and `body_problem` says why.
     """
     record = selected.record
     message = decode_message(record, check_crc=False)
@@ -515,7 +514,7 @@ def _keys(row: Row) -> str:
 
 
 def _shown_body(row: Row) -> str:
-    """A body for people, from base64; what is no UTF-8 is shown by number."""
+    """A body for people, from base64; bytes that are not UTF-8 are shown as numbers."""
     if row.get("body_problem") is not None:
         return f"({row['body_problem']})"
     text = row["body_plain"] if "body_plain" in row else row["body"]
@@ -523,7 +522,7 @@ def _shown_body(row: Row) -> str:
 
 
 def _not_reached(reader: TieredReader, keys: Iterable[QueueKey]) -> str:
-    """The first queue whose end the index does not know yet, and what helps."""
+    """Says which queue the index does not cover to its end, and what helps."""
     for key in keys:
         reach = reader.indexed_offset(*key)
         end = reader.max_offset(*key) or 0
@@ -553,6 +552,6 @@ def _units(
             strict=True,
         )
         for number, (log_offset, size, code) in enumerate(rows, start=offset):
-            if size != INT32_MAX:  # else it only fills a place
+            if size != INT32_MAX:  # else the unit is only a filler
                 yield log_offset, key, number, size, code
         offset += len(units)

@@ -1,4 +1,4 @@
-"""Prepares a machine to continue with a tier: what it has, what it lacks, what it will serve."""
+"""Prepares a machine to continue with a tier: shows what it has, lacks and will serve."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _count_of(row: Row) -> int:
 
 
 def _state_of(tier: TierOptions) -> Row:
-    """What this machine has, and what the queues are read from meanwhile."""
+    """What this machine has, and which catalogue the queues are read from for now."""
     from tieredstore.access.wiring import has_file, keeps_catalogue, published_catalogue
     from tieredstore.cli.care import check_there_is_data
     from tieredstore.cli.tier import opened_provider
@@ -129,7 +129,7 @@ def _has_local_store(config: StoreConfig) -> bool:
 
 
 def _made(tier: TierOptions) -> RebuildReport:
-    """The catalogue's file; another broker of this name is kept out meanwhile."""
+    """Make the catalogue's file; meanwhile another broker of this name is locked out."""
     from tieredstore.cli.care import rebuilt
 
     config = config_of(tier)

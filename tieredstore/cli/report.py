@@ -45,14 +45,14 @@ _DAY_SECONDS: Final = 86_400.0
 
 
 def _amount(text: str) -> float:
-    """A finite one: an amount of anything. typer's own takes inf and nan."""
+    """A finite amount: typer's own parser takes inf and nan."""
     from tieredstore.access.cost import NUMBER_MAX
 
     try:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not 0 <= value <= NUMBER_MAX:  # nor nan, which is not more and not less than anything
+    if not 0 <= value <= NUMBER_MAX:  # this refuses nan too, as comparisons with it are false
         raise typer.BadParameter(f"{text!r:.40} is no number from 0 to {NUMBER_MAX:.0e}")
     return value
 

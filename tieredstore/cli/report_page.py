@@ -1,4 +1,4 @@
-"""The page about a tier: what is wrong in words, then where, then all of it in pictures.
+"""The page about a tier: what is wrong in words, then where, then the whole tier in pictures.
 
 It is one file that loads nothing else. The page's policy allows its one script by hash, so that no
 other ever runs. No name is trusted: all are escaped.
@@ -31,16 +31,16 @@ _HOUR_MS: Final = 3_600_000
 _DAY_MS: Final = 24 * _HOUR_MS
 _DAYS: Final = 14
 _UNKNOWN: Final = "?"
-# Of a bar, in the units of its picture:
+# Sizes of a bar, in the units of its picture:
 _WIDTH: Final = 400
 _HEIGHT: Final = 18
-_LEAST: Final = 1.5  # a bar that is there can be seen
-_BARS_MAX: Final = 200  # of one queue: more could not be seen apart
-_BINS: Final = 16  # of a queue's small picture
-_STEPS: Final = 9  # how high it is
-_SPANS: Final = 48  # of the log
+_LEAST: Final = 1.5  # so that the smallest bar can be seen
+_BARS_MAX: Final = 200  # for one queue: more could not be told apart
+_BINS: Final = 16  # in the small picture of a queue
+_STEPS: Final = 9  # the height of that picture
+_SPANS: Final = 48  # in the picture of the log
 
-# What is wrong with so many queues, and what becomes of that.
+# What is wrong with some queues, and the consequences.
 _WORDS: Final = {
     Trouble.DAMAGED: (
         "cannot be read as a whole",
@@ -94,7 +94,7 @@ def page(picture: TierPicture) -> str:
 
 
 class _Drawing:
-    """One picture on its way to a page: what is wrong is found once."""
+    """Draws one picture of a tier; it looks for troubles only once."""
 
     def __init__(self, picture: TierPicture) -> None:
         self._picture = picture
@@ -215,7 +215,7 @@ class _Drawing:
                 f"({len(only_local):,}): {escape(names)}{more}</p>"
             )
 
-    # All of it
+    # The whole tier
 
     def _topics(self) -> Iterator[str]:
         if not self._picture.queues:
@@ -280,7 +280,7 @@ class _Drawing:
         )
 
     def _bins(self, queue: QueuePicture) -> list[float]:
-        """Bytes of the queue, by when their messages came."""
+        """Bytes of the queue, by the time at which their messages came."""
         if self._begin is None or self._end is None:
             return [0.0] * _BINS
         width = max(1, self._end - self._begin + 1) / _BINS
@@ -366,7 +366,7 @@ class _Drawing:
         yield f"<p><b>{picture.cost.dollars:,.2f} dollars a month</b></p>"
 
     def _days(self) -> Iterator[str]:
-        """Bytes by the day that their messages came, as far as they are still there."""
+        """Bytes that are still in the tier, by the day on which their messages came."""
         now = self._picture.taken_at
         first = now - now % _DAY_MS - (_DAYS - 1) * _DAY_MS
         heights = [0.0] * _DAYS
@@ -408,8 +408,8 @@ class _Drawing:
 
 
 def spread(segments: Iterable[DrawnSegment], begin: float, width: float, count: int) -> list[float]:
-    """Bytes by time: those of a segment as if they had come evenly. What came earlier than `begin`
-    or later than the last bin is in none."""
+    """Bytes by time, as if those of a segment had come evenly. Bytes before `begin` or after the
+    last bin are in no bin."""
     bins = [0.0] * count
     for segment in segments:
         if segment.begin_timestamp is not None and segment.end_timestamp is not None:
@@ -432,7 +432,7 @@ def _spread_one(
 
 
 def _outline(heights: Sequence[float], peak: float) -> str:
-    """Steps from the ground up, as the path of a picture that is `_STEPS` high."""
+    """A step for each height, as the path of a picture that is `_STEPS` high."""
     words, level = [f"M0 {_STEPS}"], _STEPS
     for number, height in enumerate(heights):
         wanted = _STEPS - (max(1, round(_STEPS * height / peak)) if height and peak else 0)
@@ -471,9 +471,9 @@ def _table(
     *,
     names: Sequence[str] = (),
 ) -> Iterator[str]:
-    """Of cells that are HTML already; `names` are what a search finds a row by."""
+    """A table of cells that are already HTML; a search finds rows by `names`."""
     kinds = [kind for _, kind in columns]
-    beside = sum(kind not in ("name", "bar") for kind in kinds)  # on a phone, below the name
+    beside = sum(kind not in ("name", "bar") for kind in kinds)  # on a phone, side by side
     yield f'<table style="--n:{max(1, beside)}"><thead><tr>'
     for name, kind in columns:
         yield f'<th class="{kind}">{name}</th>'
@@ -501,7 +501,7 @@ def _search_name(key: QueueKey) -> str:
 
 
 def _singular(what: str) -> str:
-    """Of one queue: `take` is `takes`."""
+    """The words for one queue: `take` becomes `takes`."""
     verb, _, rest = what.partition(" ")
     return f"{_OF_ONE.get(verb, verb + 's')} {rest}"
 
@@ -519,7 +519,7 @@ def _number_text(value: int | None) -> str:
 
 
 def _moment_text(timestamp: int | None) -> str:
-    """To the second: nobody looks for a millisecond in a picture."""
+    """The time to the second: milliseconds do not matter in a picture."""
     if timestamp is None:
         return _UNKNOWN
     return shown_time(timestamp).partition(".")[0].replace("T", " ")
@@ -530,13 +530,14 @@ def _age_text(timestamp: int | None, now_ms: int) -> str:
 
 
 def _bar(value: float, largest: float) -> str:
-    """How large a value is beside the largest."""
+    """A bar for a value, relative to the largest."""
     width = 0.0 if largest <= 0 else max(_LEAST, _WIDTH * value / largest)
     return _svg(shown_size(value), _rect(0, width, "tier"))
 
 
 def _offsets_bar(queue: QueuePicture) -> str:
-    """From the first offset of the queue to its end: what the tier has, the index, and the rest."""
+    """A bar from the first offset of the queue to its end: what the tier has, what the index has,
+    and the rest."""
     first = queue.min_offset or 0
     end = max(queue.max_offset, queue.local_offset or 0)
     span = max(1, end - first)
@@ -553,7 +554,7 @@ def _offsets_bar(queue: QueuePicture) -> str:
 
 
 def _timeline(segments: Sequence[DrawnSegment], first: int, last: int) -> str:
-    """The segments of one queue between two times; neighbours are drawn apart."""
+    """The segments of one queue between two times, drawn with gaps between neighbours."""
     span = max(1, last - first)
     shapes = []
     known = [segment for segment in segments if segment.begin_timestamp is not None]

@@ -2,8 +2,8 @@
 
     spark-submit --py-files tieredstore.zip submit.py migrate --config old.conf --to-config new.toml
 
-Each gets `--engine spark` before its options. On a cluster the driver needs what the extra `cli`
-brings.
+Each gets `--engine spark` before its options. On a cluster the driver needs the packages of the
+extra `cli`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    # This folder is no place to import from: its modules are tieredstore's.
+    # Python puts this folder in the path, but its modules must be imported as tieredstore's.
     sys.path = [place for place in sys.path if not __file__.startswith(f"{place}/submit")]
     sys.exit(main())

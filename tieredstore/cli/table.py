@@ -1,7 +1,7 @@
 """Tables: columns that fit the terminal for people, JSON or CSV for programs.
 
-Rows are written one after the other, so a table of any length needs no memory. The first rows set
-the width of the columns; a wider cell in a later row pushes the rest of its row to the right.
+Rows are written one by one, so memory does not grow with the table. The first rows set the width of
+the columns; a wider cell in a later row pushes the rest of its row to the right.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tieredstore.cli.output import (
 )
 from tieredstore.model.amounts import shown_size
 
-_HELD_MAX: Final = 500  # rows whose widths are known before the first is written
+_HELD_MAX: Final = 500  # rows that set the widths, before the first is written
 _GAP: Final = 2
 _INDENT: Final = 4
 _CUT_MIN: Final = 12  # characters of a text that a narrow terminal leaves
@@ -36,13 +36,13 @@ _CUT_MIN: Final = 12  # characters of a text that a narrow terminal leaves
 class Kind(Enum):
     """How a value is shown. None is a dash, and a text is shown as it is."""
 
-    TEXT = auto()  # cut where the terminal is narrow
+    TEXT = auto()  # cut if the terminal is narrow
     NAME = auto()  # never cut
     NUMBER = auto()
     SIZE = auto()
     TIME = auto()
     CATALOGUE_TIME = auto()
-    DETAIL = auto()  # the last one: below its line where that is too long for it
+    DETAIL = auto()  # the last column: on lines of its own if it does not fit
 
 
 _RIGHT: Final = frozenset({Kind.NUMBER, Kind.SIZE})
@@ -50,7 +50,7 @@ _RIGHT: Final = frozenset({Kind.NUMBER, Kind.SIZE})
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A title, and which value of a row stands below it: a field, or what a function makes."""
+    """A title, and the value of a row below it: a field, or the result of a function."""
 
     title: str
     value: str | Callable[[Row], object]
@@ -66,7 +66,7 @@ class Column:
 
 
 class Table:
-    """A table while it is written; the end of the block ends it."""
+    """A table that is being written; it ends with the block."""
 
     def __init__(self, columns: Sequence[Column], shown: Shown, *, title: str = "") -> None:
         self._columns = columns
@@ -84,11 +84,11 @@ class Table:
         self.end()
 
     def end(self) -> None:
-        """Write what is still held."""
+        """Write the rows that are still held."""
         self._let_go()
 
     def write(self, row: Row, **more: object) -> None:
-        """A row; people may be shown more than its fields."""
+        """Write a row; `more` are values that only people see."""
         if self._shown.json:
             write_json(row)
         elif isinstance(self._shown, TableShown) and self._shown.csv:
@@ -100,7 +100,7 @@ class Table:
                 self._let_go()
 
     def _write_csv(self, row: Row) -> None:
-        """The fields and values of the JSON, under the names of the first row."""
+        """The values of the JSON fields, under the names in the first row."""
         if not self._fields:
             self._fields = list(row)
             _write_csv_line(self._fields)
@@ -118,7 +118,7 @@ class Table:
             self._write_line(cells, is_head=cells is titles)
 
     def _fitting(self, lines: Sequence[Sequence[str]]) -> list[int]:
-        """As wide as the widest cell; where that is too much, the longest texts are cut."""
+        """Widths for the widest cells; if that is too much, the longest texts are cut."""
         widths = [max(map(_width, cells)) for cells in zip(*lines, strict=True)]
         if self._limit is None:
             return widths
@@ -173,7 +173,7 @@ def _shown_number(value: int, kind: Kind, shown: Shown) -> str:
 
 
 def _width(text: str) -> int:
-    """In the cells of a terminal."""
+    """The width in cells of a terminal."""
     if text.isascii():
         return len(text)
     from rich.cells import cell_len
@@ -182,7 +182,7 @@ def _width(text: str) -> int:
 
 
 def _cut(text: str, width: int) -> str:
-    """In its middle: the end of a place is the number of its queue."""
+    """Cut the middle out: the end may be the number of a queue."""
     if _width(text) <= width:
         return text
     from rich.cells import set_cell_size

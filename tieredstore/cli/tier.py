@@ -1,7 +1,7 @@
 """Opens the tier that the options name, to read or to change it, and reports what is wrong with it.
 
 `opened_provider` opens only the bytes, `opened_backend` also the catalogue if there is one, and
-`opened_tier` both and a reader. `changing` locks the catalogue, and publishes the changes.
+`opened_tier` both and a reader. `changing` locks the catalogue and publishes the changes.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class OpenedTier:
     reader: TieredReader
 
     def keys(self, topic: str | None, queue_id: int | None = None) -> list[QueueKey]:
-        """The queues that are meant; naming one that is not there is an error."""
+        """The named queues, or all; an error if a named one does not exist."""
         names = {record.topic for record in self.reader.topics()}
         return chosen(self.reader.queues(), topic, queue_id, topics=names, where="tier")
 
@@ -92,16 +92,16 @@ class OpenedBackend(OpenedProvider):
 
 @contextmanager
 def opened_tier(options: TierOptions, *, asks_local_index: bool = True) -> Iterator[OpenedTier]:
-    """The tier, checked to be the one that was meant.
+    """Open the tier, and check that it is the one that was meant.
 
-    On the broker's host the local key index is asked too, for what is not uploaded yet, unless only
-    what other machines see matters.
+    On the broker's host, the local key index is searched too, for keys that are not uploaded yet.
+    Without `asks_local_index`, only what other machines see counts.
     """
     with opened_backend(options) as backend:
         metadata = backend.catalogue()
         check_broker(backend.config, metadata)
         with TieredReader(
-            # Each thing is read once, and a walk checks what it shows.
+            # Everything is read only once, and a walk checks what it shows.
             replace(backend.config, read_ahead_enabled=False, crc_check_enabled=False),
             runtime=backend.runtime,
             provider=backend.provider,
@@ -118,7 +118,7 @@ def opened_tier(options: TierOptions, *, asks_local_index: bool = True) -> Itera
 
 @contextmanager
 def opened_provider(options: TierOptions) -> Iterator[OpenedProvider]:
-    """Where the bytes lie, whatever catalogue there is."""
+    """Open the place of the bytes, whether or not there is a catalogue."""
     config = config_of(options)
     with ExitStack() as opened:
         work = opened.enter_context(library_at_work())
@@ -131,7 +131,7 @@ def opened_provider(options: TierOptions) -> Iterator[OpenedProvider]:
 
 @contextmanager
 def opened_backend(options: TierOptions) -> Iterator[OpenedBackend]:
-    """The backend, also where the catalogue is missing or damaged."""
+    """Open the backend, even if the catalogue is missing or damaged."""
     with ExitStack() as opened:
         there = opened.enter_context(opened_provider(options))
         runtime, provider = there.runtime, there.provider
@@ -154,20 +154,22 @@ def opened_backend(options: TierOptions) -> Iterator[OpenedBackend]:
 
 
 def config_to_read(config: StoreConfig, options: TierOptions) -> StoreConfig:
-    """Where the file of a catalogue is named, no other catalogue is read in its place."""
+    """If the options name the catalogue's file, no other catalogue is read instead."""
     named = options.metadata_path is not None and options.catalogue is None
     return replace(config, catalogue="file") if named else config
 
 
 def check_answers(config: StoreConfig, provider: SegmentProvider) -> None:
-    """Raises where the backend refuses: what could not be read is damage only where it answers."""
+    """Raise if the backend refuses a listing: unreadable data is damage only if it answers."""
     next(iter(provider.list(config.broker_name)), None)
 
 
 def check_tier(options: TierOptions) -> StoreConfig:
-    """The settings of a tier that is there and has such a broker: for a job, which opens it again.
+    """The settings of a tier, checked to exist and to have the named broker, for a job that opens
+    it again.
 
-    Else the job would report all of the tier as damaged. Checks that read much are left to it.
+    Without these checks, the job would report the whole tier as damaged. Checks that read much are
+    left to the job.
     """
     config = config_to_read(config_of(options), options)
     if config.catalogue == "rebuild":
@@ -179,7 +181,7 @@ def check_tier(options: TierOptions) -> StoreConfig:
 
 
 def check_root(config: StoreConfig) -> None:
-    """A root that is not there would be an empty tier."""
+    """Raise if the root is missing: it would look like an empty tier."""
     if config.provider != "posix" or Path(config.path).is_dir():
         return
     raise CommandError(
@@ -190,7 +192,7 @@ def check_root(config: StoreConfig) -> None:
 
 
 def no_catalogue(error: NoCatalogueError, config: StoreConfig) -> CommandError:
-    """What to do where there is none."""
+    """The error for a missing catalogue, which says what to do."""
     from tieredstore.jobs.migrate_copy import journal_path
 
     text = f"{error.path}: {error.reason}"
@@ -223,7 +225,7 @@ def no_catalogue(error: NoCatalogueError, config: StoreConfig) -> CommandError:
 
 
 def note_copy(facts: CatalogueFacts) -> None:
-    """The age of a copy, as a note for its reader."""
+    """Print a note about the age of a published copy."""
     if facts.source == "published":
         note(
             f"from the published catalogue, generation {facts.generation} of "
@@ -232,7 +234,8 @@ def note_copy(facts: CatalogueFacts) -> None:
 
 
 def check_cluster(config: StoreConfig, metadata: MetadataStore) -> None:
-    """Without the directory of its cluster every committed byte would be reported as lost."""
+    """Raise if the directory of the cluster is missing: else every committed byte would be reported
+    as lost."""
     if config.provider != "posix":
         return
     root = Path(config.path)
@@ -254,7 +257,7 @@ def check_cluster(config: StoreConfig, metadata: MetadataStore) -> None:
 
 
 def check_broker(config: StoreConfig, metadata: MetadataStore) -> None:
-    """Say which brokers there are, where the one that was named is none of them."""
+    """Raise if the named broker is not in the catalogue, and say which ones are."""
     brokers = brokers_of(metadata)
     if not brokers:
         return
@@ -271,8 +274,8 @@ def check_broker(config: StoreConfig, metadata: MetadataStore) -> None:
 
 @contextmanager
 def library_at_work() -> Iterator[Work]:
-    """Shows the warnings of the catalogue as notes, keeps all other log records silent, and shows
-    how far long work is.
+    """Shows the catalogue's warnings as notes and the progress of long work, and silences all other
+    log records.
 
     The verbs report everything else as damage, in one line.
     """
@@ -291,8 +294,8 @@ def library_at_work() -> Iterator[Work]:
 
 @dataclass(slots=True, kw_only=True)
 class Changing:
-    """A catalogue that is locked, and the generation it was published as when the change was
-    done; None where nothing was published before."""
+    """A locked catalogue, and the generation under which it was published after the change; None if
+    nothing had been published before."""
 
     metadata: MetadataStore
     publisher: Publisher | None = None
@@ -301,8 +304,8 @@ class Changing:
 
 @contextmanager
 def changing(backend: OpenedBackend) -> Iterator[Changing]:
-    """The catalogue, locked. Where it was published before, it is published again when the block
-    has ended well. Raises before anything is written where another writer publishes."""
+    """Lock the catalogue. If it was published before, publish it again when the block succeeds. If
+    another writer publishes, raise before anything is written."""
     with locked(backend) as metadata:
         publisher = checked_publisher(backend, metadata)
         change = Changing(metadata=metadata, publisher=publisher)
@@ -313,7 +316,7 @@ def changing(backend: OpenedBackend) -> Iterator[Changing]:
 
 @contextmanager
 def locked(backend: OpenedBackend) -> Iterator[MetadataStore]:
-    """The catalogue that was opened to be read, of a broker that is in it, opened to be written."""
+    """Reopen the catalogue, which was opened for reading, for writing; the broker must be in it."""
     to_read = backend.catalogue()
     check_broker(backend.config, to_read)
     to_read.close()
@@ -323,9 +326,9 @@ def locked(backend: OpenedBackend) -> Iterator[MetadataStore]:
 
 @contextmanager
 def for_writing(there: OpenedProvider, *, create: bool = False) -> Iterator[MetadataStore]:
-    """The catalogue, locked: no broker may be running on it. A copy of it cannot be written.
+    """Open the catalogue and lock it: no broker may be running on it. A copy cannot be written.
 
-    Where it lies with the bytes, the tier is taken over: a broker elsewhere is fenced.
+    If the catalogue lies with the bytes, the tier is taken over: a broker elsewhere is fenced.
     """
     config, provider = there.config, there.provider
     if not create and not keeps_catalogue(config, provider) and not has_file(config):
@@ -344,7 +347,8 @@ def for_writing(there: OpenedProvider, *, create: bool = False) -> Iterator[Meta
 
 
 def checked_publisher(backend: OpenedBackend, metadata: MetadataStore) -> Publisher | None:
-    """None where nothing was published yet. Refuses where what is published is another's."""
+    """The publisher; None if nothing was published yet. Raises if what is published is another
+    writer's."""
     generations = backend.provider.generations(backend.config.broker_name)
     if generations is None or not generations.listed():
         return None
@@ -358,7 +362,8 @@ def checked_publisher(backend: OpenedBackend, metadata: MetadataStore) -> Publis
 
 
 class TierDamage:
-    """Messages by number only, for there may be many, and queues with the first one's problem."""
+    """Counts damaged messages, of which there may be many, and damaged queues; keeps the first
+    problem of each."""
 
     def __init__(self) -> None:
         self._message_count = 0
@@ -371,7 +376,7 @@ class TierDamage:
         self._first = self._first or error
 
     def add_queue(self, tier: OpenedTier, key: QueueKey, problem: str | None) -> None:
-        """A queue of which something is missing; nothing where there is no problem."""
+        """Count a queue that lacks something; does nothing if there is no problem."""
         if problem is not None:
             if not self._queue_count:
                 check_answers(tier.config, tier.provider)
@@ -379,7 +384,7 @@ class TierDamage:
             self._problem = self._problem or f"{key.topic}/{key.queue_id}: {problem}"
 
     def raise_error(self) -> None:
-        """Raises what is wrong, if anything is: when all that is sound was shown."""
+        """Raise what is wrong, if anything. Called after all that is sound was shown."""
         found = []
         if self._message_count:
             damaged = counted(self._message_count, "damaged message")
@@ -394,7 +399,7 @@ class TierDamage:
 
 
 class _Notes(logging.Handler):
-    """Log records as notes on stderr, each once: a catalogue may be opened twice."""
+    """Prints log records as notes on stderr, each once, as a catalogue may be opened twice."""
 
     def __init__(self, level: int) -> None:
         super().__init__(level)

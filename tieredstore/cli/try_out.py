@@ -43,7 +43,7 @@ StorePath = Annotated[
 
 _BATCH_COUNT: Final = 256
 _LINE_BYTES_MAX: Final = 4 << 20  # the store refuses what is longer
-# Files of a store that is made here: small, and still sparse.
+# Sizes of the files of a new store: small, and still sparse.
 _SIZES: Final = {
     "commit_log_file_bytes": 64 << 20,
     "queue_file_bytes": 600_000,
@@ -139,8 +139,8 @@ def _lines() -> Iterator[bytes]:
 
 
 def _put_all(store_path: str, messages: Iterable[Message], *, count: int) -> Iterator[Row]:
-    """Put and sync the messages, `count` of them if that is not 0; a row for each one that was
-    stored. The first refusal ends it."""
+    """Put and sync the messages; yields a row for each stored one. `count` is their number, 0 if
+    unknown. The first refusal ends it."""
     from tieredstore.cli.tier import library_at_work
     from tieredstore.driver.runtime import Runtime
 
@@ -177,7 +177,7 @@ def _put_row(message: Message, result: PutResult) -> Row:
 
 
 def _offloaded(tier: TierOptions, *, seal: bool) -> tuple[StoreConfig, list[Row]]:
-    """The settings of the tier, and how far each queue is in it now."""
+    """Upload the messages; the settings of the tier, and how far each queue is in it now."""
     from tieredstore.access.store import TieredMessageStore
     from tieredstore.cli.tier import library_at_work
     from tieredstore.driver.runtime import Runtime
