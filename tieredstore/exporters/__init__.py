@@ -1,1 +1,1 @@
-"""Metrics for monitoring systems: `prometheus` and `otel`, each with its own dependency."""
+"""Exports metrics to monitoring systems: `prometheus` and `otel`, each with its own dependency."""

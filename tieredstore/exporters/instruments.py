@@ -23,10 +23,10 @@ class LabelSets:
     """The label names of a broker's metrics, and the values of each measurement.
 
     * A metric has its own labels first, then those of the broker: `storage_type`,
-      `storage_medium`, and what the broker says of itself. Those of `without` are left out.
-    * Behind LABEL_SETS_MAX different sets of one metric, new ones are shown as OTHER. Sets that
-      are forgotten make room.
-    * Any thread may ask. Two that come first at once may both make what is made.
+      `storage_medium`, and what the broker says about itself. Labels in `without` are left out.
+    * After LABEL_SETS_MAX different sets of one metric, new ones are shown as OTHER. Forgotten
+      sets make room.
+    * Any thread may call. If two threads are the first at the same time, both may call `make`.
     """
 
     def __init__(self, labels: Mapping[str, str], without: Collection[str] = ()) -> None:
@@ -41,7 +41,7 @@ class LabelSets:
         return tuple(name for name in shown if name not in self._without)
 
     def values(self, metric: Metric, labels: Labels, seen: set[tuple[str, ...]]) -> tuple[str, ...]:
-        """The values of all labels, in the order of their names; `seen` are the sets there are."""
+        """The values of all labels, in the order of their names; `seen` are the known sets."""
         own = tuple(_shown(labels.get(name, "")) for name in self._own_names(metric))
         if own not in seen:
             if len(seen) >= LABEL_SETS_MAX:
@@ -58,7 +58,7 @@ class LabelSets:
     def made(
         self, metric: Metric, labels: Labels, make: Callable[[Metric, tuple[str, ...]], Any]
     ) -> Any:
-        """What `make` made of these values the first time: frequent measuring must stay cheap."""
+        """What `make` returned for these values the first time, so that measuring stays cheap."""
         known = self._made.get(metric.name)
         if known is None:
             self._metrics[metric.name] = metric
@@ -73,9 +73,10 @@ class LabelSets:
         return found
 
     def forget(self, label: str, values: Collection[str]) -> list[tuple[str, tuple[str, ...]]]:
-        """Forget all that was made under these values of a label; returns the sets that are gone.
+        """Forget all that was made for these values of a label; returns the forgotten sets.
 
-        Each with the name of its metric, and whole. A label that is not shown takes no set away.
+        Each comes with the name of its metric and the values of all its labels. A label that is not
+        shown forgets no set.
         """
         wanted = frozenset(values)
         gone = []
@@ -95,12 +96,14 @@ class LabelSets:
 
 
 def _shown(value: object) -> str:
-    """Half a pair of UTF-16, in a group's name say, is no text of a page: all of it would fail."""
+    """The value as text, with surrogates escaped: half a surrogate pair, as in a group's name,
+    would make the whole page fail."""
     return str(value).encode(errors="backslashreplace").decode()
 
 
 class Instruments:
-    """What an exporter counts with, by the name of the metric: each is made once, by any thread."""
+    """The instruments of an exporter by the names of their metrics. Each is made once; any thread
+    may call."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
@@ -116,15 +119,15 @@ class Instruments:
             return self._made[metric.name]
 
     def known(self, name: str) -> Any:
-        """The instrument of this name; KeyError where there is none yet."""
+        """The instrument of this name; KeyError if there is none yet."""
         return self._made[name]
 
 
 class GaugeReads:
     """The readers of each gauge, and of each counter that is kept elsewhere.
 
-    * Values that several readers show under the same labels are added up; of times the longest
-      counts.
+    * If several readers return values for the same labels, these are added up; of times, the
+      longest counts.
     * A reader that fails is left out of that export; this is logged.
     """
 
@@ -134,7 +137,7 @@ class GaugeReads:
         self._reads: dict[Metric, list[GaugeRead]] = {}
 
     def add(self, metric: Metric, read: GaugeRead) -> bool:
-        """Whether it is the first one of this gauge."""
+        """Add a reader; returns whether it is the first of this gauge."""
         with self._guard:
             reads = self._reads.setdefault(metric, [])
             reads.append(read)
@@ -145,11 +148,11 @@ class GaugeReads:
             return list(self._reads)
 
     def read(self, metric: Metric) -> dict[tuple[str, ...], float]:
-        """By the values of all labels, in the order of their names."""
+        """The values of a gauge by the values of all its labels, in the order of their names."""
         with self._guard:
             reads = list(self._reads.get(metric, ()))
         found: dict[tuple[str, ...], float] = {}
-        seen: set[tuple[str, ...]] = set()  # of this export: what is gone takes no room
+        seen: set[tuple[str, ...]] = set()  # only in this export: sets that are gone take no room
         for read in reads:
             try:
                 shown = [(value, self._labels.values(metric, own, seen)) for value, own in read()]

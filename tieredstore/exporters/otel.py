@@ -25,7 +25,7 @@ class OpenTelemetryMetrics:
     """Counters, histograms with RocketMQ's buckets, and gauges read at each export.
 
     `labels` are the broker's own, such as cluster, node_type and node_id; all metrics get them.
-    Series that differ only by labels of `without`, such as `path`, are added up.
+    Series that differ only in labels of `without`, such as `path`, are added up.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class OpenTelemetryMetrics:
         )
 
     def forget(self, label: str, values: Collection[str]) -> None:
-        """New sets have room again; the SDK shows what it has counted until the process ends."""
+        """Make room for new sets; the SDK shows what it has counted until the process ends."""
         self._labels.forget(label, values)
 
     def _observed(self, metric: Metric, options: CallbackOptions) -> Iterable[Observation]:

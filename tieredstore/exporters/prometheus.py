@@ -25,9 +25,9 @@ from tieredstore.exporters.instruments import GaugeReads, Instruments, LabelSets
 class PrometheusMetrics(Collector):
     """Counters and histograms as they are counted, gauges read at each scrape.
 
-    * One for a process and registry: several stores may share it.
+    * Make one per process and registry: several stores may share it.
     * `labels` are the broker's own, such as cluster, node_type and node_id; all metrics get them.
-    * Series that differ only by labels of `without` are added up: `path` makes a page long.
+    * Series that differ only in labels of `without` are added up; `path`, say, makes pages long.
     """
 
     def __init__(
@@ -54,11 +54,11 @@ class PrometheusMetrics(Collector):
 
     def forget(self, label: str, values: Collection[str]) -> None:
         for name, shown in self._labels.forget(label, values):
-            with suppress(KeyError):  # never counted under
+            with suppress(KeyError):  # nothing was counted for this set
                 self._instruments.known(name).remove(*shown)
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
-        """The gauges, which `prometheus_client` asks for at a scrape."""
+        """The gauges; `prometheus_client` calls this at each scrape."""
         for metric in self._gauges.metrics():
             names = self._labels.names(metric)
             family: CounterMetricFamily | GaugeMetricFamily
@@ -71,7 +71,7 @@ class PrometheusMetrics(Collector):
             yield family
 
     def describe(self) -> Iterator[GaugeMetricFamily]:
-        """Nothing: the gauges are known later."""
+        """Returns nothing, as the gauges are not known yet."""
         return iter(())
 
     def _counter(self, metric: Metric, values: tuple[str, ...]) -> Any:
