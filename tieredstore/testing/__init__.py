@@ -1,1 +1,1 @@
-"""Test suites for providers, metadata stores and message stores that others write."""
+"""Test suites for third parties' providers, metadata stores and message stores."""

@@ -1,10 +1,10 @@
 """A disk that forgets unsynced data, and a process that dies at any of its steps.
 
     with ForgetfulDisk(folder, stop_at=7) as disk:
-        write_something(folder)          # the 7th step does not happen, nor does any behind it
+        write_something(folder)          # the 7th step does not happen, nor does any later one
     reopen(disk.written(elsewhere))      # the process died, the machine went on
-    reopen(disk.synced(elsewhere_too))   # the power went, and all that was not synced with it
-    reopen(disk.cut(a_third, dice))      # the power went, and some of that with it
+    reopen(disk.synced(elsewhere_too))   # the power failed: all that was not synced is lost
+    reopen(disk.cut(a_third, dice))      # the power failed: some of that is lost
 
 What is lost, for each kind of change:
 
@@ -16,11 +16,11 @@ What is lost, for each kind of change:
 | a removed name | its folder was synced | may be back, with the file's synced bytes |
 | a name given to another file | its folder was synced | the old file, the new one, or neither |
 
-A file's bytes and its name are apart: a synced file without a synced name is lost, and a synced
-name may lead to an empty file. What is in the folder before the disk is entered is durable.
+A file's bytes and its name are independent: a synced file without a synced name is lost, and a
+synced name may lead to an empty file. What is in the folder before the disk is entered is durable.
 
-Steps are the calls of `os` in `STEPS` that concern the folder. Files that are made by
-`os.open` or `open` appear without a step of their own. For one thread, and Linux.
+Steps are the calls of `os` in `STEPS` that concern the folder. Making a file with `os.open` or
+`open` is not a step. For one thread, on Linux.
 """
 
 from __future__ import annotations
@@ -46,21 +46,21 @@ LOSSES: Final = (0.0, 0.3, 0.7, 1.0)
 
 
 class Crash(BaseException):
-    """The process has stopped. No `except Exception` of the code under test takes it."""
+    """The process has stopped. No `except Exception` in the code under test catches it."""
 
 
 def _is_lock(name: str) -> bool:
-    """Closing any descriptor of a locked file gives the lock away, so none is opened."""
+    """Whether it is a lock file. None is opened: closing any descriptor would release the lock."""
     return name == "lock" or name.endswith(".lock")
 
 
 class ForgetfulDisk:
-    """The disk below one folder. While it is entered it sees what the process does there.
+    """The disk below one folder. Within the `with` block, it sees what the process does there.
 
-    `stop_at` is the number of the step that does not happen, from 1; of a write `torn` bytes go
-    out, or half of it. The process dies there: this step and all further ones raise `Crash`, which
-    the `with` block swallows, and `died` is true. With `error` that step fails with EIO instead,
-    once, and the process goes on. 0: nothing stops.
+    `stop_at` is the number of the step that does not happen, from 1; of a write, `torn` bytes or
+    half of them are still written. The process dies there: this step and all later ones raise
+    `Crash`, which the `with` block swallows, and `died` is true. With `error`, that step fails with
+    EIO instead, once, and the process goes on. 0: nothing stops.
     """
 
     def __init__(
@@ -70,11 +70,11 @@ class ForgetfulDisk:
         self.steps = 0
         self.died = False
         self.failed = ""  # the step that failed or stopped
-        self.syncs: list[tuple[str, int]] = []  # each file or folder, and the bytes of it
+        self.syncs: list[tuple[str, int]] = []  # each synced file or folder, and its size
         self._stop_at, self._error, self._torn = stop_at, error, torn
         self._bytes: dict[int, bytes] = {}  # by inode, of files, as synced
         self._names: dict[int, dict[str, int]] = {}  # by inode, of folders, as synced
-        self._held: dict[int, int] = {}  # open descriptors, so that no inode comes twice
+        self._held: dict[int, int] = {}  # open descriptors, so that no inode is used again
         self._real: dict[str, Callable[..., Any]] = {}
         self._patch = pytest.MonkeyPatch()
         weakref.finalize(self, _close_all, self._held)
@@ -105,11 +105,12 @@ class ForgetfulDisk:
         return self._picture(target, lambda: False)
 
     def synced(self, target: Path) -> Path:
-        """What was synced and nothing else."""
+        """Only what was synced."""
         return self._picture(target, lambda: True)
 
     def cut(self, target: Path, dice: random.Random, *, pieces: Sequence[int] = PIECES) -> Path:
-        """What was synced, and of each later change perhaps some, in pieces of one such size."""
+        """What was synced, and perhaps parts of each later change, in pieces of one of these
+        sizes."""
         loss, piece = dice.choice(LOSSES), dice.choice(pieces)
         return self._picture(target, lambda: dice.random() < loss, piece)
 
@@ -135,7 +136,7 @@ class ForgetfulDisk:
         for name in sorted(old.keys() | new.keys()):
             inode = new.get(name)
             if inode != old.get(name) and forgets():
-                # A new file below an old name: once more, whether the name is lost altogether.
+                # A new file under an old name: decide again, whether the name is lost altogether.
                 inode = None if inode and old.get(name) and not forgets() else old.get(name)
             if inode is None:
                 continue
@@ -197,8 +198,8 @@ class ForgetfulDisk:
     # What is synced
 
     def note_sync(self, descriptor: int) -> None:
-        """A file or folder was synced just now; where the disk is not entered, whoever sees it
-        says so."""
+        """Note that a file or folder was just synced. Outside the `with` block, whoever sees the
+        sync calls this."""
         status, link = os.fstat(descriptor), f"/proc/self/fd/{descriptor}"
         path, folder = os.readlink(link).removesuffix(" (deleted)"), str(self.folder)
         if path != folder and not path.startswith(f"{folder}/"):
@@ -223,7 +224,7 @@ class ForgetfulDisk:
             self._held[inode] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def _read(self, path: Path) -> bytes:
-        """Through a descriptor that stays open: a closed one would end the locks of the file."""
+        """Read through a descriptor that stays open: closing it would release the file's locks."""
         if _is_lock(path.name):
             return b""
         inode = path.stat().st_ino

@@ -53,9 +53,9 @@ class SimulatedCrash(BaseException):
 
 
 class Faults:
-    """Counts the operations of all segments that share it and strikes at the chosen ones.
+    """Counts the operations of all segments that share it, and strikes at the chosen ones.
 
-    Steps count from 0. `always` strikes at every step that has no fault of its own. After a crash
+    Steps count from 0. `always` strikes at every step that has no fault of its own. After a crash,
     every further operation crashes: start again with the inner provider, as a new process would.
     """
 
@@ -69,12 +69,12 @@ class Faults:
         self._guard = threading.Lock()
 
     def strike(self, fault: Fault, *, after: int = 0) -> None:
-        """Let a fault strike when `after` more steps have gone well."""
+        """Let a fault strike after `after` more steps."""
         with self._guard:
             self._at[self.steps + after] = fault
 
     def forgive(self) -> None:
-        """No fault that was planned strikes any more."""
+        """Cancel all planned faults."""
         with self._guard:
             self._at.clear()
             self.always = None
@@ -136,7 +136,7 @@ class FaultySegment(SegmentWrapper):
         try:
             outcome = call(*args, **kwargs)
         except Exception:
-            if fault in _CRASHES:  # a dead process learns nothing, no error either
+            if fault in _CRASHES:  # a dead process learns nothing, not even of an error
                 raise SimulatedCrash from None
             raise
         if fault is not None:
@@ -160,7 +160,7 @@ class FaultyProvider(ProviderWrapper):
         return FaultySegment(segment, self.faults)
 
     def create(self, segment: FileSegment, blocks: Iterable[Buffer]) -> int:
-        """One step. Half of a creation is none: a segment is there whole or not at all."""
+        """One step. There is no half of a creation: a segment exists whole or not at all."""
         if not isinstance(segment, FaultySegment):
             return super().create(segment, blocks)
         return segment.struck("create", super().create, segment, blocks)
@@ -178,7 +178,7 @@ FIRST_BYTE_MS = 500
 
 
 class ObjectFault(Enum):
-    """What goes wrong with a request; one that makes no sense for it strikes as BUSY."""
+    """What goes wrong with a request. A fault that makes no sense for a request strikes as BUSY."""
 
     TIMED_OUT = "it fails before it has an effect"
     LOST_REPLY = "it takes effect, but its reply is lost"
@@ -190,7 +190,7 @@ class ObjectFault(Enum):
 
 
 class ObjectFaults:
-    """Dice that many clients may share; the same seed gives the same faults in one thread."""
+    """Random faults that many clients may share; in one thread, a seed always gives the same."""
 
     def __init__(self, rate: float, *faults: ObjectFault, seed: int = 0) -> None:
         self.rate = rate
@@ -202,7 +202,7 @@ class ObjectFaults:
         self._guard = threading.Lock()
 
     def next(self) -> ObjectFault | None:
-        """What the next request meets."""
+        """The fault that the next request meets."""
         with self._guard:
             self.requests += 1
             if self._burst:
@@ -210,7 +210,7 @@ class ObjectFaults:
                 fault = ObjectFault.BUSY
             elif self._dice.random() < self.rate:
                 fault = self._dice.choice(self._faults)
-                # A burst must not raise the share of failing requests above the rate by much.
+                # A burst must not raise the share of failing requests much above the rate.
                 if fault is ObjectFault.BUSY and self._dice.random() < 1 / BURST_REQUESTS:
                     self._burst = BURST_REQUESTS - 1
             else:
@@ -219,13 +219,13 @@ class ObjectFaults:
             return fault
 
     def some(self, keys: Sequence[str]) -> list[str]:
-        """At least one of them."""
+        """Some of the keys, at least one."""
         with self._guard:
             return self._dice.sample(keys, self._dice.randint(1, len(keys)))
 
 
 class FaultyClient(ObjectClientWrapper):
-    """A client whose requests meet faults. A slow one waits on the clock that was given."""
+    """A client whose requests meet faults. A slow request waits on the given clock."""
 
     def __init__(self, inner: ObjectClient, faults: ObjectFaults, clock: Clock) -> None:
         super().__init__(inner)
@@ -321,7 +321,7 @@ class FaultyClient(ObjectClientWrapper):
         return outcome
 
     def _begin(self, operation: str, key: str) -> ObjectFault | None:
-        """The fault to carry out, once those that strike before the effect have struck."""
+        """The fault that the caller carries out; faults before the effect strike here."""
         fault = self.faults.next()
         if fault is ObjectFault.SLOW:
             self._clock.sleep(FIRST_BYTE_MS / 1000)

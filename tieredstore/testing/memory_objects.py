@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class MemoryObjects:
-    """The bytes of a bucket; they outlive the clients."""
+    """The objects in a bucket; they outlive the clients."""
 
     def __init__(self) -> None:
         self.held: dict[str, tuple[bytes, ObjectFacts]] = {}
@@ -79,7 +79,7 @@ class MemoryObjectClient(ObjectClient):
     def __init__(self, objects: MemoryObjects | None = None) -> None:
         self.objects = objects or MemoryObjects()
         self.requests: Counter[str] = Counter()
-        self.held_bytes_max = 0  # of one upload, at any time
+        self.held_bytes_max = 0  # the most that one upload held at any time
         self._closed = False
 
     def head(self, key: str) -> ObjectFacts:
@@ -200,7 +200,7 @@ log = logging.getLogger(__name__)
 
 
 def one_at_a_time(application: WSGIApplication) -> WSGIApplication:
-    """The same application; a request has its turn when all of its body has come."""
+    """The same application, one request at a time; a request begins when its body is complete."""
     turn = threading.Lock()
 
     def call(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
@@ -213,7 +213,7 @@ def one_at_a_time(application: WSGIApplication) -> WSGIApplication:
 
 def _body(environ: WSGIEnvironment) -> bytes:
     read: Callable[..., bytes] = environ["wsgi.input"].read
-    if environ.get("wsgi.input_terminated"):  # the server itself ends it: a body in chunks too
+    if environ.get("wsgi.input_terminated"):  # the server ends the stream, even of chunked bodies
         return read()
     return read(int(environ.get("CONTENT_LENGTH") or 0))
 
@@ -221,7 +221,7 @@ def _body(environ: WSGIEnvironment) -> bytes:
 def moto_application() -> Any:
     """Moto's S3, one request at a time. It keeps everything in memory and takes any keys.
 
-    Without moto's dispatcher: it lists the folders of all its services for each request.
+    Moto's dispatcher is left out: it lists the folders of all its services for each request.
     """
     from moto.moto_server.werkzeug_app import create_backend_app
 
@@ -229,14 +229,14 @@ def moto_application() -> Any:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Serve on 127.0.0.1 until it is interrupted; the address is one line on stderr."""
+    """Serve on 127.0.0.1 until interrupted; the address is one line on stderr."""
     from werkzeug.serving import make_server
 
     parser = argparse.ArgumentParser(description="An S3 server in memory, to try a tier on.")
     parser.add_argument("--port", type=int, default=9000, help="0: any that is free")
     port = parser.parse_args(arguments).port
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # else it logs each request
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # else it logs every request
     with make_server("127.0.0.1", port, moto_application(), threaded=True) as server:
         log.info("http://127.0.0.1:%d", server.server_port)
         server.serve_forever()

@@ -7,10 +7,10 @@
         def expire(self, store: MessageStore) -> None:
             store.delete_oldest()
 
-It tests everything that a store must hold, except two things that are not visible from outside:
-that no crash loses confirmed messages, and that retention guards are asked before anything is
-deleted. `check_page` is the rule of a page, for further tests. `ListMessageStore` is an in-memory
-store for tests of code around a store: a test says which messages it has lost and how it fails.
+It tests every promise except two that cannot be observed from outside: that no crash loses
+confirmed messages, and that retention guards are asked before anything is deleted. `check_page`
+checks a page, for further tests. `ListMessageStore` is an in-memory store for tests of code around
+a store: a test sets which messages it has lost and how it fails.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ from tieredstore.model.messages import (
 from tieredstore.model.values import INT64_MAX, Boundary, GetStatus, PutStatus, QueueKey
 from tieredstore.testing.samples import TOPIC, a_body, a_message
 
-PAGED_COUNT = 60  # messages of which pages are read while the oldest go
-WAIT_SECONDS = 240.0  # for what has to come; nobody waits that long
+PAGED_COUNT = 60  # messages that are read in pages while the oldest expire
+WAIT_SECONDS = 240.0  # for results that must come; no sound store takes that long
 _QUEUE = QueueKey(TOPIC, 0)
 
 
@@ -77,10 +77,10 @@ def check_page(
     there: Collection[int],
     wanted: Callable[[int], bool] = _all,
 ) -> None:
-    """A page's messages and its next offset pass by nothing that is there and not filtered.
+    """Assert that a page's messages and next offset skip no existing message but filtered ones.
 
-    `there` are the queue offsets of the messages that some store had before the read and after it;
-    `wanted` says which of them the filter takes.
+    `there` are the queue offsets of the messages that some store had both before and after the
+    read; `wanted` says which of them the filter takes.
     """
     found = [one.queue_offset for one in page.messages]
     behind = found[-1] + 1 if found else offset
@@ -92,7 +92,7 @@ def check_page(
 
 
 class TagFilter:
-    """Takes the messages of one tag. Something else may happen at one of its questions."""
+    """Takes the messages of one tag. A test may let something happen at one of its calls."""
 
     def __init__(self, tag: str) -> None:
         self._code = tags_code(tag)
@@ -113,7 +113,7 @@ class TagFilter:
 
 
 class NamedTagFilter(TagFilter):
-    """The same; it names its codes, so that a store need not ask for them."""
+    """The same, with its codes in `tags_codes`, so that a store need not call it."""
 
     def __init__(self, tag: str) -> None:
         super().__init__(tag)
@@ -121,19 +121,20 @@ class NamedTagFilter(TagFilter):
 
 
 class MessageStoreContract:
-    """Subclass it, give `open_store`, and run it with pytest."""
+    """Subclass it, define `open_store`, and run it with pytest."""
 
     @abstractmethod
     def open_store(self) -> MessageStore:
-        """A new, empty store that is not yet loaded; what was put is dispatched when it returns."""
+        """A new, empty store that is not loaded yet. A put must have dispatched its message when it
+        returns."""
         raise NotImplementedError
 
     def expire(self, store: MessageStore) -> None:
-        """Let some of the oldest messages go as they go of old age, if they do in this store. It
-        is called between the reads of a page and in the middle of them."""
+        """Let some of the oldest messages expire as they do by age, if they do in this store. It is
+        called between reads of pages, and in the middle of one."""
 
     def settle(self, store: MessageStore) -> None:
-        """Wait until what was put is found by time and by key, where a store needs time for it."""
+        """Wait until what was put is found by time and by key, if the store needs time for that."""
 
     @pytest.fixture
     def store(self) -> Iterator[MessageStore]:
@@ -445,7 +446,7 @@ class MessageStoreContract:
             assert decode_message(selected.record).body == a_body(number)
 
     def test_a_put_at_once_is_a_put_or_nothing(self, store: MessageStore) -> None:
-        """Of a store that has it."""
+        """For stores that have `put_at_once`."""
         at_once = puts_at_once(store)
         if at_once is None:
             return
@@ -455,7 +456,7 @@ class MessageStoreContract:
         assert store.max_offset(TOPIC, 0) == 40
 
     def test_a_batch_at_once_is_all_of_it_or_nothing(self, store: MessageStore) -> None:
-        """Of a store that has it."""
+        """For stores that have `put_messages_at_once`."""
         at_once = batches_at_once(store)
         if at_once is None:
             return
@@ -526,11 +527,11 @@ class MessageStoreContract:
 
 
 class BeginQueuesContract:
-    """The promises of a store that has `begin_queues`, beside the others."""
+    """Further promises of a store that has `begin_queues`."""
 
     @abstractmethod
     def open_store(self) -> MessageStore:
-        """As for `MessageStoreContract`. What was put outlives a shutdown."""
+        """As in `MessageStoreContract`, but what was put must outlive a shutdown."""
         raise NotImplementedError
 
     def test_a_queue_begins_where_it_is_told(self) -> None:
@@ -587,7 +588,7 @@ class BeginQueuesContract:
 
 
 def begin_of(store: MessageStore) -> Callable[..., None]:
-    """A store's `begin_queues`, which is no part of the protocol."""
+    """A store's `begin_queues`, which is not part of the protocol."""
     begin: Callable[..., None] = getattr(store, "begin_queues")  # noqa: B009 - it may have none
     return begin
 
@@ -598,7 +599,7 @@ _BEFORE: Final = SelectedRecord(queue_offset=-1, log_offset=-1, tags_code=0, rec
 class ListMessageStore(MessageStore):
     """A message store in memory: one list for the log, one for each queue.
 
-    A test sets what has become of the messages:
+    A test sets what has happened to the messages:
 
     | set or call | effect |
     | --- | --- |
@@ -611,7 +612,7 @@ class ListMessageStore(MessageStore):
     | `damaged` | these messages (topic, queue, offset) cannot be read |
     | `missing` | a range that is read ends before these messages |
 
-    `calls` names the reads in the order in which they came.
+    `calls` names the reads in the order of the calls.
     """
 
     def __init__(self, runtime: Runtime) -> None:
@@ -649,7 +650,7 @@ class ListMessageStore(MessageStore):
         return self._queues.get(key, [])[self._first(key) :]
 
     def trim(self, log_offset: int) -> int:
-        """Expire the log as far as the guards allow; where it begins now."""
+        """Expire the log as far as the guards allow; returns where it begins now."""
         needed = [guard() for guard in self._guards]
         self.lose_below(min([log_offset, *(one for one in needed if one is not None)]))
         return self.trimmed_to
@@ -670,7 +671,7 @@ class ListMessageStore(MessageStore):
         del self._queues[key][count:]
 
     def restart(self) -> None:
-        """Become the store of another process: closed, without dispatchers and guards."""
+        """Become the store of a new process: closed, without dispatchers and guards."""
         self._dispatchers.clear()
         self._guards.clear()
         self.shutdown()
@@ -745,7 +746,7 @@ class ListMessageStore(MessageStore):
         )
 
     def fill(self, count: int, *, key: QueueKey = _QUEUE, body_bytes: int = 100) -> None:
-        """Put sample messages behind those of the queue; each carries its queue offset."""
+        """Put sample messages at the end of the queue; each contains its queue offset."""
         start = len(self._queues.get(key, []))
         for number in range(start, start + count):
             self.put_message(
@@ -931,7 +932,7 @@ class ListMessageStore(MessageStore):
         return self._queues.get(QueueKey(topic, queue_id), [])
 
     def _first(self, key: QueueKey) -> int:
-        """The queue offset of the first message that is kept."""
+        """The queue offset of the first kept message."""
         queue = self._queues.get(key, [])
         at = bisect_left(queue, self.trimmed_to, key=lambda one: one.log_offset)
         return max(at, min(self.kept_from, len(queue)), self._begins.get(key, 0))

@@ -2,7 +2,7 @@
 
 class TestMyStore(MetadataStoreContract):
     def open_store(self) -> MetadataStore:
-        return MyStore.open(self.path)  # which a fixture of yours makes anew for each test
+        return MyStore.open(self.path)  # which a fixture of yours sets for each test
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ SEGMENT: Final = replace(
 
 
 class MetadataStoreContract(ABC):
-    """One test a promise of `MetadataStore`. Each test begins with a store that is empty."""
+    """One test per promise of `MetadataStore`. Each test begins with an empty store."""
 
     @abstractmethod
     def open_store(self) -> MetadataStore:
-        """Open the store of this test for writing: the same one whenever it is called."""
+        """Open the store of this test for writing: the same one at each call."""
 
     def open_reader(self) -> MetadataStore:
         """Open the same store read only, beside its writer."""
@@ -67,7 +67,7 @@ class MetadataStoreContract(ABC):
             assert not [*store.queues("Orders"), *store.segments(PATH)]
 
     def test_rows_are_read_back_as_they_were_put_and_outlive_the_process(self) -> None:
-        bare = log_segment(4096)  # times that are unset stay unset
+        bare = log_segment(4096)  # unset times stay unset
         with self.open_store() as store:
             store.put(TOPIC, QUEUE, SEGMENT, bare)
             assert store.topic("Orders") == TOPIC
@@ -300,7 +300,7 @@ class MetadataStoreContract(ABC):
 
 
 def in_threads(call: Callable[[int], T]) -> list[T]:
-    """`call` with the numbers 0 to 7 at the same time; what they returned, in that order."""
+    """Call `call` with the numbers 0 to 7 at the same time; returns the results in that order."""
     pool = ThreadPool("contract", threads=THREADS, pending_max=THREADS)
     try:
         futures = [pool.submit(call, number) for number in range(THREADS)]

@@ -32,11 +32,11 @@ T = TypeVar("T")
 
 
 class ObjectClientContract:
-    """Subclass it, give `open_client`, and run it with pytest."""
+    """Subclass it, define `open_client`, and run it with pytest."""
 
     @abstractmethod
     def open_client(self) -> ObjectClient:
-        """A client over nothing; the objects may be gone when the test is over."""
+        """A client of an empty store; the objects need not outlive the test."""
         raise NotImplementedError
 
     @pytest.fixture
@@ -215,7 +215,7 @@ class ObjectClientContract:
 
         def attempt(call: Callable[[], T], /) -> T:
             nonlocal lost
-            call()  # it has its effect, and the reply is lost
+            call()  # it takes effect, but its reply is lost
             lost += 1
             return call()
 
@@ -298,7 +298,7 @@ class ObjectClientContract:
             client.put(key, DATA)
             client.head(key)
             client.get_range(key, 0, 1)
-        assert client.delete_many(["a", "b", "c"]) == {}  # in the middle there is none
+        assert client.delete_many(["a", "b", "c"]) == {}  # the one in the middle does not exist
         for key in ("a", "c"):
             with pytest.raises(SegmentNotFoundError):
                 client.head(key)

@@ -1,4 +1,4 @@
-"""Every promise of `SegmentProvider` as a test suite, and of the places that it may have for small
+"""Every promise of `SegmentProvider` as a test suite, and of the places that it may offer for small
 objects: published catalogues and staged files.
 
 class TestMyProvider(SegmentProviderContract):
@@ -7,7 +7,7 @@ class TestMyProvider(SegmentProviderContract):
 
 class TestMyGenerations(GenerationsContract):
     def open_generations(self, broker: str) -> Generations:
-        return MyGenerations(broker)  # of one backend, however often it is called in a test
+        return MyGenerations(broker)  # on the same backend for all calls of a test
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ LOG, QUEUE, INDEX = SegmentType.COMMIT_LOG, SegmentType.CONSUME_QUEUE, SegmentTy
 
 
 class SegmentProviderContract:
-    """Subclass it, give `open_provider`, and run it with pytest."""
+    """Subclass it, define `open_provider`, and run it with pytest."""
 
     pairs_are_whole = False  # whether a log is written only together with its queue
 
     @abstractmethod
     def open_provider(self, runtime: Runtime) -> SegmentProvider:
-        """A provider; the bytes may be gone when the test is over."""
+        """A provider; the bytes need not outlive the test."""
         raise NotImplementedError
 
     @pytest.fixture
@@ -226,7 +226,7 @@ class SegmentProviderContract:
         if self.pairs_are_whole:
             missing.append(logs[2])
         else:
-            assert logs[2].size() == 5  # its log is durable, its queue unit is not there
+            assert logs[2].size() == 5  # its log is durable, but it has no queue unit
         for untouched in missing:
             with pytest.raises(SegmentNotFoundError):
                 untouched.size()
@@ -290,7 +290,7 @@ class SegmentProviderContract:
             assert list(catalogue.segments("b/t/0")) == rows
         scratch = provider.staged_segments("b")
         assert scratch is not None
-        scratch.delete([each.name for each in adoptions])  # none of the segments goes with it
+        scratch.delete([each.name for each in adoptions])  # the segments must stay
         assert scratch.listed(f"{LOADS}/run") == []
         for kind, blocks in wanted.items():
             assert self._content(provider.open("b/t/0", kind, 40)) == b"".join(blocks)
@@ -310,7 +310,7 @@ class SegmentProviderContract:
     def _staged(
         self, provider: SegmentProvider, wanted: Mapping[SegmentType, Sequence[bytes]]
     ) -> list[Adoption] | None:
-        """These blocks as objects that are to be segments; None where the provider refuses."""
+        """Stage these blocks as objects for `adopt`; None if the provider cannot stage."""
         scratch = provider.staged_segments("b")
         if scratch is None:
             with pytest.raises(BackendRefusedError, match="nothing can be staged"):
@@ -346,11 +346,11 @@ class SegmentProviderContract:
 
 
 class GenerationsContract:
-    """Subclass it, give `open_generations`, and run it with pytest."""
+    """Subclass it, define `open_generations`, and run it with pytest."""
 
     @abstractmethod
     def open_generations(self, broker: str) -> Generations:
-        """Those of a broker; the bytes may be gone when the test is over."""
+        """The generations of a broker; the bytes need not outlive the test."""
         raise NotImplementedError
 
     def test_there_are_none_at_first(self) -> None:
@@ -420,7 +420,7 @@ class GenerationsContract:
 
 
 class ScratchContract(ABC):
-    """Each test begins with an empty place; `open_scratch` is what a new process does."""
+    """Each test begins with an empty place; `open_scratch` acts as a new process would."""
 
     @abstractmethod
     def open_scratch(self, broker: str) -> Scratch:

@@ -46,7 +46,7 @@ def a_message(
     body_bytes: int = 100,
     properties: Mapping[str, str] | None = None,
 ) -> Message:
-    """A message as a producer hands it over."""
+    """A message as a producer sends it."""
     return Message(
         topic=topic,
         queue_id=queue_id,
@@ -72,7 +72,7 @@ def a_record(
     store_host: Host = STORE_HOST,
     sys_flag: int = 0,
 ) -> bytes:
-    """The same message as a store keeps it; its queue offset is its number unless given."""
+    """The same message as a store keeps it; by default its queue offset is its number."""
     message = a_message(
         number, topic=topic, queue_id=queue_id, body_bytes=body_bytes, properties=properties
     )
@@ -102,31 +102,32 @@ def texts(*, min_size: int = 0, max_size: int = 40) -> st.SearchStrategy[str]:
 
 
 def java_texts(*, max_size: int = 40) -> st.SearchStrategy[str]:
-    """Any text that a Java string can hold: halves of surrogate pairs too."""
+    """Any text that a Java string can hold, even halves of surrogate pairs."""
     return st.text(st.characters(), max_size=max_size)
 
 
 def topics() -> st.SearchStrategy[str]:
-    """Names that RocketMQ accepts, and a few in other letters."""
+    """Names that RocketMQ accepts, and a few with other characters."""
     plain = st.text(_TOPIC_LETTERS, min_size=1, max_size=127)
     return plain | st.sampled_from(["%RETRY%group", "%DLQ%group", "主题", "T😀", "t" * 200])
 
 
 def keys() -> st.SearchStrategy[str]:
-    """One key: anything but a space, which parts keys, and the separators of properties."""
+    """One key: any characters but a space, which separates keys, and the separators of
+    properties."""
     letters = st.characters(exclude_categories=["Cs"], exclude_characters=" \x01\x02")
     return st.text(letters, min_size=1, max_size=40)
 
 
 def properties() -> st.SearchStrategy[dict[str, str]]:
-    """What survives the property string, which escapes nothing and drops empty values."""
+    """Properties that survive the property string, which escapes nothing and drops empty values."""
     letters = st.characters(exclude_categories=["Cs"], exclude_characters="\x01\x02")
     words = st.text(letters, min_size=1, max_size=30)
     return st.dictionaries(words, words, max_size=6)
 
 
 def hosts() -> st.SearchStrategy[Host]:
-    """IPv4 and IPv6 addresses with any port that four bytes hold."""
+    """IPv4 and IPv6 addresses with any port."""
     addresses = st.binary(min_size=4, max_size=4) | st.binary(min_size=16, max_size=16)
     return st.builds(Host, addresses, st.integers(0, 65535))
 

@@ -4,7 +4,7 @@
         def open_segment(self, path: str) -> FileSegment:
             return MySegment(path, SegmentType.COMMIT_LOG, 0)
 
-`open_segment` gives a new handle on the same bytes each time it is called with the same path.
+`open_segment` returns a new handle on the same bytes each time it is called with the same path.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _number = itertools.count()  # each history has a segment of its own
 
 
 class SegmentMachine(RuleBasedStateMachine):
-    """Random histories of one segment; `model` is None while there is none."""
+    """Random histories of one segment; `model` is None while there is no segment."""
 
     seals_for_good = False  # whether a new handle on a sealed segment is sealed too
 
@@ -120,7 +120,7 @@ PATH = "broker-a/TopicTest/0"
 
 
 class FileSegmentContract:
-    """Subclass it, give `open_segment`, and run it with pytest."""
+    """Subclass it, define `open_segment`, and run it with pytest."""
 
     machine_examples = 30
     seals_for_good = False  # whether a new handle on a sealed segment is sealed too
@@ -217,7 +217,7 @@ class FileSegmentContract:
             segment.read(position, length)
 
     def test_a_large_write_comes_back_whole(self, segment: FileSegment) -> None:
-        block = bytes(range(256)) * 4096  # 1 MiB, no page like the next
+        block = bytes(range(256)) * 4096  # 1 MiB
         segment.write(0, block * 9 + b"end")
         assert segment.size() == 9 * len(block) + 3
         assert segment.read(9 * len(block) - 2, 5) == block[-2:] + b"end"
@@ -231,7 +231,7 @@ class FileSegmentContract:
         assert segment.read(0, 4) == b"data"
 
     def test_a_deleted_segment_is_gone_and_can_be_made_anew(self, segment: FileSegment) -> None:
-        segment.delete()  # nothing there yet: no error
+        segment.delete()  # no error, although nothing is there yet
         segment.write(0, b"data")
         segment.delete()
         segment.delete()
