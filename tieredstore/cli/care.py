@@ -572,7 +572,8 @@ def _expired_queues(tier: TierOptions, *, dry_run: bool) -> Iterator[ExpiredQueu
             check_broker(config, catalogue)
         else:
             catalogue = opened.enter_context(locked(backend))
-            checked_publisher(backend, catalogue)  # whose tier is it? `open_tier` publishes itself
+            # Raises if another writer publishes; the tier itself publishes when it is closed.
+            checked_publisher(backend, catalogue)
         opened_tier = open_tier(
             config,
             runtime=runtime,

@@ -267,8 +267,8 @@ class _Examination:
         return ""
 
     def _unreadable(self, error: BackendUnavailableError) -> str:
-        """The store's fault, such as a reply of the wrong length: if it is the network's, `head`
-        raises here."""
+        """What to say if the store is at fault, as with a reply of the wrong length. If it is the
+        network, `head` raises."""
         self._client.head(self._prefix + "first")
         return f"cannot be read: {error}"
 

@@ -186,10 +186,10 @@ class MessageStore(Protocol):
         """
 
     def min_offset(self, topic: str, queue_id: int) -> int | None:
-        """The oldest queue offset that can be read; None for a queue that is not there."""
+        """The oldest queue offset that can be read; None for a queue that does not exist."""
 
     def max_offset(self, topic: str, queue_id: int) -> int | None:
-        """One more than the newest queue offset; None for a queue that is not there."""
+        """One more than the newest queue offset; None for a queue that does not exist."""
 
     def confirmed_offset(self) -> int:
         """Below this log offset messages are fsynced and replicated: only they may be uploaded."""
@@ -208,7 +208,7 @@ class MessageStore(Protocol):
         """
 
     def store_time(self, topic: str, queue_id: int, offset: int) -> int | None:
-        """When the message at this offset was stored, in ms; None where there is none."""
+        """When the message at this offset was stored, in ms; None if there is none."""
 
     def earliest_time(self, topic: str | None = None, queue_id: int = 0) -> int | None:
         """Store time of the oldest message of a queue, or of the whole store without a topic."""
@@ -452,11 +452,11 @@ class AbstractPluginMessageStore:
         )
 
     def min_offset(self, topic: str, queue_id: int) -> int | None:
-        """The oldest queue offset that can be read; None for a queue that is not there."""
+        """The oldest queue offset that can be read; None for a queue that does not exist."""
         return self.next_store.min_offset(topic, queue_id)
 
     def max_offset(self, topic: str, queue_id: int) -> int | None:
-        """One more than the newest queue offset; None for a queue that is not there."""
+        """One more than the newest queue offset; None for a queue that does not exist."""
         return self.next_store.max_offset(topic, queue_id)
 
     def confirmed_offset(self) -> int:
@@ -470,11 +470,11 @@ class AbstractPluginMessageStore:
     def offset_by_time(
         self, topic: str, queue_id: int, timestamp: int, boundary: Boundary = Boundary.LOWER
     ) -> int | None:
-        """The queue offset to start from for a store time; None for a queue that is not there."""
+        """The queue offset to start from for a store time; None for a queue that does not exist."""
         return self.next_store.offset_by_time(topic, queue_id, timestamp, boundary)
 
     def store_time(self, topic: str, queue_id: int, offset: int) -> int | None:
-        """When the message at this offset was stored, in ms; None where there is none."""
+        """When the message at this offset was stored, in ms; None if there is none."""
         return self.next_store.store_time(topic, queue_id, offset)
 
     def earliest_time(self, topic: str | None = None, queue_id: int = 0) -> int | None:

@@ -136,7 +136,7 @@ class ThreadPool:
         self._executor = ThreadPoolExecutor(
             threads,
             thread_name_prefix=f"tieredstore-{name}",
-            # Not by `self`: a reference to the pool would keep its threads from ever ending.
+            # Not through `self`: with a reference to the pool, no thread would ever end.
             initializer=lambda: setattr(own, "is_worker", True),
         )
         self._places = threading.BoundedSemaphore(threads + pending_max)
@@ -402,7 +402,7 @@ def with_deadline(
     future: Future[T] = Future()
 
     def step() -> None:
-        service.stop()  # not by the caller: if that came before the thread, the call is never made
+        service.stop()  # not earlier: a service stopped before its thread runs never makes the call
         _run(future, call)
 
     service = runtime.service(name, step, interval_ms=ONCE_MS)

@@ -44,7 +44,7 @@ class IndexHit(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexFigures:
-    """How many files are being filled, are full but not uploaded, and are uploaded; and in how many
+    """How many files are being filled, full but not uploaded, and uploaded; and in how many of the
     uploaded ones look-ups have met damage."""
 
     unsealed_count: int = 0

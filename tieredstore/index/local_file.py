@@ -334,8 +334,8 @@ class IndexStoreFile:
 
 
 def remove_durably(path: Path) -> None:
-    """Remove an index file and its notes. The order matters: if a power cut brought the file back
-    without its notes, it would be taken for another program's, and all of it would be trusted."""
+    """Remove an index file and its notes, durably. If a power cut brought the file back without its
+    notes, it would be taken for another program's, and all of it would be trusted."""
     path.unlink(missing_ok=True)
     notes_path(path).unlink(missing_ok=True)
     fsync_directory(path.parent)

@@ -1,5 +1,5 @@
-"""Searches many index files for one key in parallel, newest first, and merges the hits. Also how a
-reader opens the files on a broker's disk.
+"""Searches many index files for one key in parallel, newest first, and merges the hits. For a
+reader, `LocalFiles` opens the files on a broker's disk.
 """
 
 from __future__ import annotations

@@ -193,7 +193,7 @@ class IndexStore:
             return
         queue, first = QueueId(topic_id, queue_id), run.run.first_offset
         keys = keys_of_run(topic, topic_id, queue_id, run)
-        if first < self._watermarks.held(queue):  # the queue was made anew: see `of_queue`
+        if first < self._watermarks.held(queue):  # the queue was made again: see `of_queue`
             self._metadata.apply(self._watermarks.moved({queue: first}))
         writer = self._writer
         full_before = len(writer.full)
@@ -550,8 +550,8 @@ def _places(
 
 
 def _check_uploaded(segment: UploadedSegment, slot_count: int) -> bool | None:
-    """Check its slot count. Whether the file is ours; None if it is damaged. Raises what the
-    backend raises.
+    """Check the slot count of a file; returns whether the file is ours, None if it is damaged.
+    Raises what the backend raises.
 
     Java's files do not say how many slots they have, but their length shows it.
     """

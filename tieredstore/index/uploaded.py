@@ -172,7 +172,7 @@ class UploadedIndex:
         raise BackendRefusedError("the key index", "put", "it was opened for reading")
 
     def indexed_offset(self, topic: str, topic_id: int, queue_id: int) -> int | None:
-        """It finds every message below this queue offset, according to the catalogue's notes.
+        """The index finds every message of the queue below this, according to the catalogue.
 
         None if there are no notes: then the index is not ours.
         """
@@ -628,7 +628,7 @@ class UploadedSegment:
             log.warning("%s is asked without a copy of its footer: %s", self._path, error)
             return
         if is_kept:
-            self._file = None  # opened anew, from the copy
+            self._file = None  # opened again, from the copy
 
     def _items(self, file: UploadedFile, query: KeyQuery) -> Iterator[Match]:
         self._asked += 1

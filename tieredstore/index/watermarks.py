@@ -116,7 +116,8 @@ class Watermarks:
         return PutNote(STORE, "sizes", {"slots": slot_count, "items": item_capacity})
 
     def adopted(self, *, now_ms: int) -> list[Change]:
-        """Take over another program's index: assume that it holds all committed messages."""
+        """Changes that take over another program's index, which is assumed to hold all committed
+        messages."""
         found: list[Change] = []
         for record in self._metadata.queues():
             topic = self._metadata.topic(record.topic)
@@ -229,13 +230,13 @@ class Watermarks:
         return found
 
     def forgotten(self, begin: int) -> list[Change]:
-        """The file is no longer a local one."""
+        """Changes for a file that is no longer local."""
         changes: list[Change] = [DeleteNote(FILE, str(begin))]
         changes += [DeleteNote(START, key) for key in self._starts(begin)]
         return changes
 
     def lost(self, begin: int, *, is_ours: bool = True) -> list[Change]:
-        """The file is lost: all that it may have held is to be put again.
+        """Changes for a lost file: all that it may have held is to be put again.
 
         What a file that was not ours held is unknown: then everything is put again.
         """
@@ -261,7 +262,7 @@ class Watermarks:
         }
 
     def unknown(self) -> list[Change]:
-        """Deletes the notes of queues that no longer exist: no row or segment of them is left."""
+        """Changes that delete notes of queues which no longer exist, without a row or segment."""
         # First: the catalogue names a queue before its first note.
         noted = self._metadata.notes(QUEUE).keys()
         known = {queue.key for queue in self.queues()}
@@ -276,7 +277,7 @@ class Watermarks:
         return gone
 
     def everything(self) -> list[Change]:
-        """Deletes all notes of the index."""
+        """Changes that delete all notes of the index."""
         return [
             DeleteNote(kind, key)
             for kind in (STORE, QUEUE, FILE, START)
@@ -297,7 +298,7 @@ class IndexCoverage(NamedTuple):
 
 
 def index_coverage(metadata: MetadataStore, broker_name: str, now_ms: int) -> IndexCoverage | None:
-    """According to the catalogue; None if there is no file, or the times cannot be trusted.
+    """What the catalogue says; None if there is no file, or the times cannot be trusted.
 
     Old files are dropped by age, and a message may outlive its index file.
     """

@@ -258,7 +258,7 @@ class IndexWriter:
         return Durable(item_count, checksum.items, checksum.hashes)
 
     def _flushed(self, file: IndexStoreFile) -> bool:
-        """Flush the file; whether it is durable. A file that can never be durable is given up."""
+        """Flush the file; returns whether it is durable. If it can never be, it is given up."""
         try:
             file.flush()
             return True

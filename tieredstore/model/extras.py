@@ -21,7 +21,8 @@ def missing(package: str, extra: str) -> MissingPackageError:
 def brought_by(extra: str) -> Iterator[None]:
     """For a block of imports: a missing package raises an error that names `extra`.
 
-    Missing modules of tieredstore itself are raised unchanged.
+    Errors about missing modules of tieredstore itself pass unchanged, and so do those that its
+    modules raise about missing packages.
     """
     try:
         yield
