@@ -140,6 +140,22 @@ def test_start_wants_a_loaded_store_and_flush_a_started_one(broker: Broker) -> N
         broker.store.flush()
 
 
+@pytest.mark.parametrize("call", ["confirmed_offset", "queues", "flush"])
+def test_a_flush_answers_false_where_the_next_store_fails(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    broker.open()
+    broker.put(4)
+
+    def fail() -> None:
+        raise OSError("the disk is gone")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(broker.local, call, fail, raising=False)
+        assert not broker.store.flush()
+    assert broker.store.flush()
+
+
 def test_shutdown_uploads_what_waits_unless_it_is_told_not_to(broker: Broker) -> None:
     broker.open()
     broker.put(4)

@@ -312,8 +312,13 @@ class TierFlush:
 
     def _flush(self, deadline: Deadline, *, seal: bool) -> bool:
         is_durable = ask_to_confirm(self._next)
-        confirmed = self._next.confirmed_offset()
-        if not self._dispatcher.dispatch_once(force=True, timeout=deadline.left()):
+        try:
+            confirmed = self._next.confirmed_offset()
+            is_done = self._dispatcher.dispatch_once(force=True, timeout=deadline.left())
+        except Exception as error:  # noqa: BLE001 - see `ask_to_confirm`
+            log.warning("the broker's store could not say what it has: %s", error)
+            return False
+        if not is_done:
             return False
         if seal:
             self._index.seal()
