@@ -115,7 +115,7 @@ class MemoryObjectClient(ObjectClient):
         if_absent: bool = True,
         attempt: Attempt = once,
     ) -> ObjectFacts | None:
-        """Counted as a put for each 8 MiB of a long stream, and one more that completes it."""
+        """Counted as a put for each 16 MiB of a long stream, and one more that completes it."""
         self._check_open()
         whole, waiting = bytearray(), 0
         upload: AbandonedUpload | None = None
