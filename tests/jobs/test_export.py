@@ -352,6 +352,56 @@ def test_what_was_staged_of_a_topic_before_it_was_made_anew_is_known_by_its_numb
     assert (report.state, report.counts["messages"]) == (JobState.INCOMPLETE, 20)
 
 
+def test_offsets_that_were_given_again_are_not_called_exported(tmp_path: Path) -> None:
+    """The queue has more messages than were exported of its first history, or of another tier."""
+    target = tmp_path / "parquet"
+    first = WrittenTier(config=posix_config(tmp_path / "first"))
+    second = WrittenTier(config=posix_config(tmp_path / "second"), start_ms=START_MS + 1)
+    for tier, count in ((first, 20), (second, 30)):
+        tier.add("Orders", 0, count)
+        tier.add("Orders", 1, 5 if tier is first else 0)
+    second.add("Orders", 2, 3)
+    exported(first.config, target)
+    for new in (3, 0):
+        report = exported(second.config, target)
+        assert (report.state, report.counts["messages"]) == (JobState.INCOMPLETE, new)
+        assert report.exit_code is JobExit.REFUSED
+        (failure,) = report.failures
+        assert "Orders/0: message 19 is not the one that was exported" in failure.text
+    first.add("Orders", 0, 1)
+    assert exported(first.config, target).counts["messages"] == 1
+    assert max(messages(target).values()) == 1
+
+
+def test_a_staged_range_is_known_by_its_newest_message_too(tmp_path: Path) -> None:
+    target = tmp_path / "parquet"
+    first = WrittenTier(config=posix_config(tmp_path / "first"))
+    second = WrittenTier(config=posix_config(tmp_path / "second"), start_ms=START_MS + 1)
+    first.add("Orders", 0, 20)
+    second.add("Orders", 0, 30)
+    job = ExportJob(config=first.config, target=str(target))
+    for item in job.plan().items:
+        assert list(job.work(item))
+    report = exported(second.config, target)
+    assert (report.state, report.counts["messages"]) == (JobState.INCOMPLETE, 20)
+    assert messages(target) == tier_messages(first.config)
+
+
+def test_an_exported_message_that_has_expired_keeps_no_later_one_away(tmp_path: Path) -> None:
+    tier = WrittenTier(config=posix_config(tmp_path, commit_log_segment_bytes=4_096))
+    target = tmp_path / "parquet"
+    tier.add("Orders", 0, 20)
+    exported(tier.config, target)
+    tier.add("Orders", 0, 60)
+    with tier.open() as parts:
+        file = parts.files.get(QueueKey("Orders", 0))
+        assert file is not None
+        assert expire(file, START_MS + 30_000).segment_count
+    report = exported(tier.config, target)
+    assert report.state is JobState.DONE
+    assert 30 < report.counts["messages"] < 60
+
+
 @pytest.mark.parametrize("on_corrupt", OnCorrupt)
 @pytest.mark.parametrize("is_deleted", [False, True], ids=["expired", "deleted"])
 def test_what_goes_while_it_is_exported_is_no_damage(
@@ -389,13 +439,14 @@ def test_what_goes_while_it_is_exported_is_no_damage(
     )
 
 
-def test_a_target_without_numbers_of_topics_is_taken_up(tmp_path: Path) -> None:
+def test_a_target_without_numbers_of_topics_and_newest_messages_is_taken_up(tmp_path: Path) -> None:
     tier, target = WrittenTier(config=posix_config(tmp_path)), tmp_path / "parquet"
     tier.add("Orders", 0, 20)
     exported(tier.config, target)
     record = target / "commit=00000001/_commit.json"
     held = json.loads(record.read_text())
     assert held["ledger"].pop("topic_ids") == {"c/broker-a/Orders": 0}
+    assert held["ledger"].pop("newest") == {"c/broker-a/Orders/0": [19, START_MS + 19_000]}
     record.write_text(json.dumps(held))
     tier.add("Orders", 0, 1)
     assert exported(tier.config, target).counts["messages"] == 1

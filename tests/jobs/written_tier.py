@@ -57,6 +57,7 @@ class WrittenTier:
     after the start."""
 
     config: StoreConfig
+    start_ms: int = START_MS
     ends: dict[QueueKey, int] = field(default_factory=dict)
 
     def add(
@@ -78,7 +79,13 @@ class WrittenTier:
                 first, chunk = self.ends.get(key, 0), min(32, count - start)
                 part = bodies[start : start + chunk]
                 run = a_run(
-                    key, first, chunk, body_bytes=body_bytes, bodies=part, sys_flag=sys_flag
+                    key,
+                    first,
+                    chunk,
+                    body_bytes=body_bytes,
+                    bodies=part,
+                    sys_flag=sys_flag,
+                    start_ms=self.start_ms,
                 )
                 self.write(parts, key, run)
             if seal:
@@ -121,6 +128,7 @@ def a_run(
     body_bytes: int = 50,
     bodies: Sequence[bytes] = (),
     sys_flag: int = 0,
+    start_ms: int = START_MS,
 ) -> MessageRun:
     records = [
         encode_message(
@@ -128,9 +136,9 @@ def a_run(
             queue_id=key.queue_id,
             queue_offset=number,
             log_offset=0,
-            born_timestamp=START_MS + number * SECOND_MS - 5,
+            born_timestamp=start_ms + number * SECOND_MS - 5,
             born_host=Host(b"\x0a\x00\x00" + bytes([number % 5]), 4000 + number % 3),
-            store_timestamp=START_MS + number * SECOND_MS,
+            store_timestamp=start_ms + number * SECOND_MS,
             store_host=Host(b"\x0a\x00\x00\x09", 10911),
             body=bodies[number - first] if bodies else body_of(number, body_bytes),
             property_bytes=encode_properties(properties_of(number)),

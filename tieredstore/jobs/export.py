@@ -33,6 +33,7 @@ with brought_by("jobs"):
     import pyarrow.parquet as pq
 
 from tieredstore.access.reader import TieredReader
+from tieredstore.flat.times import store_time
 from tieredstore.jobs.arrow import MESSAGE_COLUMNS
 from tieredstore.jobs.export_ledger import (
     STAGED,
@@ -49,6 +50,7 @@ from tieredstore.jobs.export_ledger import (
     joined,
     known_topics,
     marked,
+    newest_known,
     put_mark,
     range_name,
     topic_of,
@@ -83,7 +85,7 @@ from tieredstore.jobs.slices import (
     is_gone,
     plan_slices,
 )
-from tieredstore.jobs.worker import check_catalogue
+from tieredstore.jobs.worker import check_catalogue, queue_file
 from tieredstore.model.amounts import counted, shown_size
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import (
@@ -105,6 +107,10 @@ DEFAULT_COLUMNS: Final = tuple(
 _ALWAYS: Final = ("store_time", "topic", "queue_id", "queue_offset")
 
 
+class MadeAnewError(TieredStoreError):
+    """Offsets that were exported have other messages now."""
+
+
 class TableFormat(StrEnum):
     """What an export adds to."""
 
@@ -115,12 +121,17 @@ class TableFormat(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportItem:
-    """A range of a queue, and the directory or bucket where its files are staged."""
+    """A range of a queue, and the directory or bucket where its files are staged.
+
+    `exported`: the newest message of this queue that the target has, if the tier still has it, and
+    its store time, in ms.
+    """
 
     source: str
     slice: Slice
     place: str
     topic_id: int | None
+    exported: tuple[Slice, int] | None
 
     @property
     def name(self) -> str:
@@ -193,6 +204,7 @@ class ExportJob:
         lost: list[Json] = []
         remade: set[str] = set()
         held, numbers = _with(ledger, staged), known_topics(ledger, staged)
+        newest = newest_known(ledger, staged)
         with TieredReader(self.config) as reader:
             check_catalogue(self.config, wanted=topics.match)
             topics.refuse_unknown(key.topic for key in reader.queues())
@@ -213,8 +225,15 @@ class ExportJob:
                     reset.append(f"{rows.path} ends at {rows.end_offset}, {taken[-1][1]} was there")
                 first, end = bounds[rows.path]
                 span = max(first, rows.min_offset), min(end, rows.end_offset)
+                exported = self._exported(rows, newest.get(source))
                 items += [
-                    ExportItem(source=source, slice=slice_, place=place, topic_id=topic_id)
+                    ExportItem(
+                        source=source,
+                        slice=slice_,
+                        place=place,
+                        topic_id=topic_id,
+                        exported=exported,
+                    )
                     for part in free(*span, taken)
                     for slice_ in self._slices(rows, part)
                 ]
@@ -383,6 +402,15 @@ class ExportJob:
     def _slices(self, rows: QueueRows, part: tuple[int, int]) -> list[Slice]:
         return plan_slices([rows], split_bytes=self.split_bytes, bounds=lambda _: part)
 
+    def _exported(
+        self, rows: QueueRows, newest: tuple[int, int] | None
+    ) -> tuple[Slice, int] | None:
+        if newest is None:
+            return None
+        offset, time = newest
+        slices = self._slices(rows, (offset, offset + 1))
+        return (slices[0], time) if slices else None
+
     def _finding(self, topic: str, queue_id: int, offset: int, reason: str) -> Finding:
         return self._left_out(f"{topic}/{queue_id}", f"message {offset}: {reason}")
 
@@ -426,12 +454,14 @@ def _with(ledger: Ledger, staged: Sequence[StagedRange]) -> Ranges:
 def stage_range(job: ExportJob, item: ExportItem) -> ExportRow:
     """Stage a file for each day of the range, then its mark.
 
-    Raises BackendUnavailableError if a part of the range has expired or its topic was deleted since
-    the plan: the next plan has what is left, and reports damage in that.
+    Raises MadeAnewError if the queue is not the one that was exported before, and
+    BackendUnavailableError if a part of the range has expired or its topic was deleted since the
+    plan: the next plan has what is left, and reports damage in that.
 
     Each attempt has file names of its own, so a task that runs twice cannot replace a committed
     file. The whole range, which is one work item, is held in memory.
     """
+    _refuse_another_history(job, item)
     columns = list(job.file_columns)
     target = ExportTarget(item.place, job.target_options)
     if job.format is TableFormat.PARQUET:  # else the commit of all ranges would fail later
@@ -439,6 +469,7 @@ def stage_range(job: ExportJob, item: ExportItem) -> ExportRow:
     days: dict[int | None, list[pa.RecordBatch]] = {}
     damaged: list[tuple[str, int, int, str]] = []
     damaged_count = 0
+    newest: tuple[int, int] | None = None
     for batch in _read(job, item):
         if DAMAGE in batch.schema.names:
             reported = batch.filter(pc.is_valid(batch.column(DAMAGE)))
@@ -446,6 +477,7 @@ def stage_range(job: ExportJob, item: ExportItem) -> ExportRow:
             damaged += _described(reported, DAMAGED_SHOWN - len(damaged))
             if DAMAGE not in columns:
                 batch = batch.filter(pc.is_null(batch.column(DAMAGE)))  # noqa: PLW2901
+        newest = _newest(batch) or newest
         for day, rows in _by_day(batch):
             days.setdefault(day, []).append(rows)
     if damaged_count:
@@ -467,10 +499,37 @@ def stage_range(job: ExportJob, item: ExportItem) -> ExportRow:
         end=item.slice.end_offset,
         files=tuple(files),
         topic_id=item.topic_id,
+        newest=newest,
         damaged=damaged_count,
     )
     put_mark(target, job.settings, staged)
     return ExportRow(name=item.name, damaged_count=damaged_count, damaged=tuple(damaged))
+
+
+def _refuse_another_history(job: ExportJob, item: ExportItem) -> None:
+    """MadeAnewError where the message that was exported last is another one now."""
+    if item.exported is None:
+        return
+    last, exported_at = item.exported
+    file = queue_file(job.config, last.key, last.path, last.rows)
+    try:
+        stored_at = store_time(file, last.first_offset)
+    except SegmentError:
+        return  # it has expired or is damaged: that says nothing about the others
+    if stored_at != exported_at:
+        raise MadeAnewError(
+            f"{last.path}: message {last.first_offset} is not the one that was exported: offsets"
+            " were given again, or this is another tier; export it to another target"
+        )
+
+
+def _newest(batch: pa.RecordBatch) -> tuple[int, int] | None:
+    """Offset and store time, in ms, of the last row that has both."""
+    rows = batch.filter(pc.is_valid(batch.column("store_time")))
+    if not len(rows):
+        return None
+    offset, time = rows.column("queue_offset"), rows.column("store_time").cast(pa.int64())
+    return offset[-1].as_py(), time[-1].as_py() // 1000
 
 
 def _read(job: ExportJob, item: ExportItem) -> Iterator[pa.RecordBatch]:

@@ -34,6 +34,8 @@ _NAMED: Final = re.compile(r"([0-9a-f]{16})-\d+-(\d{20})-(\d{20})\b")
 Settings: TypeAlias = Mapping[str, Json]
 Ranges: TypeAlias = dict[str, list[tuple[int, int]]]
 """Queue offsets [first, end) by source, `<cluster>/<broker>/<topic>/<queue id>`; in order."""
+Newest: TypeAlias = dict[str, tuple[int, int]]
+"""Offset and store time, in ms, of the newest exported message, by source."""
 
 
 class TableChangedError(Exception):
@@ -57,13 +59,17 @@ class StagedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedRange:
-    """A range of a queue whose files are all there. It has no files if nothing in it was wanted."""
+    """A range of a queue whose files are all there. It has no files if nothing in it was wanted.
+
+    `newest`: offset and store time, in ms, of the last message in the files.
+    """
 
     source: str
     first: int
     end: int
     files: tuple[StagedFile, ...]
     topic_id: int | None = None
+    newest: tuple[int, int] | None = None
     damaged: int = 0
 
     @property
@@ -96,13 +102,14 @@ class StagedRange:
             for each in held["files"]
         )
         first, end = int(held["first"]), int(held["end"])
-        number = held.get("topic_id")
+        number, newest = held.get("topic_id"), held.get("newest")
         return cls(
             source=str(held["source"]),
             first=first,
             end=end,
             files=files,
             topic_id=None if number is None else int(number),
+            newest=None if newest is None else _pair(newest),
             damaged=int(held.get("damaged", 0)),
         )
 
@@ -113,6 +120,9 @@ class Ledger:
 
     `topic_ids` has the number of each topic, `<cluster>/<broker>/<topic>`, if it is known. A
     catalogue never gives a number twice: another number means another topic of the same name.
+
+    `newest` tells two histories of a queue apart. Another store time at the same offset means that
+    the offset was given again, or that this is the queue of another tier.
     """
 
     VERSION: ClassVar[int] = 2
@@ -121,6 +131,7 @@ class Ledger:
     settings: Settings | None = None
     exported: Ranges = field(default_factory=dict)
     topic_ids: Mapping[str, int] = field(default_factory=dict)
+    newest: Newest = field(default_factory=dict)
 
     def after(self, run: str, settings: Settings, brought: Sequence[StagedRange]) -> Ledger:
         by_source: Ranges = {}
@@ -135,6 +146,7 @@ class Ledger:
             settings=settings,
             exported=ranges,
             topic_ids=known_topics(self, brought),
+            newest=newest_known(self, brought),
         )
 
     def has(self, range_: StagedRange) -> bool:
@@ -151,6 +163,7 @@ class Ledger:
                 for source, held in sorted(self.exported.items())
             },
             "topic_ids": dict(sorted(self.topic_ids.items())),
+            "newest": {source: list(known) for source, known in sorted(self.newest.items())},
         }
 
     @classmethod
@@ -167,9 +180,12 @@ class Ledger:
                     str(source): [_pair(part) for part in parts]
                     for source, parts in held["ranges"].items()
                 },
-                # Ledgers of earlier versions have none.
+                # Ledgers of earlier versions have neither.
                 topic_ids={
                     str(topic): int(number) for topic, number in held.get("topic_ids", {}).items()
+                },
+                newest={
+                    str(source): _pair(known) for source, known in held.get("newest", {}).items()
                 },
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -262,6 +278,15 @@ def known_topics(ledger: Ledger, more: Sequence[StagedRange]) -> dict[str, int]:
     for each in more:
         if each.topic_id is not None:
             found.setdefault(topic_of(each.source), each.topic_id)
+    return found
+
+
+def newest_known(ledger: Ledger, more: Sequence[StagedRange]) -> Newest:
+    """The newest message of each queue that is there, or about to be."""
+    found = dict(ledger.newest)
+    for each in more:
+        if each.newest is not None:
+            found[each.source] = max(each.newest, found.get(each.source, each.newest))
     return found
 
 
