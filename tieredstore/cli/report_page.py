@@ -23,7 +23,7 @@ from tieredstore.model.amounts import counted, shown_size
 from tieredstore.model.values import QueueKey
 
 QUEUES_SHOWN_MAX: Final = 200
-"""In cards and in the table of numbers; every queue has its small picture. `queues` shows all."""
+"""So many have cards and rows in the table. Every queue has a small picture; `queues` shows all."""
 
 _NAMES_MAX: Final = 20
 _FILES_MAX: Final = 10

@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from tieredstore.driver.provider import Generations
 
 LINEAGE: Final = "published"
-"""The kind of the notes by which a writer knows what it published, one a broker: they are not
-published."""
+"""The kind of the notes, one a broker, in which a writer keeps what it has published. They are
+not published themselves."""
 
 
 LOG: Final = "log"
-"""The source that the facts of a catalogue name which its provider keeps with the bytes: read
-only it is a copy, and whole as of the moment at which it was read."""
+"""The source of a catalogue that the provider keeps with the bytes. Opened to be read only, it is
+a copy that is complete as of the moment when it was read."""
 
 
 PUBLISHED: Final = "published"
-"""The source of a copy that a writer made beside the tier, some time ago."""
+"""The source of a copy that a writer has published beside the tier, some time ago."""
 
 
 def was_published(lineage: Json) -> bool:

@@ -41,17 +41,17 @@ PROBE_PATH = "tieredstore-probe/rmq_sys_PROBE/0"
 CATALOGUES: Final = ".catalog"
 STAGED: Final = ".staged"
 LOADS: Final = "load"
-"""The folder of what loads stage: it becomes a leftover only with time, for no lock is held."""
+"""The folder in which loads stage. Loads hold no lock, so only age makes its files leftovers."""
 LOADED: Final = "load"
-"""Notes of loads that have an id: when, and how many messages."""
+"""Notes of loads that have an id: when they were committed, and how many messages."""
 STREAMED: Final = "stream"
-"""Notes of streams: their last batch, and when."""
+"""Notes of streams: their last batch, and when it was committed."""
 LOAD_RUN: Final = "load-run"
-"""Notes of commits, for one that is tried again: when."""
+"""Notes of commits, which a commit that is tried again looks for: when they were made."""
 LOAD_MS_MAX: Final = 24 * 3_600_000
-"""A load has come to its end this long after its first task has: what is older is dead."""
+"""A load ends within this time after its first task ended; what it staged before is dead."""
 LEFTOVER_KIND: Final = "staged"
-"""What is there is a leftover of this kind: a job that never came to its end has left it."""
+"""The kind of a leftover of a job that did not end."""
 
 _BLOCK_BYTES: Final = 8 << 20
 _GENERATION_NAME: Final = re.compile(r"([0-9]{20})\.json")

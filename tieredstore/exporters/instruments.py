@@ -13,7 +13,7 @@ from tieredstore.model.printable import log_of
 log = log_of(__name__)
 
 LABEL_SETS_MAX: Final = 100_000
-"""Of one metric. A broker with more queues than that sees the rest together."""
+"""For each metric. The queues above this number are counted together."""
 
 OTHER: Final = "other"
 _TIMES: Final = ("seconds", "milliseconds")

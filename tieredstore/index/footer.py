@@ -101,18 +101,18 @@ _BLOCKS_A_PASS: Final = 1900  # 62 MB while their bits are set
 GROUP_BYTES: Final = 16 * 1024 // COMPACTED_ITEM_BYTES * COMPACTED_ITEM_BYTES
 MAGIC: Final = b"TSINDEX1"
 UNCHECKED, CHECKED = 1, 2
-"""Versions: without checksums of items and with them."""
+"""Versions: without and with checksums of items."""
 _FENCE_WORDS: Final = {UNCHECKED: 2, CHECKED: 3}
 _END_WORD: Final = PAYLOAD_BYTES // 4 - 1
 CRC32C: Final = 1
 TRAILER_BYTES: Final = 84
 TAIL_BYTES: Final = 16 * 1024
-"""The tail of any file of at most 2 GiB fits: it has fewer than 800 fence blocks."""
+"""Holds the tail of any file of up to 2 GiB, which has fewer than 800 fence blocks."""
 _DISORDER_END: Final = (1 << 30) - 1
 _BODY: Final = Struct(">iiiiiiiiqqqqi")
 _END: Final = Struct(">4si8s")
 Read = Callable[[int, int], bytes]
-"""Position and length to exactly so many bytes."""
+"""Takes position and length; returns exactly that many bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

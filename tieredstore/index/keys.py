@@ -40,11 +40,11 @@ from tieredstore.model.values import INT32_MAX
 log = log_of(__name__)
 
 SECOND_SLACK_MS: Final = 999
-"""An item keeps whole seconds, cut toward the begin of its file."""
+"""An item stores whole seconds from the beginning of its file, rounded towards it."""
 _REACH_MS: Final = 1000 * INT32_MAX
 DAY_MS: Final = 86_400_000
 LATE_MS: Final = 31 * DAY_MS
-"""No message is older when it is indexed: brokers upload messages within days."""
+"""The greatest age of a message when it is indexed: brokers upload within days."""
 _BLOCK_ITEMS: Final = 1 << 19
 MAGIC: Final = b"TSKEYS01"
 SUFFIX: Final = ".keys"

@@ -34,7 +34,7 @@ from tieredstore.model.errors import (
 OFFSETS: Final = "tieredstore.offsets"
 RUN: Final = "tieredstore.run"
 SEQUENCE: Final = "tieredstore.sequence"
-"""Of the table: the number of the snapshot that its offsets are of."""
+"""In the table's properties: the number of the snapshot that their offsets belong to."""
 INLINE_MAX: Final = 16 << 10  # bytes of packed offsets, of about 1500 queues
 FILES_KEPT: Final = 16  # of the newest commits: another run may be about to name one
 _FOLDER: Final = "_tieredstore/offsets"

@@ -28,7 +28,7 @@ THREADS: Final = 8
 THREADS_MAX: Final = 256
 _RANKS: Final = {severity: rank for rank, severity in enumerate(Severity)}
 Work: TypeAlias = Callable[[ItemT], Iterable[RowT]]
-"""What is done to one item: the `work` of a job. It pickles where an engine has other processes."""
+"""The `work` of a job, called with one item. Engines with other processes pickle it."""
 
 
 class JobExit(IntEnum):
@@ -47,7 +47,7 @@ class JobState(Enum):
     PLANNED = "planned"
     """A dry run: nothing was done."""
     INCOMPLETE = "incomplete"
-    """Some items failed; another run does what is left."""
+    """Some items failed; another run does the rest."""
     INTERRUPTED = "interrupted"
 
 
@@ -82,7 +82,7 @@ class JobReport:
     failures: tuple[ItemFailure, ...] = ()
     facts: Mapping[str, Json] = field(default_factory=dict)
     lines: tuple[str, ...] = ()
-    """The same for people."""
+    """The report as text for people."""
 
     @property
     def exit_code(self) -> JobExit:
@@ -145,10 +145,10 @@ class Plan(Generic[ItemT]):
     counts: Mapping[str, int] = field(default_factory=dict)
     byte_counts: Mapping[str, int] = field(default_factory=dict)
     requests: Mapping[str, int] = field(default_factory=dict)
-    """By the names of the price table, where an object store is asked."""
+    """Requests to an object store, by their names in the price table."""
     dollars: float | None = None
     lines: tuple[str, ...] = ()
-    """The same for people."""
+    """The plan as text for people."""
     facts: Mapping[str, Json] = field(default_factory=dict)
 
     @property
@@ -179,8 +179,8 @@ class Progress:
 
 
 OnProgress: TypeAlias = Callable[[Progress], None]
-"""Called before the first item, and now and then, by one thread at a time. An error that it raises
-ends the job."""
+"""Called before the first item and from time to time after it, by one thread at a time. If it
+raises, the job ends."""
 
 
 class RowStream(Generic[RowT]):

@@ -580,8 +580,8 @@ class QueueTarget:
     queue_offset: int = 0
     log_offset: int = 0
     place: tuple[SegmentRecord, ...] = ()
-    """Rows that are all that says where an empty queue goes on. They stay until the load is there,
-    so it begins one further: its segments need names of their own."""
+    """The only rows that say where an empty queue continues. They stay until the load is committed,
+    so the load begins one further: its segments need names of their own."""
 
     @property
     def end_before(self) -> int:

@@ -5,7 +5,9 @@ the target's catalogue until the cut-over:
 
     line      <CRC-32C of the rest, 8 hexadecimal digits> <JSON>\n
     first     {"format": 1, "source": {...}, "target": {...}}
-    others    [path, type, base, size, crc]     the target has so many bytes, with this CRC-32C
+    others    [path, type, base, size, crc, created_ms]
+
+The target has `size` bytes of the segment, with this CRC-32C; the source made it at `created_ms`.
 
 If several lines are about one segment, the last one counts. A torn line and all lines after it are
 ignored. When `add` returns, the operating system has the line; it is on disk after at most
@@ -74,8 +76,8 @@ log = log_of(__name__)
 
 BLOCK_BYTES: Final = 8 << 20  # in memory for each item under way; twice that while it is sent on
 NEAR_BYTES: Final = 2 << 20
-"""The same between files: where a read costs no request, what the processor's cache holds is
-quicker."""
+"""BLOCK_BYTES between files: where a read costs no request, blocks that fit the CPU cache are
+faster."""
 _ATTEMPTS_MAX: Final = 3  # if somebody else copies the same segment at the same time
 SYNC_LINES: Final = 64
 SUFFIX: Final = ".migration"
@@ -93,7 +95,7 @@ class CopyState(Enum):
 
     COPIED = "copied"
     COMPARED = "compared"
-    """It was there already and not in the journal, so both were read."""
+    """It was there already but not in the journal, so both were read."""
     GONE = "gone"
     """The source no longer has it: the catalogue says whether it expired or is lost."""
 

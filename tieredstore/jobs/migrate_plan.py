@@ -43,7 +43,7 @@ from tieredstore.model.values import Json, QueueRecord, SegmentRecord, SegmentTy
 log = log_of(__name__)
 
 NOTE: Final = "migration"
-"""Notes of this kind say where a tier came from, under this key, or each queue that it adopted."""
+"""Notes of this kind say where a tier came from (under SOURCE), or where each adopted queue did."""
 SOURCE: Final = "source"
 _QUEUE_NOTES: Final = (STOPPED_QUEUE, TRUSTED_SIDE, recovery.UNCONFIRMED_NOTE)
 _LOAD_NOTES: Final = (LOADED, STREAMED, LOAD_RUN)
@@ -87,11 +87,11 @@ class SourceTier:
     tables: tuple[Change, ...] = ()
     """What the catalogue has of consumer offsets and of the broker's own topics."""
     given: tuple[Change, ...] = ()
-    """Numbers of topics, and of loads, that are never given again."""
+    """Numbers of deleted topics and ids of loads, which are never given again."""
     log_mark: Json = None
     log_starts: Mapping[str, Json] = field(default_factory=dict)  # by path, see LOG_START_NOTE
     copy_of: str | None = None
-    """Where the catalogue is a published copy: it may not know the newest queues and keys."""
+    """Set if the catalogue is a published copy: it may not know the newest queues and keys."""
 
     def rows(self) -> list[SegmentRecord]:
         return [*(row for queue in self.queues for row in (*queue.log, *queue.units)), *self.index]

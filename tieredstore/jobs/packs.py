@@ -33,10 +33,10 @@ PACKED_MAX: Final = 4_096  # pieces that one partition reads one after the other
 PACKED_BYTES_MIN: Final = 16 * 1024  # a smaller piece takes as long as one of this size
 WINDOW_BYTES: Final = 64 * 1024 * 1024  # of slices fetched together
 HELD_BYTES_MAX: Final = 96 * 1024 * 1024
-"""What is fetched may be more than was planned with: messages have other sizes than on average."""
+"""More may be fetched than was planned, because message sizes differ from the average."""
 NEARLY_ALL: Final = 0.9
-"""A slice of so much of its queue is fetched with the whole log: reading a bit too much takes less
-time than asking the units first where its messages lie."""
+"""If a slice has this share of its queue, the whole log is fetched: reading a bit too much takes
+less time than first reading the units to find its messages."""
 
 
 class Piece(Protocol):

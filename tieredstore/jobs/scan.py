@@ -84,7 +84,7 @@ SCAN_COLUMNS: Final = {
     DAMAGE: pa.string(),
 }
 PLAIN_BATCH_BYTES: Final = 64 * 1024 * 1024
-"""A batch ends behind the message with which its plain bodies reach this."""
+"""A batch ends after the message with which its plain bodies reach this size."""
 _DAMAGED_AT_ONCE: Final = 65_536
 
 

@@ -54,7 +54,7 @@ STATE_BYTES_MAX: Final = 64 * 1024
 _FORMAT: Final = 1
 
 Place: TypeAlias = tuple[int, str, int, int]
-"""Where a part of a tier ends: parts come in this order, whatever they are cut into."""
+"""Where a part of a tier ends. Parts come in this order, however the tier is divided."""
 
 
 def place_of(item: VerifyItem) -> Place:

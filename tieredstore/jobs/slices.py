@@ -46,10 +46,10 @@ T = TypeVar("T")
 
 SPLIT_BYTES: Final = 64 * 1024 * 1024
 LOG_ROWS_MAX: Final = 64
-"""A queue with no more log segments is left as it is; else a slice has about half as many."""
+"""Up to this many log segments, slices keep all log rows; else each has about half as many."""
 RUN_BYTES: Final = 8 * 1024 * 1024  # log bytes of one read
 NEAR_RUN_BYTES: Final = 2 * 1024 * 1024
-"""The same of files: where a read costs no request, what the processor's cache holds is quicker."""
+"""RUN_BYTES for files: where a read costs no request, runs that fit the CPU cache are faster."""
 RUN_COUNT: Final = 16_384
 UNITS_AT_ONCE: Final = 131_072  # 2.5 MiB of a consume queue in one read
 EVER: Final = (-INT64_MAX - 1, INT64_MAX)
@@ -65,7 +65,7 @@ class QueueRows:
     log: tuple[SegmentRecord, ...]
     queue: tuple[SegmentRecord, ...]
     goes_on_at: int = 0
-    """Of a queue all of whose messages have expired: the offset of the next one."""
+    """The offset of the next message, for a queue whose messages have all expired."""
     from_copy: bool = False  # the rows are from a copy of the catalogue
 
     @property

@@ -67,10 +67,10 @@ _BLOCKS_AT_ONCE: Final = 1_024
 PART_BYTES: Final = 64 * 1024 * 1024
 _ITEMS_AT_ONCE: Final = 1 << 18
 _NEAR_ITEMS_AT_ONCE: Final = 1 << 16
-"""The same of files: where a read costs no request, what the processor's cache holds is quicker."""
+"""_ITEMS_AT_ONCE for files: where a read costs no request, what fits the CPU cache is faster."""
 OnItems: TypeAlias = Callable[[NDArray[Any], NDArray[np.int64], str, int, int], None]
-"""Items; when their messages were stored, as they say; the path of their file, the position of the
-first of them and how many bytes lie from one to the next."""
+"""Gets items, the store times that they give for their messages, the path of their file, the
+position of the first item, and the distance from one item to the next in bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

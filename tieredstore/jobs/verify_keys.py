@@ -38,7 +38,7 @@ LOOKED_AT_STRETCHES_MAX: Final = 256
 LOOKED_AT_ENTRIES_MAX: Final = 4_000_000
 LOOKED_AT_BYTES_MAX: Final = 2 * 1024**3  # of index files and stretches of the log
 Rows: TypeAlias = Sums | NDArray[Any]
-"""What has columns by name: sums, or entries."""
+"""Sums or entries: both have columns by name."""
 _ENTRY: Final = np.dtype(
     [
         *(("id", np.uint64), ("time", np.int64), ("log_offset", np.int64)),

@@ -55,10 +55,10 @@ from tieredstore.model.values import INT32_MAX, QueueKey, SegmentRecord, Segment
 
 BYTES_AT_ONCE: Final = 8 * 1024 * 1024
 NEAR_BYTES_AT_ONCE: Final = 4 * 1024 * 1024
-"""The same of files: where a read costs no request, what the processor's cache holds is quicker."""
+"""BYTES_AT_ONCE for files: where a read costs no request, what fits the CPU cache is faster."""
 UNITS_AT_ONCE: Final = 65_536
 READS_MAX: Final = 10_000
-"""Of one slice whose units lead all over its log: then the rest of it is not looked at."""
+"""Per slice. If its units lead all over the log, the rest of it is not looked at."""
 _CODA_HEAD: Final = np.uint64(CODA_BYTES << 32 | BLANK_MAGIC)
 _PLACES_FROM: Final = -(2**63)
 _PLACES_TO: Final = _PLACES_FROM + 2**40  # a terabyte of one queue's extended units
@@ -67,7 +67,7 @@ _LOOKED_AT_MAX: Final = 1_000  # records in one stretch of unnamed bytes
 
 Rows: TypeAlias = NDArray[np.int64]
 Tell: TypeAlias = Callable[[VerifyKind, NDArray[np.bool_], Callable[[int], str]], None]
-"""Which rows have this kind of damage, and what to say of one."""
+"""Gets the rows that have this kind of damage, and a function that describes one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,9 +43,9 @@ KEPT_ASIDE_MAX: Final = 100
 JOURNAL_ASIDE: Final = ".journal.stale"
 SNAPSHOT_ASIDE: Final = ".damaged"
 JOURNAL_BYTES_MIN: Final = 4 * 1024 * 1024
-"""Below this a journal is never compacted by its size, unless the caller says so."""
+"""A journal smaller than this is not compacted for its size, unless the caller asks."""
 LOADS_MAX: Final = 8
-"""How often a load starts over because a writer changed the files under it."""
+"""How often a load starts again because a writer changed the files meanwhile."""
 READ_BYTES: Final = 1024 * 1024
 Stamp: TypeAlias = tuple[int, ...] | None
 
@@ -99,13 +99,13 @@ class JournalState(Enum):
 
     ABSENT = "absent"
     LIVE = "live"
-    """It follows this snapshot."""
+    """It continues this snapshot."""
     CONTAINED = "contained"
-    """All of it is in this snapshot: the writer was stopped before it removed the journal."""
+    """This snapshot has all of it: the writer stopped before it removed the journal."""
     STALE = "stale"
-    """It belongs to another snapshot: RocketMQ has written since."""
+    """It belongs to an earlier snapshot: RocketMQ has written one since."""
     DAMAGED = "damaged"
-    """Not even its first line is whole. It was written in one piece, so a crash cannot do that."""
+    """Even its first line is torn. That line is written in one piece, so no crash does this."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -129,13 +129,13 @@ class OpenReport:
     """What the last complete read of the files had to handle."""
 
     replayed_lines: int = 0
-    """Batches that the journal held on top of the snapshot."""
+    """Batches that the journal added to the snapshot."""
     torn_bytes: int = 0
-    """What an interrupted write left behind: a writer has cut it, a reader passes over it."""
+    """Left by an interrupted write. A writer has cut them off; a reader ignores them."""
     stale_journal: Path | None = None
-    """A journal that RocketMQ's own writing overtook, or without a whole line: not replayed."""
+    """A journal that was not replayed: RocketMQ wrote a newer snapshot, or no line is whole."""
     used_backup: bool = False
-    """Whether the snapshot was missing or unreadable, so that the backup had to serve."""
+    """Whether the backup was used because the snapshot was missing or unreadable."""
 
     @classmethod
     def of(cls, files: CatalogueFiles, catalogue: Catalogue, stale: Path | None) -> OpenReport:

@@ -32,7 +32,7 @@ from tieredstore.model.values import TopicRecord
 log = log_of(__name__)
 
 FILE_NAME: Final = "tieredStoreMetadata.json"
-"""What RocketMQ calls its catalogue, in the folder `config` of its store."""
+"""RocketMQ's name of the catalogue, in the folder `config` of its store."""
 
 
 @dataclass(slots=True, eq=False)

@@ -50,7 +50,7 @@ log = log_of(__name__)
 
 FORMAT: Final = 1
 PUBLISHED_BYTES_MAX: Final = 256 * 1024 * 1024
-"""Some million segments. More is neither published nor read."""
+"""A few million segments. A larger catalogue is neither published nor read."""
 
 _BODY: Final = b',"catalogue":'
 
@@ -157,7 +157,7 @@ def _json(raw: msgspec.Raw) -> Json:
 
 
 LOADS_MAX: Final = 8
-"""How often a load starts over because newer generations took the place of the one listed."""
+"""How often a load starts again because newer generations replaced the listed one."""
 
 
 class PublishedMetadataStore(MemoryReads):
@@ -332,7 +332,7 @@ def _tries_of(rows: list[Json]) -> Iterator[Try]:
 
 
 KEPT: Final = 3
-"""Generations that stay: a reader that has listed them is still reading one."""
+"""Generations that are kept, for readers that have listed them and are still reading."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

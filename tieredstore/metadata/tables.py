@@ -40,7 +40,7 @@ _KNOWN: Final = frozenset({*SEGMENT_TABLES.values(), QUEUE_TABLE, TOPIC_TABLE, S
 INT64_DIGITS: Final = 19
 _NOBODY: Final = "\0copied"
 SNAPSHOT_BYTES_MAX: Final = 2**31 - 1
-"""Java reads the file into one array: more than this it cannot hold."""
+"""Java reads the file into one array, which cannot be larger."""
 UNSET_TIME: Final = INT64_MAX
 UNSET_RESERVE: Final = -1
 Row: TypeAlias = dict[str, Json]

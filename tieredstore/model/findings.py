@@ -13,11 +13,11 @@ class Severity(Enum):
     """What a finding means for those who read messages."""
 
     DAMAGE = "damage"
-    """Something is missing or wrong, or a queue takes nothing more."""
+    """Something is missing or wrong, or a queue accepts no more messages."""
     LEFTOVER = "leftover"
     """It costs space, and nothing is missing."""
     NOTE = "note"
-    """Worth knowing; a sound tier may have it."""
+    """Worth knowing; found in sound tiers too."""
 
 
 class FindingKind(StrEnum):

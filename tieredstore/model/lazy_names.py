@@ -45,7 +45,7 @@ MOVED: Final = {
     "tieredstore.testing.segment_machine": "tieredstore.testing.segment_contract",
     "tieredstore.testing.strategies": "tieredstore.testing.samples",
 }
-"""What documents, contracts and public names stood for."""
+"""Modules that documents, contracts and public names were imported from before."""
 
 
 def lazy_names(

@@ -19,7 +19,7 @@ from tieredstore.model.errors import BodyNotPlainError, InvalidConfigError
 COMPRESSED: Final = 0x0001
 COMPRESSION_MASK: Final = 0x0700
 PLAIN_BYTES_MAX: Final = 64 * 1024 * 1024
-"""No broker takes a message that is nearly as large, unless it is set up to."""
+"""By default no broker accepts a message nearly as large."""
 
 _EXTRA: Final = "compression"
 _STEP_BYTES: Final = 1 << 18

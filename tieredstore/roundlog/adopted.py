@@ -27,7 +27,7 @@ from tieredstore.roundlog.object_calls import ObjectCalls
 from tieredstore.roundlog.state import LogState
 
 ADOPTED: Final = "adopted"
-"""The folder, and the kind of the note: which object the newest commit of a load is to have."""
+"""The folder, and the kind of the note that names the object of a load's newest commit."""
 READ_TOGETHER: Final = 8
 _NAME: Final = re.compile(rf"{ADOPTED}/([0-9]{{10}})-([0-9]{{20}})-.+")
 

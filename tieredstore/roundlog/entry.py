@@ -28,7 +28,7 @@ SegmentKey: TypeAlias = tuple[str, SegmentType, int]
 
 UNKNOWN_TIME: Final = -1
 NO_ROW: Final = -2
-"""In place of times: these bytes change nothing in the catalogue."""
+"""Stands for times where the bytes change nothing in the catalogue."""
 
 Whole: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=INT64_MAX)]
 

@@ -27,7 +27,7 @@ from tieredstore.model.values import INT64_MAX, SegmentType
 
 ROUNDS: Final = ".rounds/"
 OLD_PARTS: Final = ".parts/"
-"""What an open segment was made of before there was a log."""
+"""The folder with the parts of open segments, before there was a log."""
 OLD_CLAIMS: Final = ".epochs/"
 OLD_LAYOUT: Final = (
     "open segments of an older layout lie there: seal them with the version that wrote them, then"

@@ -30,7 +30,7 @@ from tieredstore.roundlog.log import BrokerLog
 from tieredstore.roundlog.state import LogState
 
 LOST: Final = "lost-log"
-"""A note: data objects of epochs below this one are of a log that was lost."""
+"""A note: data objects of earlier epochs belong to a log that was lost."""
 APPENDED_BYTES: Final = 32 << 20  # in memory at a time
 TAIL_BYTES: Final = 64 << 10  # read of an object first: nearly always more than its table
 

@@ -38,9 +38,9 @@ from tieredstore.roundlog.frames import FrameKind, decode, encode
 from tieredstore.roundlog.layout import log_name
 
 BESIDE: Final = ("data/", "load/")
-"""What names of objects begin with that are used once: a writer's own, and those of a load."""
+"""Prefixes of objects whose names are used once: a writer's own, and those of a load."""
 NAME_RESTS_MS: Final = 30 * 24 * 3_600_000
-"""A request may be delivered again this long after it was sent: a deleted key rests for as long."""
+"""A request may arrive again this long after it was sent, so a deleted key is not reused before."""
 
 
 class LogSegmentState:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 WAVE_ITEMS: Final = 1_000
-"""Items of one Spark job: it bounds what the driver holds of their rows."""
+"""Items of one Spark job. This bounds how many of their rows the driver holds."""
 TASKS_A_CORE: Final = 4
 TASK_BYTES: Final = 64 << 20
 _NO_WORKER: Final = re.compile(  # what Spark says if a worker has no suitable interpreter

@@ -36,7 +36,7 @@ from tieredstore.model.values import INT64_MAX, QueueKey
 
 QUEUES_SHOWN_MAX: Final = 500
 PACKED_BYTES_MAX: Final = 256 << 20
-"""What is packed may be so long: no damaged checkpoint takes all memory."""
+"""The limit for unpacked offsets, so that a damaged checkpoint cannot take all memory."""
 _TOPIC_ID: Final = "topic_id"
 _PACKED: Final = "packed"
 _FILTERS: Final = [{"id": lzma.FILTER_LZMA2, "preset": 6, "lc": 0}]

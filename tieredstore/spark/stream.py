@@ -31,7 +31,7 @@ from tieredstore.spark.reading import ScanReader, partitions_of
 log = log_of(__name__)
 
 SHOWN_MAX: Final = 100
-"""Queues of which a progress report tells all: of more, those that are farthest behind."""
+"""Queues that a progress report shows one by one; if there are more, those farthest behind."""
 
 
 class DataLossError(TieredStoreError):
