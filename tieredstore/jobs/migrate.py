@@ -63,7 +63,6 @@ from tieredstore.jobs.migrate_copy import (
 )
 from tieredstore.jobs.migrate_plan import (
     NOTE,
-    OBJECT_PROVIDERS,
     SOURCE,
     MigrationPlan,
     SourceQueue,
@@ -90,12 +89,12 @@ from tieredstore.model.errors import (
 )
 from tieredstore.model.findings import Finding
 from tieredstore.model.printable import log_of
-from tieredstore.model.values import Json, QueueKey, SegmentRecord, SegmentType
+from tieredstore.model.values import Json, QueueKey, SegmentRecord
 
 log = log_of(__name__)
 
 _NAMES_SHOWN: Final = 5
-_FENCE_TOPIC: Final = "rmq_sys_PROBE"  # nothing is ever written there
+_PROBE_TOPIC: Final = "rmq_sys_PROBE"  # nothing is ever written there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,7 +268,7 @@ class _Finish:
         """
         self._job.claimed_target()
         provider = self._job.target_provider()
-        path = f"{self._job.target.broker_name}/{_FENCE_TOPIC}/0"
+        path = f"{self._job.target.broker_name}/{_PROBE_TOPIC}/0"
         with provider.open(path, item.row.type, 0) as segment:
             segment.delete()
 
@@ -445,9 +444,6 @@ def _take_epoch(config: StoreConfig) -> None:
         provider = provider_of(replace(config, certify="off"), runtime, NoMetrics())
         try:
             provider.claim(config.broker_name)
-            if config.provider in OBJECT_PROVIDERS:  # deleting what never existed claims there
-                path = f"{config.broker_name}/{_FENCE_TOPIC}/0"
-                provider.open(path, SegmentType.COMMIT_LOG, 0).delete()
         finally:
             provider.close()
 
