@@ -1,8 +1,8 @@
 """Histories by their seeds: `python -m tests.simulation SEED [--count N | --hours H]`.
 
-One that shows something is run again with less and less, and its replay is printed. Hours are cut
-into blocks, each in a process of its own, as many at a time as there are cores: a world leaves open
-files behind where its processes died.
+A history that shows something is run again with less and less in it, and its replay is printed.
+Hours are split into blocks, each in its own process, one for each core at a time: a world whose
+processes died leaves open files behind.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.simulation.world import FAULTS, LOCAL_ROT, ROT, Plan, run, smaller
 
 SALTS: tuple[int, ...] = tuple(range(8))  # other schedules of a smaller plan
 SHRINKING_MAX = 200  # histories
-BLOCK = 1_000  # of one process
+BLOCK = 1_000  # seeds of one process
 ROTS = {"tier": ROT, "local": LOCAL_ROT}
 
 
