@@ -2,9 +2,9 @@
 
 python -m bench [--page] [--runs N] [name ...]
 
-The scripts run one after the other, each in a process of its own; with `--runs` all of them again
-and again, and it says which ratios agree. `--page` runs none: it writes docs/benchmarks.md from the
-figures that are there, and the table of README.md from that page.
+The scripts run one after the other, each in its own process. `--runs` repeats all of them, and
+tells which ratios agree. `--page` runs none: it writes docs/benchmarks.md from the existing
+figures, and the table of README.md from that page.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ class Bench:
     def bare(self) -> float:
         """Seconds for the ranges that were read last, with nothing but pread.
 
-        The bytes are kept, as anyone must who reads a queue for others.
+        The bytes are kept, as in any reader that serves others.
         """
         files: dict[str, int] = {}
         ranges = []
