@@ -2,9 +2,9 @@
 
 python -m bench [--page] [--runs N] [name ...]
 
-The scripts run one after the other, each in a process of its own; with `--runs` all of them again
-and again, and it says which ratios agree. `--page` runs none: it writes docs/benchmarks.md from the
-figures that are there, and the table of README.md from that page.
+The scripts run one after the other, each in its own process. `--runs` repeats all of them, and
+tells which ratios agree. `--page` runs none: it writes docs/benchmarks.md from the existing
+figures, and the table of README.md from that page.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def machine() -> str:
 
 
 def draw(figures: Mapping[str, Sequence[Row]], path: Path) -> None:
-    """Every ratio as a bar on a logarithmic scale; the promised one is a mark."""
+    """Every ratio as a bar on a logarithmic scale; a mark shows the promised one."""
     import matplotlib as mpl
     import matplotlib.pyplot as plt
 
@@ -75,7 +75,7 @@ def draw(figures: Mapping[str, Sequence[Row]], path: Path) -> None:
 
 
 def page_of(figures: Mapping[str, Sequence[Row]], where: str) -> str:
-    """The part of the page that is made from figures."""
+    """The part of the page that is generated from figures."""
     lines = [f"Measured on {where}."]
     for name, rows in figures.items():
         lines += ["", f"### `make bench BENCH={name}`", ""]

@@ -1,4 +1,4 @@
-"""The figures of the front page: chosen rows of docs/benchmarks.md, as they stand there."""
+"""The figures of the front page: chosen rows of docs/benchmarks.md, unchanged."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def rows_of(page: str) -> Mapping[tuple[str, str], Sequence[str]]:
 
 
 def front_of(page: str) -> str:
-    """The table of the front page. KeyError where the page of benchmarks lacks a chosen row."""
+    """The table of the front page. KeyError if the page of benchmarks lacks a chosen row."""
     rows = rows_of(page)
     lines = ["| what | baseline | ours | ratio | measured by |", "| --- | --- | --- | --- | --- |"]
     for chosen in CHOSEN:
@@ -94,7 +94,7 @@ def front_of(page: str) -> str:
 
 
 def between_marks(text: str, made: str) -> str:
-    """The same text, with what stands between the marks made anew."""
+    """The same text, with the part between the marks replaced."""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:

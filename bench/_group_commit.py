@@ -1,6 +1,6 @@
-"""Puts that wait for the disk together: of threads, of asyncio through a tier, of none.
+"""Puts that wait for the disk together: from threads, and from asyncio through a tier.
 
-The plain way writes records of the same size to a file that has its blocks, and syncs each of them.
+The plain way writes records of the same size to a file that has its blocks already, and syncs each.
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ def puts_a_second(writers: int) -> float:
 
 
 def awaited_puts_a_second(in_flight: int, count: int) -> float:
-    """Awaited puts through a store with a tier, so many at the same time, each on disk when done.
+    """Awaited puts through a store with a tier, `in_flight` at a time, each on disk when done.
 
-    The upload to a folder goes on beside them.
+    The upload to a folder runs meanwhile.
     """
     sent = [message for batch in batches(-(-count // BATCH_MESSAGES)) for message in batch][:count]
     with tempfile.TemporaryDirectory() as folder, Runtime.threads() as runtime:

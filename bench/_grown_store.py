@@ -1,9 +1,9 @@
-"""A broker's store that has grown in one way, and what it then takes to use it.
+"""A broker's store that has grown in one way, and what it then costs to use it.
 
     python -m bench._grown_store queues 2000 folder
 
-builds it in an empty folder and prints seconds by operation, and memory, as JSON. It is a process
-of its own so that memory is of this store alone.
+builds it in an empty folder and prints seconds by operation, and memory, as JSON. It is a separate
+process so that the memory is that of this store alone.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SETTINGS: Final = StoreConfig(
     provider="posix",
     index_slot_count=2_000,
     index_item_count=50_000,
-    group_commit_timeout_ms=600_000,  # what is put while time is taken is not uploaded beside it
+    group_commit_timeout_ms=600_000,  # no upload runs while puts are timed
     dispatch_interval_ms=600_000,
 )
 WAYS: Final = ("queues", "segments", "messages", "keys", "readers")
@@ -61,7 +61,7 @@ def config_of(way: str, folder: Path) -> StoreConfig:
 
 
 def messages_of(way: str, size: int) -> Iterator[list[Message]]:
-    """Batches, each of one queue. A size of 1 is a queue, a segment, or 100 messages."""
+    """Batches, each for one queue. A size of 1 is a queue, a segment, or 100 messages."""
     if way == "queues":
         for number in range(size):
             yield [a_message(number, topic=f"{TOPIC}{number // 8}", queue_id=number % 8)]

@@ -1,4 +1,4 @@
-"""How much anonymous memory the compaction of an index file takes, in a process of its own."""
+"""How much anonymous memory the compaction of an index file takes, measured in its own process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SAMPLE_SECONDS = 0.005
 
 
 def in_child(path: Path, *, slot_count: int, item_capacity: int) -> dict[str, float]:
-    """Peaks in bytes, of the whole process: its interpreter and numpy too."""
+    """Peaks in bytes of the whole process, including its interpreter and numpy."""
     command = [sys.executable, "-m", "bench._index_memory"]
     command += [str(path), str(slot_count), str(item_capacity)]
     found = subprocess.run(command, check=True, capture_output=True, text=True)
@@ -33,7 +33,7 @@ def anonymous_bytes() -> int:
 
 
 class Peak:
-    """The most that was seen while the block ran."""
+    """The largest value seen while the block ran."""
 
     def __enter__(self) -> Self:
         self.most = anonymous_bytes()

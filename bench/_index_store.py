@@ -1,4 +1,4 @@
-"""How fast a key index takes runs of messages, and how long it takes to make them durable."""
+"""How fast a key index accepts runs of messages, and how long it takes to make them durable."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tieredstore.testing.samples import STORE_TIMESTAMP, TOPIC, a_record
 
 RUN_MESSAGES = 4_096
 KEYS_A_MESSAGE = 2
-RUNS_A_TURN = 2  # so many wait in memory before they are written
+RUNS_A_TURN = 2  # this many wait in memory before they are written
 TURNS, FIRST_TURNS = 20, 3  # the first ones make the file and touch its slots
 
 
@@ -55,7 +55,7 @@ def committed_run(first: int) -> CommittedRun:
 
 
 def hashed_one_by_one(run: CommittedRun) -> NDArray[np.uint64]:
-    """The keys of the messages as who decodes each of them finds them; nothing is put."""
+    """The keys of the messages, found by decoding each message; nothing is put."""
     keys: list[str] = []
     for row in range(len(run)):
         message = decode_message(run.run.record(row), check_crc=False)

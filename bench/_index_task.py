@@ -1,9 +1,9 @@
-"""How much memory the tasks and the driver of a reindex take, each in a process of its own.
+"""How much memory the tasks and the driver of a reindex take, each measured in its own process.
 
     python -m bench._index_task FOLDER [KEYS_A_FILE [FILES [QUEUES]]]
 
-Keys are staged as a first step would stage them; the second step then makes index files of them,
-with the default number of slots. A task imports what a Python worker of Spark imports.
+Keys are staged as the first step would stage them; the second step then makes index files from
+them, with the default number of slots. A task imports what a Python worker of Spark imports.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ BATCH: Final = 1 << 16
 
 
 def staged_keys(config: StoreConfig, keys: int, queues: int) -> ReindexScope:
-    """Keys of all queues over the same ten minutes, so that every merge has all of them open."""
+    """Keys of all queues over the same ten minutes, so that every merge opens all of them."""
     dice = np.random.default_rng(7)
     stems = []
     for queue in range(queues):
@@ -68,7 +68,7 @@ def staged_keys(config: StoreConfig, keys: int, queues: int) -> ReindexScope:
 
 
 class InChildren(Engine):
-    """One item after the other, each in a process of its own; `seen` has what each of them took."""
+    """Runs items one by one, each in its own process; `seen` has what each of them took."""
 
     def __init__(self) -> None:
         self.seen: list[dict[str, float]] = []
@@ -91,7 +91,7 @@ def in_child(what: str, given: object) -> tuple[Any, dict[str, float]]:
 
 
 def child(what: str) -> None:
-    """One task, or a whole driver: its result and peaks in bytes, to standard output."""
+    """Run one task, or a whole driver; write its result and peaks in bytes to standard output."""
     import pyspark.worker  # noqa: F401 - its memory counts too
 
     given = pickle.loads(base64.b64decode(sys.stdin.buffer.read()))  # noqa: S301
@@ -113,7 +113,7 @@ def child(what: str) -> None:
 
 
 def resident_peak() -> int:
-    """Of this process since it began, mapped pages too."""
+    """The peak of this process since it began, including mapped pages."""
     for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
         if line.startswith("VmHWM"):
             return int(line.split()[1]) * 1024

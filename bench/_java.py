@@ -1,8 +1,8 @@
-"""RocketMQ's own classes, asked to do what a benchmark of ours does, turn about with it.
+"""RocketMQ's own classes, which do the same work as a benchmark of ours, alternating with it.
 
-`bench/java` is built beside the version of RocketMQ that TIEREDSTORE_BENCH_JAVA names (`make bench
-JAVA=5.3.3`); without it no row says anything of Java. The process stays between two questions, so
-what it has compiled stays compiled; while ours runs it waits for a line.
+`bench/java` is built against the version of RocketMQ that TIEREDSTORE_BENCH_JAVA names (`make bench
+JAVA=5.3.3`); without it no row compares with Java. The process stays alive between two commands, so
+compiled code stays compiled; while our code runs it waits for a line.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _HEAP: Final = "-Xmx3g"  # a full index file is compacted in memory
 
 
 class Java:
-    """Answers with seconds; `is_there` is False where no version was named."""
+    """Answers with seconds; `is_there` is False if no version was named."""
 
     def __init__(self, process: subprocess.Popen[str] | None) -> None:
         self._process = process
@@ -49,7 +49,7 @@ class Java:
 
 @contextmanager
 def java() -> Iterator[Java]:
-    """A process that ends with the block; its libraries' words go to results/java.log."""
+    """A process that ends with the block; what its libraries print goes to results/java.log."""
     if not VERSION:
         yield Java(None)
         return

@@ -17,7 +17,7 @@ from tieredstore.model.messages import Message
 
 
 def put_all(store: MessageStore, messages: Iterable[Sequence[Message]]) -> float:
-    """The first batch is not counted, and making the others is, where `messages` makes them."""
+    """The first batch is not timed; making the others is, if `messages` is a generator."""
     others = iter(messages)
     assert all(result.stored for result in store.put_messages(next(others)))
     count = 0
@@ -32,7 +32,7 @@ def put_all(store: MessageStore, messages: Iterable[Sequence[Message]]) -> float
 
 
 def as_objects(sent: Sequence[Sequence[Message]]) -> Iterator[Sequence[Message]]:
-    """What a broker makes of a producer's batch: an object of each message."""
+    """What a broker makes of a producer's batch: one object for each message."""
     for batch in sent:
         yield [
             Message(
@@ -58,7 +58,7 @@ def as_columns(sent: Sequence[Sequence[Message]]) -> Iterator[Sequence[Message]]
 
 
 def appends_a_second(messages: list[list[Message]]) -> float:
-    """The same with the log only, synced as often."""
+    """Appends to the log only, synced as often as puts are."""
     with tempfile.TemporaryDirectory() as folder, Runtime.threads() as runtime:
         config = LocalConfig(store_path=folder)
         commit_log = a_log(config, runtime)

@@ -15,9 +15,9 @@ BODY = bytes(range(256)) + bytes(44)
 
 
 def batches(count: int, *, mixed: bool = False, unique: bool = False) -> list[list[Message]]:
-    """Batches of one queue each, as a producer sends them; mixed: each message to the next queue.
+    """Batches as a producer sends them, each for one queue; `mixed`: each message to another queue.
 
-    Two keys a message, and a third with `unique`.
+    Each message has two keys, and a third with `unique`.
     """
     return [
         [
@@ -40,7 +40,7 @@ def properties(number: int, *, unique: bool) -> dict[str, str]:
 
 
 def run_of(first: int, records: Sequence[bytes], *, tags_code: int = 0) -> MessageRun:
-    """Records of one queue as a broker's store hands them over."""
+    """Records of one queue, as a broker's store returns them."""
     sizes = np.array([len(record) for record in records], np.int32)
     starts = np.cumsum(sizes, dtype=np.int64) - sizes
     return MessageRun(

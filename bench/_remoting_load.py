@@ -1,10 +1,10 @@
-"""Clients that send or pull as fast as they are answered, in a process of their own.
+"""Clients that send or pull as fast as they are answered, in their own process.
 
     python -m bench._remoting_load PORT send|pull CONNECTIONS WINDOW COUNT
 
-A connection has `WINDOW` requests under way. COUNT is of messages: all that are sent, or all that
-the queues have; a pull takes 32, and each connection pulls its share of the queues. The bytes of
-requests are made first. It prints how many seconds the answers took.
+A connection has WINDOW requests in flight. COUNT is the number of messages: all that are sent, or
+all that the queues have; a pull takes 32, and each connection pulls its share of the queues. The
+bytes of requests are made first. It prints how many seconds the answers took.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def pull_frame(number: int, queue_id: int, offset: int) -> bytes:
 
 
 def requests(kind: str, connections: int, count: int) -> list[deque[bytes]]:
-    """For each connection."""
+    """The requests of each connection."""
     if kind == "send":
         return [
             deque(send_frame(number, number % QUEUES) for number in range(at, count, connections))

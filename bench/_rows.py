@@ -1,6 +1,6 @@
-"""What a benchmark comes to: rows of figures beside what they are held against.
+"""The result of a benchmark: rows of figures, each with the one that it is compared with.
 
-A promise is a ratio to what was measured in the same run, never a number of another machine.
+A promise is a ratio to what was measured in the same run, never a number from another machine.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ Unit = Literal["/s", "MB/s", "s", "MB", ""]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One figure as text, and how many times better it is than what stands beside it.
+    """One figure as text, and how many times better it is than the one that it is compared with.
 
-    Beside it stands a limit measured in the same run, a peer, or Java. `ratio` is None where there
-    is nothing beside it; `spread` is how far the turn went that was farthest from the ratio.
+    That is a limit measured in the same run, a peer, or Java. `ratio` is None if there is none;
+    `spread` is the largest deviation of a turn from the ratio.
     """
 
     what: str
@@ -54,10 +54,10 @@ def turns_row(
     promised: float | None = None,
     absent: str = "",
 ) -> Row:
-    """Figures of turns, the n-th of either side from the same moment: the ratio is turn by turn.
+    """Figures of turns, the n-th of both sides from the same moment: the ratio is turn by turn.
 
     Rates are better when they are greater, seconds and bytes when they are smaller. `absent` says
-    why there is nothing beside them.
+    why there is nothing to compare with.
     """
     if beside is None:
         return Row(what=what, beside=absent, ours=shown(ours, unit), ratio=None)
@@ -88,13 +88,13 @@ def java_row(
 
 
 def farthest(values: Sequence[float]) -> float:
-    """How far the value is from the median that is farthest from it."""
+    """The largest distance of a value from the median."""
     middle = statistics.median(values)
     return max(abs(value - middle) for value in values)
 
 
 def shown(values: Sequence[float], unit: Unit) -> str:
-    """The median, and in percent how far the farthest turn was."""
+    """The median, and in percent the deviation of the farthest turn."""
     middle = statistics.median(values)
     noise = f" ± {farthest(values) / middle:.0%}" if len(values) > 1 and middle else ""
     return f"{_with_unit(middle, unit)}{noise}"
@@ -110,7 +110,7 @@ def _with_unit(value: float, unit: Unit) -> str:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """One line for each row."""
+    """A table with one line for each row."""
     width = max(len(row.what) for row in rows)
     lines = [f"{'':{width}}  {'beside':>18}  {'ours':>18}  {'ratio':>13}  promised"]
     for row in rows:
@@ -135,6 +135,6 @@ def report(name: str, rows: Sequence[Row]) -> int:
 
 
 def saved(name: str) -> list[Row]:
-    """What `report` kept under a name."""
+    """The rows that `report` kept under a name."""
     figures = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
     return [Row(**row) for row in figures["rows"]]

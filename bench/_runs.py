@@ -1,5 +1,4 @@
-"""Several runs of the same benchmarks: whether their ratios agree within what each says it may be
-off by."""
+"""Several runs of the same benchmarks: whether their ratios agree within the spread of each."""
 
 from __future__ import annotations
 
@@ -38,7 +37,7 @@ def keep(runs: Runs) -> None:
 
 
 def kept() -> dict[str, list[list[float]]]:
-    """What `keep` was given last; nothing where it never was."""
+    """What `keep` was last given; empty if it was never called."""
     if not KEPT.exists():
         return {}
     found: dict[str, list[list[float]]] = json.loads(KEPT.read_text(encoding="utf-8"))
@@ -46,7 +45,7 @@ def kept() -> dict[str, list[list[float]]]:
 
 
 def section(runs: Runs) -> list[str]:
-    """What a page says of them: how many agree, and the rows that do not."""
+    """What a page says about them: how many agree, and the rows that do not."""
     if not runs:
         return []
     others = {what: ratios for what, ratios in runs.items() if not agree(ratios)}

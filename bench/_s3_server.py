@@ -1,7 +1,7 @@
-"""A fast S3 server in its own process, for benchmarks: ministack where it is installed.
+"""A fast S3 server in its own process, for benchmarks: ministack, if it is installed.
 
-It is no dependency: TIEREDSTORE_BENCH_SERVER names a Python that has it (`pip install ministack`),
-else the Python that runs this is asked.
+It is not a dependency: TIEREDSTORE_BENCH_SERVER names a Python that has it (`pip install
+ministack`); without that variable the running Python must have it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _WAIT_SECONDS = 30.0
 
 @contextmanager
 def ministack() -> Iterator[str | None]:
-    """The address of a server that ends with the block; None where ministack is not installed."""
+    """The address of a server that ends with the block; None if ministack is not installed."""
     python = os.environ.get("TIEREDSTORE_BENCH_SERVER", sys.executable)
     asked = subprocess.run(
         [python, "-c", "import hypercorn, ministack"], capture_output=True, check=False

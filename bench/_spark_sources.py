@@ -1,4 +1,4 @@
-"""What the scan is measured with: a source of prepared batches, and files that count their reads.
+"""What the scan is compared with: a source of prepared batches, and files that count their reads.
 
 Workers import both by name.
 """
@@ -26,8 +26,8 @@ READ_BYTES = 8 << 20
 
 
 class PreparedSource(DataSource):
-    """Reads the files of a folder, each byte once, and gives the same Arrow batch again and again:
-    as fast as a source on Spark can be."""
+    """Reads the files of a folder, each byte once, and yields the same Arrow batch repeatedly: as
+    fast as a source on Spark can be."""
 
     @classmethod
     def name(cls) -> str:
@@ -68,8 +68,8 @@ def read_bytes(path: Path, start: int, end: int) -> None:
 
 
 class CountedPosix(ProviderWrapper):
-    """Files as `posix` has them; the length of every read is noted beside the tier, in whichever
-    process it is made."""
+    """Files like those of `posix`; the length of every read, in any process, is noted beside the
+    tier."""
 
     def __init__(self, inner: PosixProvider, runtime: Runtime, log: Path) -> None:
         super().__init__(inner, runtime)

@@ -1,4 +1,4 @@
-"""Tiers for the benchmark on Spark, made as fast as a disk takes them; and Spark itself."""
+"""Tiers for the benchmark on Spark, written as fast as the disk allows; and Spark itself."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def config_of(folder: Path) -> StoreConfig:
         store_path=str(folder / "store"),
         broker_name="broker-a",
         cluster_name="bench",
-        expiry_enabled=False,  # its messages are of another year
+        expiry_enabled=False,  # its messages are from another year
         index_rolling_hours=24 * 365 * 100,
     )
 
 
 def written(folder: Path, count: int, *, body_bytes: int, has_index: bool = False) -> StoreConfig:
-    """One queue of `count` messages of one size, each with a key of its own."""
+    """One queue of `count` messages of one size, each with its own key."""
     config = config_of(folder)
     template = _Template(body_bytes, has_all=not has_index)
     with Runtime.threads() as runtime:
@@ -124,15 +124,15 @@ def _put(rows: NDArray[np.uint8], at: int, numbers: NDArray[Any]) -> None:
 
 
 def keep_bytecode(folder: Path) -> None:
-    """Processes from here on compile each module once, as an installed package is compiled: where
-    a shell switches that off, each would begin with a second of the processor for it."""
+    """Let later processes compile each module only once, like an installed package. If the shell
+    switches bytecode off, each would otherwise spend a second of the processor on it."""
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.environ["PYTHONPYCACHEPREFIX"] = str(folder / "compiled")
 
 
 @contextmanager
 def spark(folder: Path) -> Iterator[SparkSession]:
-    """A local Spark with two workers; its Java is found as the tests find it."""
+    """A local Spark with two workers; its Java is found in the way of the tests."""
     finder = [sys.executable, str(ROOT / "tests" / "spark" / "bring_java.py")]
     home = subprocess.run(finder, check=True, capture_output=True, text=True).stdout.strip()
     keep_bytecode(folder)

@@ -1,7 +1,7 @@
 """How much memory it takes to open a store of many sparse files.
 
-Such a store takes next to no disk, and is opened in a process of its own. Prints the anonymous
-memory in bytes after the imports and after opening:
+Such a store takes almost no disk, and is opened in its own process. Prints the anonymous memory in
+bytes after the imports and after opening:
 
     python -m bench._sparse_store DIRECTORY [LOG_FILES]
 """
@@ -26,7 +26,7 @@ MESSAGES = 1_000
 
 
 def make(root: Path, log_files: int) -> None:
-    """Files of the usual size; a log file but the last is one blank record, as long as the file."""
+    """Make files of the usual size; each log file but the last is one blank record of that size."""
     folder = root / "commitlog"
     folder.mkdir(parents=True)
     for number in range(log_files - 1):
@@ -54,7 +54,7 @@ def opened(root: Path, runtime: Runtime) -> LocalMessageStore:
 
 
 def anonymous_bytes() -> int:
-    """RssAnon: what a process has for itself; pages of mapped files are not in it."""
+    """RssAnon: the memory that a process has for itself, without pages of mapped files."""
     for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024
@@ -73,7 +73,7 @@ def open_here(root: Path) -> dict[str, int]:
 
 
 def open_in_child(root: Path) -> dict[str, int]:
-    """The same in a fresh process."""
+    """The figures of a fresh process that opens the store."""
     command = [sys.executable, "-m", "bench._sparse_store", "--open", str(root)]
     done = subprocess.run(command, capture_output=True, check=True, text=True, timeout=120)
     figures: dict[str, int] = json.loads(done.stdout)

@@ -26,8 +26,8 @@ from tieredstore.providers.s3_settings import ObjectStoreSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Settings of a kind of store; `tier` is None where it is a local one alone. `parent` is the
-    folder in which it gets its own; None: the system's for temporary files."""
+    """Settings of a kind of store; `tier` is None for a local store alone. The store gets its own
+    folder in `parent`, or if that is None in the system's folder for temporary files."""
 
     name: str
     tier: StoreConfig | None = None
@@ -61,7 +61,7 @@ def a_tier(place: Place) -> Iterator[TieredMessageStore]:
 
 @contextmanager
 def a_store(place: Place) -> Iterator[MessageStore]:
-    """A new one, started; what it held is gone after the block."""
+    """A new store, started; what it holds is deleted after the block."""
     with (
         tempfile.TemporaryDirectory(dir=place.parent) as folder,
         Runtime.threads() as runtime,
@@ -83,7 +83,7 @@ def a_store(place: Place) -> Iterator[MessageStore]:
 
 @contextmanager
 def _placed(place: Place, folder: str) -> Iterator[StoreConfig | None]:
-    """The tier's settings with a folder or a bucket of its own, which is emptied then."""
+    """The tier's settings with its own folder or bucket, which is emptied after the block."""
     if place.tier is None:
         yield None
     elif place.tier.provider == "posix":

@@ -44,7 +44,7 @@ class CountedSegment(SegmentWrapper):
 
 
 class CountedProvider(ProviderWrapper):
-    """Remembers what was read of which segment."""
+    """Remembers which ranges of which segment were read."""
 
     def __init__(self, inner: PosixProvider, runtime: Runtime) -> None:
         super().__init__(inner, runtime)
@@ -77,7 +77,7 @@ class Bench:
 
     @contextmanager
     def fetcher(self, *, is_checked: bool = False) -> Iterator[Fetcher]:
-        """One with nothing in its cache; `is_checked`: it looks at the checksums of bodies."""
+        """A fetcher with an empty cache; `is_checked`: it checks the checksums of bodies."""
         config = replace(self.config, crc_check_enabled=is_checked)
         fetcher = Fetcher(self.store, NoIndex(), config, self.runtime, NoMetrics())
         self.provider.reads.clear()
@@ -96,11 +96,11 @@ class Bench:
             return time.perf_counter() - started, len(self.provider.reads)
 
     def cold_messages(self, count_max: int) -> tuple[float, int]:
-        """The same, each message an object with bytes of its own."""
+        """The same, each message an object with its own bytes."""
         return self._cold(count_max, lambda result: len(result.messages[:]))
 
     def cold_records(self, count_max: int, *, is_checked: bool = False) -> tuple[float, int]:
-        """The same, as a broker passes them on: records one behind another."""
+        """The same, as a broker passes them on: records one after another."""
         return self._cold(count_max, lambda result: len(result.records()), is_checked=is_checked)
 
     def _cold(
@@ -121,7 +121,7 @@ class Bench:
     def bare(self) -> float:
         """Seconds for the ranges that were read last, with nothing but pread.
 
-        The bytes are kept, as whoever reads a queue for others must.
+        The bytes are kept, as in any reader that serves others.
         """
         files: dict[str, int] = {}
         ranges = []

@@ -1,6 +1,6 @@
-"""How benchmarks take times: medians, and two ways compared in turns.
+"""How benchmarks measure time: medians, and two ways that are alternated.
 
-On shared machines only ratios mean much, so a promise is a ratio: `report` says which are missed.
+On shared machines only ratios mean much, so a promise is a ratio; `report` says which are missed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from bench._rows import Row, turns_row
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """How long the plain way and ours took, turn by turn; `promised` is the least ratio."""
+    """How long the plain way and ours took, turn by turn; `promised` is the minimal ratio."""
 
     what: str
     plain_times: Sequence[float]
@@ -29,7 +29,7 @@ class Comparison:
 
 
 def seconds_of(action: Callable[[], object], *, repeats: int = 15, loops: int = 1) -> list[float]:
-    """The time of one call, `repeats` times: means of `loops` calls each, after one to warm up."""
+    """The time of one call, `repeats` times: means of `loops` calls, after one call to warm up."""
     action()
     times = []
     for _ in range(repeats):
@@ -60,7 +60,7 @@ def compare(
     loops: int = 1,
     turns: int = 3,
 ) -> Comparison:
-    """Both ways in turns, a few times each: what slows the machine down slows both."""
+    """Alternate both ways, a few times each: what slows the machine down slows both."""
     plain_times: list[float] = []
     ours_times: list[float] = []
     for _ in range(turns):

@@ -1,14 +1,14 @@
-"""Sends and pulls of the example broker, beside the same puts and reads of the library alone.
+"""Sends and pulls of the example broker, compared with the same puts and reads without a broker.
 
-The broker runs in a process of its own, its clients in another, over sockets of this machine; the
-library is awaited in one process. Messages of 300 bytes with three keys, into a store that flushes
-and uploads to a folder as it does by default. A pull takes 32 messages:
+The broker runs in one process, its clients in another, over sockets of this machine; the library is
+awaited in a single process. Messages have 300 bytes and three keys; the store flushes, and uploads
+to a folder, as it does by default. A pull takes 32 messages:
 
-    hot     of the broker's own log
-    cold    of the tier, each for the first time; the files are in the system's memory
-    cached  of the tier, once more
+    hot     from the broker's own log
+    cold    from the tier, each for the first time; the files are in the system's memory
+    cached  from the tier, once more
 
-Only ratios say something of the broker. Prints one table:
+Only the ratios say something about the broker. Prints one table:
 
     python -m bench.broker
 """
@@ -43,14 +43,14 @@ from tieredstore.model.config import StoreConfig
 from tieredstore.model.messages import Message
 from tieredstore.model.values import GetStatus
 
-# Connections, requests under way of each, messages.
+# Connections, requests in flight of each, messages.
 SENDS: Final = ((1, 1, 4_096), (1, 256, 16_384), (64, 1, 16_384), (64, 16, 16_384))
 STORED: Final = 512 * QUEUES
 PULLS: Final = (1, 64)
 WAIT_SECONDS: Final = 120.0
 TURNS: Final = 3
 
-# Small files that go as soon as the tier has them.
+# Small files that are deleted as soon as the tier has them.
 COLD: Final = {"commit_log_file_bytes": 1 << 20, "reserve_hours": 0, "expiry_interval_ms": 50}
 
 
@@ -79,7 +79,7 @@ class Place:
 
 @contextmanager
 def a_broker(place: Place) -> Iterator[int]:
-    """Its port."""
+    """Run a broker; yields its port."""
     place.folder.mkdir(exist_ok=True)
     config = place.folder / "broker.toml"
     lines = []
@@ -166,7 +166,7 @@ async def puts(face: AsyncTieredStore, in_flight: int, count: int) -> float:
 
 
 async def reads(face: AsyncTieredStore, readers: int) -> float:
-    """Reads of as many messages as a pull takes, in a second."""
+    """Reads a second, each of as many messages as a pull takes."""
 
     async def reader(first: int) -> None:
         for queue_id in range(first, QUEUES, readers):
@@ -213,7 +213,7 @@ def pull_rows(folder: Path) -> Iterator[Row]:
 
 
 def rows_of_pulls(place: Place, connections: int) -> Iterator[Row]:
-    """Each state once a turn by the broker, once by the library; a new process has no cache."""
+    """Each state once a turn from the broker, once from the library; a new process has no cache."""
     states = ("cold", "cached") if place.is_cold else ("hot",)
     ours, beside = [], []
     for _ in range(TURNS):

@@ -1,4 +1,4 @@
-"""How much quicker the codecs are than the plain way. Exits with 1 if a promise is missed.
+"""How much faster the codecs are than the plain way. Exits with 1 if a promise is missed.
 
 python -m bench.codec
 """
@@ -39,7 +39,7 @@ def hashes(keys: list[str], what: str, promised: float | None) -> Comparison:
 
 
 def masked_loop(text: str) -> int:
-    """String.hashCode as everybody writes it first; right for text without surrogates."""
+    """String.hashCode as most would first write it; right for text without surrogates."""
     value = 0
     for letter in text:
         value = (31 * value + ord(letter)) & 0xFFFFFFFF
@@ -141,7 +141,7 @@ def messages() -> Iterator[Comparison]:
 
 
 def decode_rows(asked: Java) -> Iterator[Row]:
-    """Records of 1 KB into messages, bodies checked and not, beside Java's decoder."""
+    """Records of 1 KB into messages, with bodies checked and unchecked, and by Java's decoder."""
     records = [a_record(number, body_bytes=900) for number in range(DECODED)]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "records")

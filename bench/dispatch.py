@@ -1,8 +1,8 @@
-"""How fast messages go to a tier on POSIX, beside a bare loop that writes the same bytes.
+"""How fast messages are uploaded to a tier on POSIX, compared with a bare loop of the same writes.
 
 Append and commit of prepared runs, the whole dispatcher from a filled local store, and two thousand
-queues at once: their memory, and a look at all of them. Prints one table. Exits with 1 where a
-promise is missed:
+queues at once: their memory, and a look at all of them. Prints one table. Exits with 1 if a promise
+is missed:
 
     python -m bench.dispatch
 """
@@ -46,7 +46,7 @@ LOOK_PROMISED: Final = 0.02
 
 
 class Tier:
-    """A tier on POSIX with a dispatcher before it."""
+    """A tier on POSIX with a dispatcher in front of it."""
 
     def __init__(self, root: Path, runtime: Runtime, local: LocalMessageStore, **settings: int):
         config = StoreConfig.from_mapping(
@@ -70,13 +70,13 @@ class Tier:
 
 
 def prepared_run() -> MessageRun:
-    """What a local store reads for one batch."""
+    """The run that a local store reads for one batch."""
     records = [a_record(number, body_bytes=BODY_BYTES) for number in range(BATCH)]
     return run_of(0, records)
 
 
 def bare_seconds(run: MessageRun, root: Path) -> float:
-    """The same bytes with nothing around them: two files, two syncs a batch."""
+    """Write only the same bytes: two files, two syncs a batch."""
     data, log_offsets = placed_records(run, BATCH, 0)
     units = encode_units(
         log_offsets=log_offsets, message_bytes=run.message_bytes, tags_codes=run.tags_codes
@@ -91,7 +91,7 @@ def bare_seconds(run: MessageRun, root: Path) -> float:
         for descriptor, content in files:
             os.pwrite(descriptor, content, batch * len(content))
             os.fdatasync(descriptor)
-        started = started or time.perf_counter()  # the first one made the files
+        started = started or time.perf_counter()  # the first batch made the files
     spent = time.perf_counter() - started
     for descriptor, _ in files:
         os.close(descriptor)
@@ -99,7 +99,7 @@ def bare_seconds(run: MessageRun, root: Path) -> float:
 
 
 def flat_seconds(run: MessageRun, root: Path) -> float:
-    """Each batch has its own bytes, as a local store hands them over: reading is not counted."""
+    """Each batch has its own bytes, as a local store returns them: reading is not counted."""
     with Runtime.inline() as runtime:
         config = StoreConfig(broker_name="broker-a", store_path=str(root))
         provider = PosixProvider(root / "tier", "c", runtime)
@@ -115,7 +115,7 @@ def flat_seconds(run: MessageRun, root: Path) -> float:
                 appended = file.append(own)
                 assert appended.count == BATCH
                 assert file.commit()
-                if batch:  # the first one made the files
+                if batch:  # the first batch made the files
                     spent += time.perf_counter() - started
             files.close()
     return spent
@@ -148,7 +148,7 @@ def dispatch_seconds(store: LocalMessageStore, root: Path, runtime: Runtime) -> 
 
 
 def upload_rows(asked: Java) -> Iterator[Row]:
-    """All ways in turns, so that what slows the machine down slows each of them."""
+    """Alternate all ways, so that what slows the machine down slows each of them."""
     run, count = prepared_run(), BATCH * BATCHES
     rates: dict[str, list[float]] = {"bare": [], "flat": [], "dispatcher": []}
     java_rates = []
@@ -189,7 +189,7 @@ def trickle(store: LocalMessageStore) -> None:
 
 
 def queue_rows() -> Iterator[Row]:
-    """Many queues with little each: the memory of an upload, and the time of a look at all."""
+    """Many queues with little in each: the memory of an upload, and the time of a look at all."""
     with tempfile.TemporaryDirectory() as folder, Runtime.threads() as runtime:
         root = Path(folder)
         store = filled_store(root / "local", runtime)

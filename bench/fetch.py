@@ -1,9 +1,9 @@
-"""What a read of the tier costs, beside plain reads of the same ranges and beside Java's classes.
+"""What a read of the tier costs, compared with plain reads of the same ranges and Java's classes.
 
-A cold queue read from its beginning to its end, beside bare preads of the ranges that were asked
-for, and beside Java, which reads the same files; cached reads of one message and of a pull of 32,
-beside a file opened and read; many readers of one cold block. Prints one table. Exits with 1
-where a promise is missed:
+A cold queue read from its beginning to its end, compared with bare preads of the requested ranges,
+and with Java, which reads the same files; cached reads of one message and of a pull of 32, compared
+with opening and reading a file; many readers of one cold block. Prints one table. Exits with 1 if a
+promise is missed:
 
     python -m bench.fetch
 """
@@ -62,7 +62,7 @@ def cold_rows(bench: Bench, asked: Java) -> Iterator[Row]:
 
 
 def java_read(bench: Bench, asked: Java, count_max: int) -> float | None:
-    """Pulls of 32 go through Java's cache, as they go through ours."""
+    """Pulls of 32 use Java's cache, as they use ours."""
     return asked.seconds(
         "fetch",
         tier=bench.root,
@@ -78,7 +78,7 @@ def rate(bench: Bench, seconds: float) -> float:
 
 
 def cached_rows(bench: Bench) -> Iterator[Row]:
-    """Beside what each read would cost without a cache: a file opened and read."""
+    """Cached reads, compared with opening and reading a file."""
     size = bench.file.log.commit_offset // MESSAGES
     path = next(path for path in bench.root.rglob("*") if path.stat().st_size > MESSAGES * size / 2)
 
@@ -111,7 +111,7 @@ def cached_rows(bench: Bench) -> Iterator[Row]:
 
 
 def shared_row(bench: Bench) -> Row:
-    """Reads of log blocks when many readers want the same one at once."""
+    """How many log blocks are read when many readers want the same one at once."""
     with bench.fetcher() as fetcher, ThreadPoolExecutor(READERS) as pool:
         begun = threading.Barrier(READERS)
 

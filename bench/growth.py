@@ -1,9 +1,9 @@
-"""What a broker's store takes to use when it has grown tenfold and a hundredfold.
+"""What it costs to use a broker's store that has grown tenfold and a hundredfold.
 
-Queues, segments, messages, keys and open readers grow one by one, each size in a process of its
-own. Of each operation stands beside its time at 100 what ten times its time at 10 would be: a ratio
-below 1 says that it grows faster than what it works on. Prints one table, draws `growth.png`, exits
-with 1 where a promise is missed:
+Queues, segments, messages, keys and open readers grow one by one, each size in its own process. The
+time of an operation at 100 is compared with ten times its time at 10: a ratio below 1 means that it
+grows faster than what it works on. Prints one table, draws `growth.png`, exits with 1 if a promise
+is missed:
 
     python -m bench.growth
 """
@@ -26,7 +26,7 @@ TIMES: Final = (1, 10, 100)
 BASES: Final = {"queues": 20, "segments": 20, "messages": 20, "keys": 20, "readers": 1}
 HUNDREDS: Final = ("messages", "keys")  # a base of 20 is 2,000 of these
 LINEAR_PROMISED: Final = 0.5  # a hundredfold store leaves the processor's caches
-MEGABYTES_MIN: Final = 4.0  # below it the allocator's steps are all there is
+MEGABYTES_MIN: Final = 4.0  # smaller figures show only the allocator's steps
 
 Figures = dict[tuple[str, int], dict[str, list[float]]]
 
@@ -68,7 +68,7 @@ def rows_of(found: Figures) -> Iterator[Row]:
 
 
 def draw(found: Figures, path: Path) -> None:
-    """Each operation as a line over the size, on two logarithmic scales; dotted: linear."""
+    """Each operation as a line over the size, on two logarithmic scales; dotted: linear growth."""
     import matplotlib as mpl
     import matplotlib.pyplot as plt
 

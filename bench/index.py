@@ -1,9 +1,9 @@
-"""The tier's key index beside plain numpy, and beside Java's classes with the same file.
+"""The tier's key index, compared with plain numpy, and with Java's classes on the same file.
 
 Batches of keys hashed and put into a file; runs of whole messages put into an index, so that their
-properties are taken apart too; a full file of 20 million items compacted, with its footer apart and
-the memory it takes; keys found in the full file before it is uploaded. Prints one table. Exits with
-1 where a promise is missed:
+properties are parsed too; a full file of 20 million items compacted, its footer separately, and the
+memory for it; keys found in the full file before it is uploaded. Prints one table. Exits with 1 if
+a promise is missed:
 
     python -m bench.index
 """
@@ -95,7 +95,7 @@ def put_rows(file: IndexStoreFile, asked: Java) -> Iterator[Row]:
 
 
 def store_rows(folder: Path) -> Iterator[Row]:
-    """All that an index does with messages that were committed, and then the sync of them."""
+    """Everything that an index does with committed messages, and then their sync."""
     figures = _index_store.measured(folder)
     yield turns_row(
         f"messages of two keys put, runs of {RUN_MESSAGES}, keys (decoded one by one, not put)",
@@ -121,7 +121,7 @@ def written(blocks: Iterable[Buffer], path: Path) -> float:
 
 
 def bare_copy(items: NDArray[Any]) -> Iterator[Buffer]:
-    """The least that can be done: a stable radix order by slot, and the items copied in it."""
+    """The least possible work: a stable radix sort by slot, and the items copied in that order."""
     slots = (items["key_hash"].astype(np.int32) % np.int32(SLOTS))[::-1]
     low = np.argsort(slots.astype(np.uint16), kind="stable")
     order = low[np.argsort((slots >> 16).astype(np.uint16)[low], kind="stable")]
@@ -164,14 +164,14 @@ def compaction_rows(file: IndexStoreFile, folder: Path, asked: Java) -> Iterator
 
 
 def java_file(folder: Path) -> dict[str, object]:
-    """The arguments by which Java opens the same file."""
+    """The arguments with which Java opens the same file."""
     return {"store": folder, "slots": SLOTS, "items": ITEMS, "begin": BEGIN}
 
 
 def query_rows(file: IndexStoreFile, folder: Path, asked: Java) -> Iterator[Row]:
     """Keys of the last batches, in the full file and in one that has nothing else.
 
-    Each was asked for once before, so that its pages are there.
+    Each was asked for once before, so that its pages are in memory.
     """
     step = MEASURED_BATCHES * BATCH_KEYS // ASKED_KEYS
     texts = [f"{PREFIX}order-{number * step:012d}" for number in range(ASKED_KEYS)]
@@ -183,7 +183,7 @@ def query_rows(file: IndexStoreFile, folder: Path, asked: Java) -> Iterator[Row]
         seconds = asked.seconds(
             "index-query", **java_file(file.path.parent.parent), count=ASKED_KEYS, step=step
         )
-        if turn:  # the first one brings the pages
+        if turn:  # the first turn loads the pages
             small.append(found[0])
             full.append(found[1])
             java_spent += [] if seconds is None else [seconds / ASKED_KEYS]

@@ -1,7 +1,7 @@
-"""What the local store does beside its puts, as ratios to a plain way or to Java's classes.
+"""What the local store does besides plain puts, as ratios to a plain way or to Java's classes.
 
 Writers that wait for the disk together; the scan of a recovery; a key in a full index file; the
-memory of a large store. Prints one table. Exits with 1 where a promise is missed:
+memory of a large store. Prints one table. Exits with 1 if a promise is missed:
 
     python -m bench.local
 """
@@ -63,7 +63,7 @@ def group_commit_rows() -> Iterator[Row]:
 
 
 def scan_row() -> Row:
-    """A recovery's scan, beside the checksums of the same bodies and nothing else."""
+    """A recovery's scan, compared with only the checksums of the same bodies."""
     bare, ours = [], []
     with tempfile.TemporaryDirectory() as folder, Runtime.inline() as runtime:
         config = LocalConfig(store_path=folder)
@@ -90,9 +90,9 @@ def scan_row() -> Row:
 
 
 def query_rows(asked: Java) -> Iterator[Row]:
-    """Keys anywhere in a full file, each asked for once before, so that its pages are there.
+    """Keys anywhere in a full file, each asked for once before, so that its pages are in memory.
 
-    Beside them stand the same keys in a file that holds nothing else.
+    They are compared with the same keys in a file that has nothing else.
     """
     texts = [index_key("TopicTest", f"order-{number:08d}") for number in range(ASKED_KEYS)]
     full, small, java_spent = [], [], []
@@ -110,7 +110,7 @@ def query_rows(asked: Java) -> Iterator[Row]:
                 items=INDEX_ITEMS,
                 count=ASKED_KEYS,
             )
-            if turn:  # the first one brings the pages
+            if turn:  # the first turn loads the pages
                 full.append(found[0])
                 small.append(found[1])
                 java_spent += [] if seconds is None else [seconds / ASKED_KEYS]
@@ -124,7 +124,7 @@ def query_rows(asked: Java) -> Iterator[Row]:
 
 
 def filled(path: Path, texts: Sequence[str], count: int) -> IndexFile:
-    """A file with these keys, spread over its first part, and others until it has `count`."""
+    """A file with these keys spread over its first part, and others until it has `count`."""
     dice = np.random.default_rng(3)
     file = IndexFile.create(path, IndexSize(INDEX_SLOTS, INDEX_ITEMS))
     wanted = [local_key_hash(text) for text in texts]
@@ -148,7 +148,7 @@ def seconds_a_query(file: IndexFile, texts: Sequence[str]) -> float:
 
 
 def memory_row() -> Row:
-    """What opening takes, beside what the process had once its modules were there."""
+    """The memory for opening, compared with that of the process after its imports."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "store"
         _sparse_store.make(root, _sparse_store.LOG_FILES)

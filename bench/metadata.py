@@ -1,8 +1,8 @@
 """What the catalogue costs in a store of 5 000 queues and 30 000 segments.
 
-One update, with its sync and without, beside a bare write of a line as long; opening, after a
-clean close and with a journal as long as it gets, beside finding the words of
-the same files with re. Prints one table, exits with 1 where a promise is missed:
+One update, with its sync and without, compared with a bare write of a line of that length; opening,
+after a clean close and with a journal of the greatest length, compared with finding the words of
+the same files with re. Prints one table, exits with 1 if a promise is missed:
 
     python -m bench.metadata
 """
@@ -74,7 +74,7 @@ def fill(path: Path) -> None:
 
 
 def update_seconds(store: JsonMetadataStore, rows: list[SegmentRecord]) -> float:
-    """One row a batch, as a commit of one segment does it."""
+    """One row a batch, as in a commit of one segment."""
     spent = []
     for number in range(UPDATES):
         row = rows[number * 7 % len(rows)]
@@ -84,7 +84,7 @@ def update_seconds(store: JsonMetadataStore, rows: list[SegmentRecord]) -> float
 
 
 def write_seconds(path: Path, *, synced: bool) -> float:
-    """A line a write, with nothing around it."""
+    """Write only the lines, one at a time."""
     with path.open("ab", buffering=0) as file:
 
         def write() -> None:
@@ -96,7 +96,7 @@ def write_seconds(path: Path, *, synced: bool) -> float:
 
 
 def open_seconds(path: Path) -> float:
-    """What was opened is left as it was found."""
+    """Seconds to open the catalogue, which is left as it was."""
     started = time.perf_counter()
     store = JsonMetadataStore.open(path)
     spent = time.perf_counter() - started

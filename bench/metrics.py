@@ -1,7 +1,7 @@
-"""What metrics cost: puts and uploads, and reads, with exporters beside none; and one scrape.
+"""What metrics cost: puts and uploads, and reads, with exporters and without; and one scrape.
 
-Processor time: syncs of a disk would hide what is looked for. Ratios near 1 mean that measuring is
-free. Exits with 1 where a promise is missed:
+Processor time is measured: syncs of a disk would hide the cost. Ratios near 1 mean that measuring
+is free. Exits with 1 if a promise is missed:
 
     python -m bench.metrics
 """
@@ -77,7 +77,7 @@ def read_round(store: TieredMessageStore) -> None:
 def one_turn(ways: Mapping[str, Callable[[], Metrics]]) -> Iterator[tuple[str, str, float]]:
     """What was done, with which metrics, and how long it took.
 
-    The stores take turns round by round: a processor may lose a quarter of its speed for seconds.
+    The stores alternate in each round: a processor may lose a quarter of its speed for seconds.
     """
     with ExitStack() as opened:
         stores = {
@@ -159,7 +159,7 @@ def scrape_row(*without: str) -> Row:
 
 
 def plain_registry(samples: int) -> CollectorRegistry:
-    """One gauge with as many children as there are lines."""
+    """One gauge with `samples` children."""
     registry = CollectorRegistry()
     gauge = Gauge("plain", "samples", ["topic", "queue_id"], registry=registry)
     for number in range(samples):

@@ -1,10 +1,10 @@
 """Moving a tier, as ratios to a bare copy of the same objects in the same run.
 
-From a directory to a directory: beside reading and writing each file with a sync of it and of its
-name. From a directory into a bucket: beside one upload of each file with the same client, against
-a fast server on this machine; without that server it says so. As many threads on either side. What
-is copied is verified: read back, or by a checksum that the store checks. Prints one table. Exits
-with 1 where a promise is missed:
+From a directory to a directory: compared with reading and writing each file, with a sync of it and
+of its name. From a directory into a bucket: compared with one upload of each file with the same
+client, against a fast server on this machine; without that server it says so. Both sides use as
+many threads. What is copied is verified: read back, or by a checksum that the store checks. Prints
+one table. Exits with 1 if a promise is missed:
 
     python -m bench.migrate
 """
@@ -61,7 +61,7 @@ def main() -> int:
 
 
 def made(place: Path) -> StoreConfig:
-    """A tier of messages of 1 KB, whose sizes are those of its catalogue."""
+    """A tier of messages of 1 KB, with files of the sizes in its catalogue."""
     config = StoreConfig(
         provider="posix",
         path=str(place / "tiered"),
@@ -148,7 +148,7 @@ def moved(source: StoreConfig, target: StoreConfig) -> None:
 
 
 def emptied(client: ObjectClient) -> None:
-    """So that the server does not run out of memory; the same on either side."""
+    """Empty and close the bucket, so that the server does not run out of memory."""
     client.delete_many([listed.key for listed in client.list()])
     client.close()
 

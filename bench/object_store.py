@@ -1,8 +1,8 @@
 """What a tier costs on an object store, as ratios to the bare client library in the same run.
 
-64 range reads at once, as a read of many parts makes them, beside the library's own way of many
-ranges; commits of 8 MiB, beside a bare create-only put. With s3fs and with obstore, against a fast
-server on this machine. Prints one table; without the server it says so. Exits with 1 where a
+64 range reads at once, as in a read of many parts, compared with the library's own call for many
+ranges; commits of 8 MiB, compared with a bare create-only put. With s3fs and with obstore, against
+a fast server on this machine. Prints one table; without the server it says so. Exits with 1 if a
 promise is missed:
 
     python -m bench.object_store
@@ -105,7 +105,7 @@ Bare = tuple[Callable[[Ranges], Sequence[bytes]], Callable[[str], object]]
 
 
 def bare_s3fs(settings: ObjectStoreSettings, key: str) -> Bare:
-    """As a program without us would do it."""
+    """As a program without this library would do it."""
     from s3fs import S3FileSystem
 
     fs: Any = S3FileSystem(
@@ -129,7 +129,7 @@ def bare_s3fs(settings: ObjectStoreSettings, key: str) -> Bare:
 
 
 def bare_obstore(settings: ObjectStoreSettings, key: str) -> Bare:
-    """Its own call for many ranges, which is told to merge none."""
+    """Its own call for many ranges, told to merge none."""
     import obstore
     from obstore.store import S3Store
 

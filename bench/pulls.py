@@ -1,8 +1,8 @@
-"""Pulls of 32 messages as consumers make them: hot, ahead in the cache, cold, and beside puts.
+"""Pulls of 32 messages as consumers make them: hot, read ahead, cold, and beside puts.
 
-Hot ones come from the local store, beside Java's of the same messages; cold ones and those that
-read ahead from a tier, in a folder or in a bucket. What each stands beside is hot and undisturbed.
-Prints one table, exits with 1 where a promise is missed:
+Hot ones come from the local store and are compared with Java's of the same messages; cold ones and
+those that read ahead come from a tier, in a folder or in a bucket, and are compared with hot,
+undisturbed ones. Prints one table, exits with 1 if a promise is missed:
 
     python -m bench.pulls
 """
@@ -41,7 +41,7 @@ def put_all(store: MessageStore) -> list[list[Message]]:
 
 
 def pulls_a_second(store: MessageStore) -> float:
-    """What `put_all` has put, once, so many messages a call."""
+    """Pull once everything that `put_all` has put; messages a second."""
     started = time.perf_counter()
     count = 0
     for queue_id in range(QUEUES):
@@ -56,14 +56,14 @@ def pulls_a_second(store: MessageStore) -> float:
 
 @contextmanager
 def putting(store: MessageStore, messages: Sequence[Sequence[Message]]) -> Iterator[None]:
-    """A thread that puts the same batches again until the block ends."""
+    """Let a thread put the same batches again until the block ends."""
     ended = threading.Event()
 
     def put() -> None:
         while not ended.is_set():
             for batch in messages:
                 store.put_messages(batch)
-                if ended.wait(0.005):  # some 50 000 a second: it leaves room for others
+                if ended.wait(0.005):  # some 50 000 a second, which leaves room for others
                     return
 
     thread = threading.Thread(target=put)
@@ -94,7 +94,7 @@ def hot_rows(asked: Java) -> Iterator[Row]:
 
 
 def tier_rows(place: Place) -> Iterator[Row]:
-    """The messages are in the tier whole; the local store has them too, for the hot ones."""
+    """The tier has all messages; the local store has them too, for the hot pulls."""
     hot: list[float] = []
     cold: list[float] = []
     ahead: list[float] = []

@@ -1,8 +1,8 @@
-"""Puts as a broker lives them: into the local store alone, and while a tier uploads beside them.
+"""Puts as a broker makes them: into the local store alone, and while a tier uploads beside them.
 
-One by one and in batches, of one producer and of many, in threads and awaited. Beside them stand
-Java's own classes with the same messages, the store without a tier, and an append without anything
-else. All kinds go turn about. Prints one table, exits with 1 where a promise is missed:
+One by one and in batches, of one producer and of many, in threads and awaited. They are compared
+with Java's own classes and the same messages, the store without a tier, and a bare append. All
+kinds alternate. Prints one table, exits with 1 if a promise is missed:
 
     python -m bench.puts
 """
@@ -32,7 +32,7 @@ from tieredstore.codec.record import property_bytes_of
 from tieredstore.model.messages import Message
 
 TURNS: Final = 3
-SHORT_TURNS: Final = 7  # of what is over in a second, and goes up and down by a fifth
+SHORT_TURNS: Final = 7  # for runs that end within a second, and vary by a fifth
 PRODUCERS: Final = (1, 16, 1_024)
 PRODUCED: Final = 8_192
 WARM_UP_BATCHES: Final = 8
@@ -58,7 +58,7 @@ class Kind:
 
     @property
     def is_long(self) -> bool:
-        """Whether the tier uploads during most of it; the others are over when it has begun."""
+        """Whether the tier uploads during most of it; shorter kinds end when the upload begins."""
         return self.count >= LONG
 
 
@@ -79,7 +79,7 @@ APPENDED_PROMISED: Final = 0.4
 
 
 def sent(kind: Kind) -> list[list[Message]]:
-    """The messages of all calls, those to warm up among them; a queue a call, or one by one."""
+    """The messages of all calls, including those to warm up; each call is for one queue."""
     body = bytes(number % 256 for number in range(kind.body))
     calls = kind.count // kind.batch + WARM_UP_BATCHES
     found = []
@@ -100,7 +100,7 @@ def sent(kind: Kind) -> list[list[Message]]:
 
 
 def as_sent(message: Message) -> Message:
-    """With the properties as one text, as a request brings them."""
+    """The message with its properties as one text, as in a request."""
     return replace(message, properties={}, properties_text=property_bytes_of(message))
 
 
@@ -184,9 +184,9 @@ Measure = Callable[[], float | None]
 
 
 def turn_about(ways: Mapping[str, Measure], turns: int = TURNS) -> dict[str, list[float]]:
-    """All ways in turns, so that what slows the machine down slows each of them.
+    """Alternate all ways, so that what slows the machine down slows each of them.
 
-    A way that answers None, as Java does where it is not run, is left out.
+    A way that returns None, like Java's if it is not run, is left out.
     """
     found: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(turns):
@@ -219,7 +219,7 @@ def kind_rows(kind: Kind, asked: Java, places: Sequence[Place]) -> Iterator[Row]
 
 
 def memory_rows(kind: Kind) -> Iterator[Row]:
-    """What a tier takes from a producer, apart from the disk that both write to."""
+    """What a tier costs a producer, apart from the disk that both write to."""
     if not MEMORY.is_dir():
         return
     alone, tier = replace(ALONE, parent=MEMORY), replace(POSIX, parent=MEMORY)
@@ -235,7 +235,7 @@ def memory_rows(kind: Kind) -> Iterator[Row]:
 
 
 def producer_rows(places: Sequence[Place]) -> Iterator[Row]:
-    """Many at the same time; awaited puts have the tier in a folder beside them."""
+    """Many producers at the same time, in threads and awaited."""
     for producers in PRODUCERS:
         ways: dict[str, Measure] = {}
         for place in (ALONE, *places):
@@ -292,7 +292,7 @@ def main() -> int:
         for row in itertools.chain(
             kinds, memory_rows(KINDS[-1]), producer_rows(places), shape_rows()
         ):
-            print(f"{row.what}: {row.ratio_text}", flush=True)  # all of it takes minutes
+            print(f"{row.what}: {row.ratio_text}", flush=True)  # the whole takes minutes
             rows.append(row)
         return report("puts", rows)
 

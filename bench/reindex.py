@@ -1,9 +1,9 @@
-"""Making the key index of a tier anew, as a ratio to bare bytes in the same run.
+"""Making the key index of a tier anew, as a ratio to bare reads and writes in the same run.
 
 The bare way reads each file of messages and queue units, and writes the bytes of the index files
-from memory, synced with their names. As many threads on either side. It makes nothing of what it
-reads: a reindex cannot reach it. The tier has 150 MB of messages of 1 KB, two keys each, in two
-queues; all of it lies in the page cache. Prints one table:
+from memory, synced with their names. Both sides use as many threads. The bare way does nothing with
+what it reads, so a reindex cannot reach it. The tier has 150 MB of messages of 1 KB, two keys each,
+in two queues, all in the page cache. Prints one table:
 
     python -m bench.reindex
 """

@@ -1,8 +1,8 @@
-"""What the log of a bucket costs a processor: a round of 10 000 queues, and opening behind many.
+"""What the log of a bucket costs a processor: a round of 10 000 queues, and opening after many.
 
 A round has a message of 1 KB and a unit of 20 bytes for each queue; their rows only grow. It is
-composed, encoded and folded. Then another process opens a log that has such rounds behind its
-state. Prints one table. Exits with 1 where a promise is missed:
+composed, encoded and folded. Then another process opens a log that has such rounds after its state.
+Prints one table. Exits with 1 if a promise is missed:
 
     python -m bench.rounds
 """
@@ -43,7 +43,7 @@ ROUND_PROMISED, OPEN_PROMISED, MEMORY_PROMISED = 0.2, 0.1, 2.0
 
 
 def a_round(number: int) -> Draft:
-    """The n-th of all queues."""
+    """The n-th round of all queues."""
     writes, rows = [], []
     for queue in range(QUEUES):
         path = f"broker/topic-{queue}/0"
@@ -77,7 +77,7 @@ def folded(state: LogState, draft: Draft) -> tuple[bytes, float]:
 
 
 def written(folder: Path) -> list[float]:
-    """A state and rounds behind it as files, and what each round took."""
+    """Write a state and the rounds after it as files; returns what each round took."""
     state, times = LogState(), []
     for number in range(ROUNDS + 1):
         data, seconds = folded(state, a_round(number))
@@ -89,7 +89,7 @@ def written(folder: Path) -> list[float]:
 
 
 class FolderClient(MemoryObjectClient):
-    """Objects whose bytes stay in files: the process that opens them has no copy of all."""
+    """Objects whose bytes stay in files: the process that opens them does not hold them all."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class FolderClient(MemoryObjectClient):
 
 
 def open_log(folder: Path) -> None:
-    """In a process of its own: prints its seconds and its bytes."""
+    """Runs in its own process; prints its seconds and its bytes."""
     runtime = Runtime.inline()
     calls = ObjectCalls(FolderClient(folder), runtime, RetryPolicy())
     started = time.process_time()
@@ -122,7 +122,7 @@ def open_log(folder: Path) -> None:
 
 
 def bare_round(draft: Draft) -> float:
-    """The same rows as text and the same bytes as one: the least that an entry needs."""
+    """Only the same rows as text and the same bytes joined: the least that an entry needs."""
     started = time.process_time()
     json.dumps([dataclasses.asdict(row) for row in draft.rows])
     b"".join([write.data for write in draft.writes])
@@ -130,7 +130,7 @@ def bare_round(draft: Draft) -> float:
 
 
 def bare_open(folder: Path) -> float:
-    """Reads all the bytes, and takes a checksum of them."""
+    """Only reads all the bytes and computes their checksum."""
     started = time.process_time()
     for path in sorted(folder.iterdir()):
         crc32(path.read_bytes())
@@ -138,7 +138,7 @@ def bare_open(folder: Path) -> float:
 
 
 def opened(folder: Path) -> tuple[float, float]:
-    """Seconds of the processor and bytes of a process of its own."""
+    """Processor seconds and bytes of a separate process."""
     command = [sys.executable, "-m", "bench.rounds", str(folder)]
     found = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
     return float(found[0]), float(found[1])

@@ -1,9 +1,9 @@
-"""Filling a tier through Spark, beside Spark's own Parquet writer with the same rows.
+"""Filling a tier through Spark, compared with Spark's own Parquet writer and the same rows.
 
-A frame with a body, a key, a tag, a unique key and times, of eight queues, lies in Spark's memory.
-It is written by `df.write.format("tieredstore")` and by `df.write.parquet`, turn about; sorted by
+A frame with a body, a key, a tag, a unique key and times, of eight queues, is in Spark's memory. It
+is written by `df.write.format("tieredstore")` and by `df.write.parquet`, alternating; sorted by
 queue, and with the queues mixed. Messages of 100 bytes and of 1 KB. Prints one table; exits with 1
-where a promise is missed:
+if a promise is missed:
 
     python -m bench.spark_load
 """
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 COUNTS: Final = {100: 1_000_000, 1000: 200_000}
 QUEUES: Final = 8
 SORTED, MIXED = "sorted by queue", "queues mixed"
-PROMISED: Final = {(100, MIXED): 0.3}  # each record is placed by itself
+PROMISED: Final = {(100, MIXED): 0.3}  # each record is placed separately
 ELSE_PROMISED: Final = 0.5
 _ROUND: Final = count()
 

@@ -1,9 +1,9 @@
 """What Spark's driver spends on a tier of 10 000 queues: seconds of the processor.
 
-1 250 topics of 8 queues in a directory. Each figure is of a Python process such as Spark starts, of
-modules that are compiled: its start is in that of a batch's plan. A trigger of a stream that finds
-nothing new asks for the newest offsets, and for the progress. Prints one table; exits with 1 where
-a promise is missed:
+1 250 topics of 8 queues in a directory. Each figure is from a Python process such as Spark starts,
+with compiled modules; the figure of a batch's plan includes the start of the process. A trigger of
+a stream that finds nothing new asks for the newest offsets, and for the progress. Prints one table;
+exits with 1 if a promise is missed:
 
     python -m bench.spark_plan
 """
@@ -30,7 +30,7 @@ from tieredstore.model.values import QueueRecord, SegmentRecord, SegmentType
 
 TOPICS: Final = 1_250
 QUEUES_EACH: Final = 8
-MESSAGES: Final = 1_000  # of a queue, of 1 KB
+MESSAGES: Final = 1_000  # in each queue, of 1 KB
 PLAN_PROMISED: Final = 0.3
 REPEATS: Final = 3
 IDLE_TRIGGERS: Final = 5
@@ -66,11 +66,11 @@ def fill(config: StoreConfig) -> None:
         parts.load()
         for topic in range(TOPICS):
             parts.metadata.add_topic(f"Orders-{topic:04d}")
-        file = parts.files.create("Aardvark", 0)  # a tier that has no bytes at all is refused
+        file = parts.files.create("Aardvark", 0)  # a tier without any bytes is refused
         file.start_at(0)
         file.append(_spark_tiers.a_message())
         file.commit()
-        for row in segments():  # as long as the catalogue says, and empty
+        for row in segments():  # as long as the catalogue says, but all zeros
             place = Path(parts.provider.open(row.path, row.type, row.base_offset).path)
             place.parent.mkdir(parents=True, exist_ok=True)
             with place.open("wb") as out:
@@ -104,7 +104,7 @@ def segments() -> list[SegmentRecord]:
 
 
 def measured(options: dict[str, str]) -> tuple[float, float]:
-    """Of a process of its own: a plan with its start, and one idle trigger."""
+    """Processor seconds of a separate process: a plan with its start, and one idle trigger."""
     command = [sys.executable, "-m", "bench.spark_plan", json.dumps(options)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     plan, idle = json.loads(done.stdout.splitlines()[-1])
@@ -112,7 +112,7 @@ def measured(options: dict[str, str]) -> tuple[float, float]:
 
 
 def least(catalogue: str) -> float:
-    """Of a process that imports as much, and finds the words of the catalogue."""
+    """Processor seconds of one that imports as much, and finds the words of the catalogue."""
     program = (
         "import re, sys, time, tieredstore.spark.source, pyspark.sql.streaming.datasource\n"
         "re.findall(r'\\w+', open(sys.argv[1]).read())\nprint(time.process_time())"
@@ -137,7 +137,7 @@ def plan_here(options: dict[str, str]) -> tuple[float, float]:
     spent = []
     for _ in range(IDLE_TRIGGERS):
         started = time.process_time()
-        given = json.loads(json.dumps(reached))  # Spark has kept it as a text
+        given = json.loads(json.dumps(reached))  # Spark keeps it as text
         assert stream.latestOffset(given, ReadAllAvailable()) == reached
         json.dumps(stream.reportLatestOffset())
         spent.append(time.process_time() - started)

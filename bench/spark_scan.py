@@ -1,9 +1,9 @@
-"""Reading a tier through Spark, as ratios to what Spark itself can take in the same run.
+"""Reading a tier through Spark, as ratios to what Spark itself can accept in the same run.
 
-Messages of 100 bytes and of 1 KB: a scan into nothing, bodies checked, beside a bare Arrow source,
-which reads the same files and yields prepared batches of the same columns. One key of ten million
-messages, by option: the bytes that were read of the tier. Prints one table; exits with 1 where a
-promise is missed:
+Messages of 100 bytes and of 1 KB: a scan into nothing, bodies checked, compared with a bare Arrow
+source, which reads the same files and yields prepared batches of the same columns. One key of ten
+million messages, by option: the bytes that were read from the tier. Prints one table; exits with 1
+if a promise is missed:
 
     python -m bench.spark_scan
 """
@@ -104,7 +104,7 @@ def prepared(folder: Path, config: StoreConfig, columns: tuple[str, ...]) -> Pat
 
 
 def key_lookup(spark: SparkSession, folder: Path) -> int:
-    """How many bytes one key takes; the exit code."""
+    """Measure how many bytes one key takes; returns the exit code."""
     from bench._spark_sources import READS
 
     config = _spark_tiers.written(folder, KEYED_MESSAGES, body_bytes=20, has_index=True)

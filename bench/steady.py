@@ -1,10 +1,9 @@
 """A steady load on a store with a tier: how long single puts and pulls take, and what it holds.
 
-One thread puts a message every few moments and another pulls, while segments fill and are sealed,
-and index files are compacted and uploaded. `MINUTES` in the environment says how
-long; the default is short. Beside each wait stands that of the store alone under the same load, and
-beside memory and descriptors what there was after the first tenth. Prints one table, exits with 1
-where a promise is missed:
+One thread puts messages at a steady rate and another pulls, while segments fill and are sealed, and
+index files are compacted and uploaded. `MINUTES` in the environment says how long; the default is
+short. Waits are compared with those of the store alone under the same load, memory and descriptors
+with those after the first tenth. Prints one table, exits with 1 if a promise is missed:
 
     MINUTES=5 python -m bench.steady
 """
@@ -33,7 +32,7 @@ from tieredstore.model.config import MIB
 from tieredstore.model.messages import Message
 
 MINUTES: Final = float(os.environ.get("MINUTES") or 0.2)
-PUTS_A_SECOND: Final = 1_000  # the same for all places, and far less than any of them can take
+PUTS_A_SECOND: Final = 1_000  # the same for all places, far less than any of them can take
 PULLS_A_SECOND: Final = 100
 PULLED: Final = 32
 QUEUES: Final = 4
@@ -56,7 +55,7 @@ SMALL: Final = {
 
 @dataclass(slots=True)
 class Seen:
-    """Seconds of each call, and what the process held from time to time."""
+    """Seconds of each call, and samples of what the process held."""
 
     puts: list[float] = field(default_factory=list)
     pulls: list[float] = field(default_factory=list)
@@ -65,7 +64,7 @@ class Seen:
 
 
 def at_pace(work: Callable[[int], object], a_second: int, seconds: float) -> list[float]:
-    """How long after its moment each call ended: where one is late, so are those behind it."""
+    """How long after its due time each call ended: a late call delays those after it."""
     count = int(a_second * seconds)
     spent = []
     begun = time.perf_counter()
@@ -89,7 +88,7 @@ def held() -> tuple[float, float]:
 def loaded(place: Place, messages: list[Message], seconds: float) -> Seen:
     seen = Seen()
     with a_store(place) as store:
-        for message in messages:  # something to pull from the first moment on
+        for message in messages:  # something to pull from the start
             assert store.put_message(message).stored
         pulled = [0] * QUEUES
         ended = threading.Event()
@@ -124,7 +123,7 @@ def loaded(place: Place, messages: list[Message], seconds: float) -> Seen:
 
 
 def next_of(store: MessageStore, queue_id: int, offset: int) -> int:
-    """Where the next pull begins: from the beginning again at the end."""
+    """Where the next pull begins; after the end, at the beginning again."""
     found = store.get_message("TopicTest", queue_id, offset, count_max=PULLED)
     return found.next_offset if found.messages else 0
 
@@ -166,7 +165,7 @@ def rows_of(seconds: float, places: list[Place]) -> Iterator[Row]:
 
 
 def thirds(values: list[float]) -> Iterator[list[float]]:
-    """Three parts, one after the other: how far they go apart is the noise of a figure."""
+    """Three parts, one after the other: their differences are the noise of a figure."""
     step = len(values) // 3
     for start in range(0, 3 * step, step):
         yield values[start : start + step]

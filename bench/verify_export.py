@@ -1,8 +1,8 @@
-"""Verifying a tier beside reading its files with a checksum, and exporting it to Parquet beside
-reading its files and writing the same columns, from memory, by bare Arrow.
+"""Verifying a tier, compared with reading its files with a checksum; and exporting it to Parquet,
+compared with reading its files and writing the same columns from memory with bare Arrow.
 
 Run it with `make bench BENCH=verify_export`. The tier has 150 MB of messages of 1 KB, two keys
-each, in two queues, and its index file; everything lies in the page cache.
+each, in two queues, and its index file, all in the page cache.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def main() -> int:
             run(ExportJob(config=config, target=str(parquet), **given))  # type: ignore[arg-type]
 
         def written(*columns: str) -> Callable[[], object]:
-            """Read the tier's bytes, and write the files of its export anew, from memory."""
+            """Read the tier's bytes, and write the files of its export from memory."""
             export(*columns)
             paths = sorted(parquet.rglob("*.parquet"))
             tables = [pq.read_table(path, partitioning=None) for path in paths]

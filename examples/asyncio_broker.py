@@ -27,7 +27,7 @@ LINE_BYTES_MAX = 4 << 20
 
 
 class Broker:
-    """Answers one request after the other on each connection, and many connections at once."""
+    """Answers the requests of a connection one by one, and many connections at once."""
 
     def __init__(self, store: AsyncTieredStore) -> None:
         self._store = store
@@ -40,7 +40,7 @@ class Broker:
         except ValueError:
             writer.write(b'{"error": "a line that is too long"}\n')
         except ConnectionError:
-            pass  # the client has gone
+            pass  # the client is gone
         finally:
             writer.close()
 
@@ -60,7 +60,7 @@ class Broker:
                 result = await self._store.put_message(message)
                 return {"status": result.status.name, "offset": result.queue_offset}
             case {"pull": topic, "queue": queue_id, "offset": offset}:
-                # Where the answer is in memory this does not leave the loop's own thread.
+                # If the answer is in memory this does not leave the loop's own thread.
                 page = await self._store.get_message(topic, queue_id, offset)
                 at_end = not page.messages and page.next_offset == offset
                 seconds = asked.get("wait", 0)
@@ -92,7 +92,7 @@ async def main() -> None:
         store_path=options.store,
     )
     with Runtime.threads() as runtime:
-        # Else each file of its log reserves a GiB, as RocketMQ's do.
+        # Otherwise each file of its log reserves a GiB, as RocketMQ's do.
         small = LocalConfig(store_path=options.store, commit_log_file_bytes=16 << 20)
         local = LocalMessageStore(small, runtime)
         store = TieredMessageStore(local, config, runtime=runtime)

@@ -1,4 +1,4 @@
-"""`make demo`: a store with a tier behind it, then the tier alone; at last, what to do next.
+"""`make demo`: a store with a tier behind it, then the tier alone; finally, what to do next.
 
     python examples/demo.py [--provider posix | memory | s3] [--keep DIRECTORY]
 
@@ -50,7 +50,7 @@ INDEX: dict[str, Any] = {"index_slot_count": 100_000, "index_item_count": 400_00
 
 
 def messages() -> Iterator[Message]:
-    """One order after the other, in each topic; two keys each: its own, and the customer's."""
+    """Orders, each in all topics, with two keys: the order's own and the customer's."""
     for number in range(MESSAGES // len(TOPICS)):
         for topic in TOPICS:
             yield Message(
@@ -69,7 +69,7 @@ def body_of(topic: str, number: int) -> bytes:
 
 
 def provider_of(config: StoreConfig, runtime: Runtime) -> SegmentProvider:
-    """A store makes this itself; here it is ours, so that we can ask it what it did."""
+    """A store makes its provider itself; the demo makes one to ask it what it did."""
     kind: type[SegmentProvider] = resolve(PROVIDERS, config.provider, SegmentProvider)
     return kind.from_config(config, runtime)
 
@@ -84,7 +84,7 @@ def bucket(config: StoreConfig) -> Iterator[StoreConfig]:
     from tieredstore.providers.s3_admin import create_bucket
     from tieredstore.testing.memory_objects import one_at_a_time
 
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # else it prints each request
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # otherwise it prints each request
     server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
     server.start()
     assert server._server is not None
@@ -105,7 +105,7 @@ def bucket(config: StoreConfig) -> Iterator[StoreConfig]:
 
 
 def prove(provider: ObjectProvider) -> Counter[str]:
-    """A tier does this itself before its first write to a bucket; how many requests it took."""
+    """Do what a tier does itself before its first write to a bucket; returns the requests made."""
     started = time.perf_counter()
     certificate = certify(provider.counted)
     keep(provider.counted, certificate)
@@ -218,7 +218,7 @@ def show_files(names: list[tuple[str, int]]) -> None:
 
 
 def names_of(provider: SegmentProvider, root: Path) -> list[tuple[str, int]]:
-    """Everything that lies in the backend, ours beside the segments too."""
+    """Everything in the backend: segments, and our own objects beside them."""
     if isinstance(provider, ObjectProvider):
         return sorted((each.key, each.size) for each in provider.counted.list(""))
     if isinstance(provider, PosixProvider):
@@ -251,7 +251,7 @@ def run(config: StoreConfig, folder: Path) -> None:
             proof = prove(provider)
         put_and_offload(config, provider, runtime, folder / "local")
         shutil.rmtree(folder / "local")
-        another = provider  # a tier in memory is gone with its provider, and is not published
+        another = provider  # a tier in memory ends with its provider, and is not published
         if config.provider != "memory":
             shutil.rmtree(config.store_path)
             config = replace(config, store_path=str(folder / "reader"))
@@ -265,7 +265,7 @@ def run(config: StoreConfig, folder: Path) -> None:
 
 
 def say_what_next(config: StoreConfig, kept: Path | None) -> None:
-    """Three commands that work now, on the tier that is left here; or how to have one."""
+    """Print three commands that work now on the tier that is kept, or how to keep one."""
     tool = Path(sys.executable).with_name("tieredstore")
     if tool.is_relative_to(Path.cwd()):
         tool = tool.relative_to(Path.cwd())

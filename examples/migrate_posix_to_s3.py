@@ -1,4 +1,4 @@
-"""Moves a tier that lies in a directory, such as Java's, into a bucket, and moves over.
+"""Copies a tier from a directory, such as Java's, into a bucket, and cuts over to it.
 
 Run it beside the broker as often as you like. Then stop the broker, and run it with --cut-over: the
 rest is copied, the target's catalogue is written, and its settings are printed.

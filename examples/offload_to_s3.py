@@ -3,8 +3,8 @@
     export AWS_ACCESS_KEY_ID=... AWS_SECRET_ACCESS_KEY=...
     python examples/offload_to_s3.py BUCKET [--store STORE] [--endpoint http://127.0.0.1:9000]
 
-STORE is a broker's store directory with files of RocketMQ's default sizes (others are named in
-`LocalConfig`). Without it a small one with a few messages is made, and thrown away at the end.
+STORE is a broker's store directory with files of RocketMQ's default sizes (`LocalConfig` takes
+others). Without it a small one with a few messages is made, and deleted at the end.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def offload(config: StoreConfig, files: LocalConfig, *, put: int = 0) -> None:
                 body = f"order {number}".encode()
                 keys = {"KEYS": f"order-{number}"}
                 store.put_message(Message(topic="orders", queue_id=0, body=body, properties=keys))
-            # Sealed: each segment one object, the index uploaded.
+            # Sealed: each segment is one object, and the index is uploaded.
             store.flush(seal=True)
             for topic, queue_id in sorted(store.queues()):
                 done = store.committed_offset(topic, queue_id)
@@ -43,7 +43,7 @@ def offload(config: StoreConfig, files: LocalConfig, *, put: int = 0) -> None:
 
 
 def read_elsewhere(config: StoreConfig) -> None:
-    """Nothing of the broker's disk is needed: the catalogue is in the bucket too."""
+    """The broker's disk is not needed: the catalogue is in the bucket too."""
     with (
         tempfile.TemporaryDirectory() as empty,
         TieredReader.open(replace(config, store_path=empty)) as reader,

@@ -1,8 +1,8 @@
-"""Looks into the tier of a RocketMQ broker, and changes not one byte of it.
+"""Looks into the tier of a RocketMQ broker without changing a byte of it.
 
     python examples/open_rocketmq_tier.py broker.conf [TOPIC [KEY]]
 
-The broker may be running. It reads these of its settings: storePathRootDir, tieredStoreFilePath,
+The broker may be running. Of its settings these are read: storePathRootDir, tieredStoreFilePath,
 brokerClusterName, brokerName, tieredBackendServiceProvider, tieredStoreIndexFileMaxHashSlotNum and
 tieredStoreIndexFileMaxIndexNum.
 """

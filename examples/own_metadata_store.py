@@ -27,12 +27,12 @@ CLOCK = SystemClock()
 
 
 class SqliteMetadataStore(MemoryReads):
-    """A row for each change; when it is opened they are replaced by what they came to."""
+    """A row for each change; opening replaces these rows by their result."""
 
     def __init__(self, path: str, read_only: bool, clock_ms: Callable[[], int]) -> None:
         super().__init__(Tables(), name=path)
         self._read_only, self._clock_ms = read_only, clock_ms
-        self._guard = threading.RLock()  # of the file; reads of tables never wait for it
+        self._guard = threading.RLock()  # for the file; reads of tables never wait for it
         where = Path(path).absolute().as_uri() + ("?mode=ro" if read_only else "")
         self._file = sqlite3.connect(where, uri=True, check_same_thread=False)
 
@@ -91,7 +91,7 @@ class SqliteMetadataStore(MemoryReads):
             self._tables = tables
 
     def _write(self, changes: Iterable[Change], *, instead: bool = False) -> list[Change]:
-        """All of them or none, durable by then; as a reader will see them."""
+        """Write all changes or none, durably; returns them as a reader will see them."""
         seen = [encode(change) for change in changes]
         with self._file:  # one transaction
             if instead:

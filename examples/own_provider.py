@@ -1,4 +1,4 @@
-"""A provider of your own: a tier in one SQLite file, for segments that are small.
+"""A provider of your own: a tier in one SQLite file, for small segments.
 
 Its test is the suite that ships. StoreConfig(provider="own_provider:SqliteProvider", path="t.db")
 """
@@ -38,7 +38,7 @@ class SqliteProvider(ts.SegmentProvider):
                 yield ListedSegment(path, ts.SegmentType(kind), *rest)
 
     def ask(self, sql: str, *values: object) -> Any:
-        """All rows of one statement, durable by then; a foreign error becomes one of ours."""
+        """All rows of one statement, which is durable on return; SQLite's errors become ours."""
         try:
             with self.guard, closing(sqlite3.connect(self.path, isolation_level=None)) as file:
                 file.execute(f"CREATE TABLE IF NOT EXISTS {TABLE}")

@@ -14,7 +14,7 @@ from tieredstore.local import LocalConfig, LocalMessageStore
 
 def main(folder: str) -> None:
     runtime = Runtime.threads()
-    # A broker with a message store of its own wraps that one: see the protocol MessageStore.
+    # A broker with its own message store wraps that one: see the protocol MessageStore.
     # Small files: those of RocketMQ's sizes reserve 1.1 GB.
     small = LocalConfig(store_path=f"{folder}/local", commit_log_file_bytes=1 << 20)
     local = LocalMessageStore(small, runtime)
@@ -23,7 +23,7 @@ def main(folder: str) -> None:
         provider="posix",
         path=f"{folder}/tier",
         store_path=f"{folder}/local",
-        storage_level=StorageLevel.FORCE,  # read from the tier also what the local store has
+        storage_level=StorageLevel.FORCE,  # read from the tier even what the local store has
     )
     with runtime, TieredMessageStore(local, config, runtime=runtime) as store:
         for number in range(10):

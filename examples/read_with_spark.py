@@ -27,7 +27,7 @@ def main(arguments: Sequence[str]) -> int:
         print(__doc__, file=sys.stderr)
         return 2
     spark = SparkSession.builder.appName("read a tier").getOrCreate()
-    spark.dataSource.register(TierDataSource)  # not needed where the package is installed
+    spark.dataSource.register(TierDataSource)  # not needed if the package is installed
     show(spark, words)
     spark.stop()
     return 0
@@ -38,7 +38,7 @@ def show(spark: SparkSession, words: dict[str, str]) -> None:
     if topic is not None:
         words["topics"] = topic
     show_queues(load(spark, words, columns="topic,queue_id,store_time,size"))
-    # Options and not conditions: what an option rules out is not read at all.
+    # Options, not conditions: what an option rules out is not read at all.
     if since is not None:
         show_messages(load(spark, words, columns=SHOWN, start_time=since))
     if key is not None:
@@ -46,13 +46,13 @@ def show(spark: SparkSession, words: dict[str, str]) -> None:
 
 
 def pairs(arguments: Sequence[str]) -> dict[str, str]:
-    """`--name value` again and again, as options of the source."""
+    """Pairs of `--name value`, as options of the source."""
     names = [name.removeprefix("--").replace("-", "_") for name in arguments[::2]]
     return dict(zip(names, arguments[1::2], strict=True))
 
 
 def load(spark: SparkSession, words: dict[str, str], **others: str) -> DataFrame:
-    """Only the columns that are used: each one left out is time saved."""
+    """Load only the columns that are used: each one left out saves time."""
     return spark.read.format("tieredstore").options(**words, **others).load()
 
 

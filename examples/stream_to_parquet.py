@@ -4,10 +4,10 @@
     PYTHONPATH=tieredstore.zip spark-submit --py-files tieredstore.zip \\
         examples/stream_to_parquet.py --out s3a://lake/messages --bucket my-tier
 
-Reads all that is there and ends; run again it goes on where it stopped, and every message is in
-the result once. With `--every SECONDS` it stays and looks again. Every option of the source may be
-given too. PYTHONPATH is for the process on the driver that plans a stream: Spark 4.3 does not give
-it what `--py-files` names. Where the package is installed neither is needed.
+Reads everything that is there and ends; the next run continues where it stopped, and every message
+is in the result once. With `--every SECONDS` it keeps running and looks again. Every option of the
+source may be given too. PYTHONPATH is for the process on the driver that plans a stream: Spark 4.3
+does not give it what `--py-files` names. If the package is installed neither is needed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def main(arguments: Sequence[str]) -> int:
         print(__doc__, file=sys.stderr)
         return 2
     spark = SparkSession.builder.appName("stream a tier to Parquet").getOrCreate()
-    spark.dataSource.register(TierDataSource)  # not needed where the package is installed
+    spark.dataSource.register(TierDataSource)  # not needed if the package is installed
     follow(spark, words)
     spark.stop()
     return 0
@@ -50,7 +50,7 @@ def follow(spark: SparkSession, words: dict[str, str]) -> None:
 
 
 def pairs(arguments: Sequence[str]) -> dict[str, str]:
-    """`--name value` again and again, as options of the source."""
+    """Pairs of `--name value`, as options of the source."""
     names = [name.removeprefix("--").replace("-", "_") for name in arguments[::2]]
     return dict(zip(names, arguments[1::2], strict=True))
 

@@ -29,20 +29,20 @@ ENDING = {signal.SIGINT, signal.SIGTERM}
 
 
 class Broker(ThreadingHTTPServer):
-    """A thread for each connection; all of them call the same store, and end before it does."""
+    """A thread for each connection; all call the same store, and end before it is closed."""
 
     def __init__(self, port: int, store: TieredMessageStore) -> None:
         super().__init__(("127.0.0.1", port), Connection)
         self.store = store
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(sys.exception(), OSError):  # else the client has gone
+        if not isinstance(sys.exception(), OSError):  # OSError: the client is gone
             super().handle_error(request, client_address)
 
 
 class Connection(BaseHTTPRequestHandler):
     server: Broker
-    timeout = 10  # seconds that a silent client may keep the broker from its end
+    timeout = 10  # seconds that a silent client may keep the broker from ending
 
     def do_POST(self) -> None:
         length = self.headers.get("Content-Length", "0")
@@ -51,7 +51,7 @@ class Connection(BaseHTTPRequestHandler):
             self._reply(413, {"error": f"more than {BODY_BYTES_MAX} bytes"})
             return
         body = self.rfile.read(size)
-        if len(body) < size:  # half a message is none
+        if len(body) < size:  # half a message does not count
             self._reply(400, {"error": f"{len(body)} bytes of {size}"})
         else:
             self._answer(body)
@@ -110,11 +110,11 @@ def main() -> None:
         path=f"{options.store}/tier",
         store_path=options.store,
     )
-    # The end is waited for below: an exception would break into a request that is being taken in.
+    # Signals are waited for below: an exception here could interrupt a request that is being read.
     # Threads inherit the mask, so it is set before there are any.
     signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     with Runtime.threads() as runtime:
-        # Else each file of its log reserves a GiB, as RocketMQ's do.
+        # Otherwise each file of its log reserves a GiB, as RocketMQ's do.
         small = LocalConfig(store_path=options.store, commit_log_file_bytes=16 << 20)
         local = LocalMessageStore(small, runtime)
         store = TieredMessageStore(local, config, runtime=runtime)

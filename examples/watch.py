@@ -1,11 +1,11 @@
-"""`make watch`: a broker under load, Prometheus that scrapes it, and Grafana where it is installed.
+"""`make watch`: a broker under load, Prometheus that scrapes it, and Grafana if it is installed.
 
     python -m examples.watch [--seconds 900] [--rate 200] [--bring FOLDER]
 
 Prometheus loads `docs/grafana/alerts.yml`, Grafana the dashboard beside it. At the end each query
-of the dashboard is asked, and its answer printed; one that Prometheus refuses ends with 1. All of
-it listens on 127.0.0.1 only, lies in a temporary folder, and is gone after the time that was asked
-for, or after Ctrl-C.
+of the dashboard is sent, and its answer printed; if Prometheus refuses one, the exit code is 1.
+Everything listens on 127.0.0.1 only, is in a temporary folder, and is gone after the given time, or
+after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ PAGE_BYTES_MAX: Final = 16 << 20
 RATE_MAX: Final = 2_000
 MESSAGES_MAX: Final = 1_000_000
 
-# Small files that leave the local disk soon, so that reads come from the tier. The server is ours:
-# it need not prove that it keeps its word.
+# Small files that leave the local disk soon, so that reads come from the tier. The bucket's server
+# is our own, so it need not be certified.
 SETTINGS: Final = """
 [broker]
 port = 0
@@ -94,7 +94,7 @@ providers:
 
 
 class Answer(NamedTuple):
-    """What Prometheus says to one query of the dashboard."""
+    """What Prometheus answers to one query of the dashboard."""
 
     panel: str
     expression: str
@@ -103,7 +103,7 @@ class Answer(NamedTuple):
 
 
 class Load:
-    """What clients do: send, read what is newest and what has left the disk, ask by key."""
+    """What clients do: send, read the newest messages and those that left the disk, ask by key."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -124,7 +124,7 @@ class Load:
         self._client.ask(Ask.QUERY_MESSAGE, topic=TOPIC, key=key, maxNum=8, endTimestamp=2**60)
 
     def _read(self, queue_id: int, place: dict[int, int]) -> None:
-        """One page; who reads the oldest begins again where the newest are."""
+        """One page; a reader that reaches the newest messages begins again at the oldest."""
         found, place[queue_id] = self._client.pull(queue_id, place[queue_id])
         self.read += len(found)
         if place is self._oldest and place[queue_id] >= self._newest[queue_id]:
@@ -132,7 +132,7 @@ class Load:
 
 
 def queries(variables: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Each query of the dashboard with its panel, with values for Grafana's variables."""
+    """Each query of the dashboard and its panel, with values for Grafana's variables."""
     for panel in json.loads(DASHBOARD.read_text(encoding="utf-8"))["panels"]:
         for target in panel.get("targets", ()):
             expression: str = target["expr"]
@@ -142,7 +142,7 @@ def queries(variables: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def asked(prometheus: str) -> list[Answer]:
-    """Every query of the dashboard, as Grafana asks it for all brokers and topics."""
+    """The answers to all queries of the dashboard, for all brokers and topics."""
     every = dict.fromkeys(("job", "instance", "topic"), ".*")
     found = []
     for panel, expression in queries({**every, "__rate_interval": "1m"}):
@@ -158,7 +158,7 @@ def asked(prometheus: str) -> list[Answer]:
 
 
 def alerts(prometheus: str) -> dict[str, tuple[str, str]]:
-    """Of each alert its state, and what went wrong when its rule was evaluated."""
+    """The state of each alert, and what went wrong when its rule was evaluated."""
     groups = page(f"{prometheus}/api/v1/rules")["data"]["groups"]
     return {
         rule["name"]: (
@@ -171,7 +171,7 @@ def alerts(prometheus: str) -> dict[str, tuple[str, str]]:
 
 
 def page(url: str) -> dict[str, Any]:
-    """JSON from a server of this machine, also where it says what is wrong with the question."""
+    """JSON from a server of this machine, including its answer to an invalid query."""
     try:
         with urllib.request.urlopen(url, timeout=30) as reply:
             text = reply.read(PAGE_BYTES_MAX)
@@ -183,7 +183,7 @@ def page(url: str) -> dict[str, Any]:
 
 
 def find_prometheus(bring: Path | None) -> str | None:
-    """The program: that of the PATH, else Debian's, unpacked in a folder that was given."""
+    """The program on the PATH, else Debian's, unpacked into the given folder."""
     if (found := shutil.which("prometheus")) or bring is None:
         return found
     program = bring / "usr" / "bin" / "prometheus"
@@ -199,7 +199,7 @@ def find_prometheus(bring: Path | None) -> str | None:
 
 
 def find_grafana() -> tuple[str, Path] | None:
-    """The program and its home: the folder above it, or that of the packages."""
+    """The program and its home: the folder above it, or the one of the packages."""
     program = shutil.which("grafana")
     if program is None:
         return None
@@ -211,7 +211,7 @@ def find_grafana() -> tuple[str, Path] | None:
 def running(
     command: Sequence[str], log: Path, **variables: str
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A program whose words go to a file. Ctrl-C does not reach it: the block ends it."""
+    """A program whose output goes to a file. Ctrl-C does not reach it: the block ends it."""
     with open(log, "wb") as words:
         process = subprocess.Popen(
             command,
@@ -233,7 +233,7 @@ def running(
 
 
 def wait_for(process: subprocess.Popen[bytes], log: Path, is_there: Callable[[str], bool]) -> str:
-    """What it has said by the time that it is there."""
+    """Wait until the process is ready; returns what it has printed by then."""
     until = time.monotonic() + START_SECONDS
     while process.poll() is None and time.monotonic() < until:
         text = log.read_text(encoding="utf-8", errors="replace")
@@ -277,7 +277,7 @@ def start_bucket(stack: ExitStack, folder: Path) -> Path:
 
 
 def start_broker(stack: ExitStack, folder: Path) -> tuple[Client, str]:
-    """A client of it, and the address that shows its metrics."""
+    """Start the broker; returns a client and the address of its metrics."""
     settings, log, port = start_bucket(stack, folder), folder / "broker.log", free_port()
     words = ["-m", "examples.broker", "--config", str(settings), "--metrics-port", str(port)]
     broker = stack.enter_context(running([sys.executable, *words], log))
@@ -310,7 +310,7 @@ def start_prometheus(stack: ExitStack, folder: Path, program: str, broker: str) 
 
 
 def start_grafana(stack: ExitStack, folder: Path, found: tuple[str, Path], prometheus: str) -> str:
-    """Without accounts: whoever reaches it may look, and only this machine does."""
+    """Without accounts: only this machine reaches it, and may look at everything."""
     program, home = found
     port, log = free_port(), folder / "grafana.log"
     provision(folder / "provisioning", prometheus)
@@ -337,7 +337,7 @@ def start_grafana(stack: ExitStack, folder: Path, found: tuple[str, Path], prome
 
 
 def provision(folder: Path, prometheus: str) -> None:
-    """What Grafana reads when it starts: where to ask, and where dashboards lie."""
+    """Write what Grafana reads when it starts: where to ask, and where dashboards are."""
     for name, text in (
         ("datasources", SOURCES.format(prometheus=prometheus)),
         ("dashboards", DASHBOARDS.format(folder=json.dumps(str(GRAFANA)))),
@@ -347,7 +347,7 @@ def provision(folder: Path, prometheus: str) -> None:
 
 
 def watch(load: Load, seconds: float, rate: int, prometheus: str | None) -> None:
-    """One turn a second, until the time is over or somebody says Ctrl-C."""
+    """One turn a second, until the time is over or somebody presses Ctrl-C."""
     began = told = time.monotonic()
     try:
         say(f"It ends after {seconds:.0f} s, or at Ctrl-C.")
@@ -366,7 +366,7 @@ def watch(load: Load, seconds: float, rate: int, prometheus: str | None) -> None
 
 
 def loud(prometheus: str | None) -> str:
-    """The alerts that are not quiet, for the end of a line."""
+    """The alerts that are pending or firing, for the end of a line."""
     if prometheus is None:
         return ""
     named = [
@@ -376,7 +376,7 @@ def loud(prometheus: str | None) -> str:
 
 
 def tell(answered: Sequence[Answer], rules: Mapping[str, tuple[str, str]]) -> int:
-    """How many of all were refused."""
+    """Print answers and alerts; returns how many were refused."""
     for each in answered:
         values = ", ".join(f"{value:,.6g}" for value in each.values[:4]) or "nothing"
         say(f"{each.panel:<50} {each.error or values}")
@@ -394,7 +394,7 @@ def say(text: str) -> None:
 
 
 def end_once(*_: object) -> None:
-    """The first signal ends all; the end of the others is not to be disturbed by a second one."""
+    """The first signal ends everything; a second one must not disturb the shutdown."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
@@ -406,7 +406,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(number, end_once)
     try:
         return run(options)
-    except KeyboardInterrupt:  # before there was something to watch
+    except KeyboardInterrupt:  # before there was anything to watch
         return 130
 
 

@@ -2,9 +2,9 @@
 
     python examples/wrap_your_store.py [folder]
 
-`FileStore` stands for the store that your broker has already: one log file, queues in memory. What
-it has to answer is the protocol `MessageStore`; docs/wrap-your-store.md goes through it. Its test
-is the suite that ships: tests/examples/test_own_parts.py.
+`FileStore` stands for the store that your broker already has: one log file, queues in memory. It
+implements the protocol `MessageStore`, which docs/wrap-your-store.md explains. Its test is the
+suite that ships: tests/examples/test_own_parts.py.
 """
 
 import os
@@ -47,7 +47,7 @@ RECORD_BYTES_MAX = 4 * 1024 * 1024
 
 
 class FileStore(MessageStore):
-    """All messages in one file, record behind record; queues are lists of them in memory."""
+    """All messages in one file, one record after another; queues are lists in memory."""
 
     def __init__(self, path: Path, clock_ms: Callable[[], int] | None = None) -> None:
         self._path = path
@@ -69,7 +69,7 @@ class FileStore(MessageStore):
             self._end = self._confirmed = 0
             for record in self._records():
                 self._add(record)
-            self._file.truncate(self._end)  # what a crash left of a record
+            self._file.truncate(self._end)  # cut off half a record after a crash
             self._sync()
             self._is_open = True
 
@@ -86,7 +86,7 @@ class FileStore(MessageStore):
         self._path.unlink(missing_ok=True)
 
     def _sync(self) -> None:
-        """Make durable what was put, and confirm it: the tier uploads that, and nothing else."""
+        """Make puts durable, and confirm them: the tier uploads only confirmed messages."""
         self._file.flush()
         os.fsync(self._file.fileno())
         self._confirmed = self._end
@@ -141,7 +141,7 @@ class FileStore(MessageStore):
         self._dispatchers.append(dispatcher)
 
     def add_retention_guard(self, guard: RetentionGuard) -> None:
-        self._guards.append(guard)  # this store deletes nothing; yours asks before it does
+        self._guards.append(guard)  # this store deletes nothing; yours must ask before it does
 
     # 3. Reads
 
@@ -219,7 +219,7 @@ class FileStore(MessageStore):
         is_cut = len(found) > count
         return QueryResult(messages=found[:count], complete=not is_cut, is_cut=is_cut)
 
-    # 4. Where queues and the log begin and end, and what lies at a time
+    # 4. Where queues and the log begin and end, and search by time
 
     def min_offset(self, topic: str, queue_id: int) -> int | None:
         return 0 if self._queue(topic, queue_id) else None
@@ -281,7 +281,7 @@ class FileStore(MessageStore):
         return self.delete_topics({key.topic for key in self.queues()}.difference(retained))
 
     def _records(self) -> Iterable[bytes]:
-        """Those of the file, up to the first that is not whole."""
+        """The records of the file, up to the first incomplete one."""
         self._file.seek(0)
         while len(head := self._file.read(4)) == 4:
             size = int.from_bytes(head)
@@ -323,7 +323,7 @@ class FileStore(MessageStore):
 def _page(
     queue: list[SelectedMessage], offset: int, count_max: int, bytes_max: int
 ) -> list[SelectedMessage]:
-    """As many as fit; one at least."""
+    """A page with as many messages as fit, at least one."""
     found: list[SelectedMessage] = []
     left = bytes_max
     for one in queue[offset:][: max(0, count_max)]:
@@ -347,7 +347,7 @@ def main(folder: Path) -> None:
         provider="posix",  # a folder; without a provider the tier is in memory
         path=str(folder / "tier"),
         store_path=str(folder / "local"),
-        storage_level=StorageLevel.FORCE,  # reads ask the tier first, so that it is seen to work
+        storage_level=StorageLevel.FORCE,  # reads ask the tier first, to show that it works
     )
     with TieredMessageStore(FileStore(folder / "messages.log"), config) as store:
         for number in range(10):

@@ -4,8 +4,8 @@
     python -m examples.broker --config broker.conf | broker.toml
     python -m examples.broker --story
 
-Clients find both at one address, 127.0.0.1:9876 unless told otherwise. SIGTERM or Ctrl-C ends it:
-what is under way is answered, and what waits is uploaded.
+Clients find both at one address, 127.0.0.1:9876 unless told otherwise. After SIGTERM or Ctrl-C it
+answers the requests in flight, uploads what waits, and ends.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tieredstore import InvalidConfigError, StoreConfig, TieredStoreError
 from tieredstore.driver.metrics import Metrics
 from tieredstore.local import LocalConfig
 
-# What RocketMQ's own file says of a broker, and no store asks for.
+# What RocketMQ's own file says about a broker, and no store needs.
 _JAVA_KEYS: Final[Mapping[str, str]] = {
     "listenPort": "port",
     "grpcServerPort": "grpc_port",
@@ -56,7 +56,7 @@ def main() -> int:
 
 
 def settings(options: argparse.Namespace) -> tuple[BrokerConfig, LocalConfig, StoreConfig]:
-    """Those of a file, environment variables over them, and the command line over all."""
+    """Settings from a file, overridden by environment variables, overridden by the command line."""
     broker, local, tier = _of_file(options.config)
     local, tier = local.with_env(os.environ), tier.with_env(os.environ)
     if options.store:
@@ -189,7 +189,7 @@ def _metrics(tier: StoreConfig, port: int | None) -> Metrics | None:
 
 
 def _show_requests(broker: Broker) -> None:
-    """The broker's own figures, beside those of the store."""
+    """Export the broker's own figures beside those of the store."""
     from collections.abc import Iterator
 
     from prometheus_client import REGISTRY

@@ -1,4 +1,4 @@
-"""The broker as one piece: its stores, its tables, and which request goes where."""
+"""The whole broker: its stores, its tables, and which handler gets which request."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ END_SECONDS: Final = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerConfig:
-    """Where the broker is and what it allows; the stores have settings of their own."""
+    """Where the broker is and what it allows; the stores have their own settings."""
 
     host: str = "127.0.0.1"  # where it listens
     port: int = 9876  # for clients of the name server and of the broker
@@ -46,9 +46,9 @@ class BrokerConfig:
     creates_topics: bool = True
     default_queues: int = 8
     grpc_port: int = -1  # for clients of gRPC; -1: none
-    attempts_max: int = 17  # of such consumers at a message; then it is a dead letter
-    retry_seconds: float = 1.0  # before the second attempt; twice as long before each later one
-    fifo_groups: str = ""  # that consume in order over gRPC; commas between
+    attempts_max: int = 17  # of gRPC consumers at a message; then it is a dead letter
+    retry_seconds: float = 1.0  # before the second attempt; doubled before each later one
+    fifo_groups: str = ""  # that consume in order over gRPC; comma-separated
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
@@ -77,7 +77,7 @@ class BrokerConfig:
 
 
 class Broker:
-    """`open`, then clients are served, then `close`."""
+    """Serves clients from `open` to `close`."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class Broker:
         self.grpc_port = -1
 
     async def open(self) -> None:
-        """Load the stores and listen. Raises what they raise; nothing is left open then."""
+        """Load the stores and listen. Raises what they raise, and then leaves nothing open."""
         storage = self._storage
         await asyncio.to_thread(storage.open)
         try:
@@ -116,7 +116,7 @@ class Broker:
             raise
 
     async def close(self) -> None:
-        """Answer what is under way, upload what waits, and end."""
+        """Answer the requests in flight, upload what waits, and end."""
         if self.pulls is not None:
             self.pulls.end()
         if self.grpc is not None:

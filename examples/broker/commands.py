@@ -18,7 +18,7 @@ INT64_MAX: Final = 2**63 - 1
 
 
 class Ask(IntEnum):
-    """Requests that are answered here, or sent to clients."""
+    """Codes of requests that are answered here, or sent to clients."""
 
     SEND_MESSAGE = 10
     PULL_MESSAGE = 11
@@ -48,7 +48,7 @@ class Ask(IntEnum):
 
 
 class Code(IntEnum):
-    """What an answer says."""
+    """Codes of answers."""
 
     SUCCESS = 0
     SYSTEM_ERROR = 1
@@ -78,7 +78,7 @@ class RefusedError(Exception):
 
 @dataclass(slots=True, kw_only=True)
 class Answer:
-    """What a request gets back."""
+    """The answer to a request."""
 
     code: Code = Code.SUCCESS
     fields: dict[str, str] = field(default_factory=dict)
@@ -86,7 +86,7 @@ class Answer:
     remark: str | None = None
 
     def to(self, asked: Command) -> Command:
-        """The command of this answer, written as the request was."""
+        """The command of this answer, encoded as the request was."""
         return Command(
             code=self.code,
             opaque=asked.opaque,
@@ -102,7 +102,7 @@ class Answer:
 class Request:
     """A command and the connection that it came over.
 
-    What a field should be and is not raises RefusedError.
+    A missing or invalid field raises RefusedError.
     """
 
     command: Command
@@ -134,7 +134,7 @@ class Request:
         return self.command.fields.get(name, str(default)).lower() in ("true", "1")
 
     def json(self) -> dict[str, Any]:
-        """The body, which has to be an object of JSON."""
+        """The body, which must be a JSON object."""
         try:
             found = msgspec.json.decode(self.body)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:

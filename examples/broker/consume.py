@@ -42,7 +42,7 @@ _CODES: Final[Mapping[GetStatus, Code]] = {
 }
 
 
-@lru_cache(maxsize=1_024)  # each pull says it anew
+@lru_cache(maxsize=1_024)  # each pull sends it again
 def chosen_by(expression: str, kind: str) -> MessageFilter | None:
     """Tags, or a condition in SQL92; None for all messages."""
     if len(expression) > EXPRESSION_CHARACTERS_MAX:
@@ -54,7 +54,7 @@ def chosen_by(expression: str, kind: str) -> MessageFilter | None:
 
 
 class Pulls:
-    """Answers pulls at once where there are messages, else when some come or time is up."""
+    """Answers pulls at once if there are messages, else when some arrive or time is up."""
 
     def __init__(
         self,
@@ -72,11 +72,11 @@ class Pulls:
 
     @property
     def waiting(self) -> int:
-        """How many wait for a message."""
+        """How many pulls wait for a message."""
         return len(self._waiting)
 
     def end(self) -> None:
-        """Nobody waits any longer: all are answered with what there is."""
+        """End all waits: every pull is answered with what there is."""
         self._is_over = True
         for coming in self._waiting:
             coming.cancel()
@@ -99,7 +99,7 @@ class Pulls:
             wait_ms = request.number("suspendTimeoutMillis", 15_000, maximum=INT32_MAX)
             until += min(wait_ms / 1000, WAIT_SECONDS_MAX)
         while True:
-            # What a client does not take is not read for it.
+            # Nothing is read for a client that does not take its answers.
             async with request.connection.room():
                 found = await self._storage.get(
                     *key,
@@ -109,7 +109,7 @@ class Pulls:
                     group=group,
                 )
             code = _code(found, offset)
-            # A place within the queue that holds nothing would be waited for in vain.
+            # Waiting for an empty place within the queue would be in vain.
             waits = code is Code.PULL_NOT_FOUND and offset >= found.max_offset
             if not waits or not await self._arrival(request, key, offset, until - loop.time()):
                 return _answer(code, found)
@@ -123,10 +123,10 @@ class Pulls:
         return None if found is None else Answer(fields={"offset": str(found)})
 
     async def consumer_offset(self, request: Request) -> Answer:
-        """Where a group goes on.
+        """Where a group continues.
 
-        A new one begins at 0 while the queue does and is young; else the client decides where. As
-        RocketMQ has it: who wants only new messages of an old queue does not get all.
+        A new group begins at 0 while the queue does and is young; else the client decides. As in
+        RocketMQ, a client that wants only the new messages of an old queue does not get all.
         """
         known = self.offset_of_group(request)
         if known is not None:
@@ -148,7 +148,7 @@ class Pulls:
         return Answer()
 
     def check_filter(self, request: Request) -> Answer:
-        """Asked before a consumer starts that filters by more than tags."""
+        """A consumer that filters by more than tags sends this before it starts."""
         subscription = request.json().get("subscriptionData") or {}
         if not isinstance(subscription, dict):
             raise RefusedError(Code.SUBSCRIPTION_PARSE_FAILED, "no subscription")
@@ -187,7 +187,7 @@ class Pulls:
     def _filter(
         self, request: Request, group: str, topic: str, *, given: bool
     ) -> MessageFilter | None:
-        """As the pull says, or as the group's heartbeats do."""
+        """The filter in the pull, or else that of the group's heartbeats."""
         if given:
             return chosen_by(request.text("subscription", "*"), request.text("expressionType", ""))
         known = self._groups.subscription(group, topic)

@@ -1,4 +1,4 @@
-"""Messages that have to wait: kept in the schedule's queues, one for each level, until due."""
+"""Messages that must wait: kept until due in the schedule's queues, one for each level."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ LOOK_SECONDS: Final = 1.0
 
 
 class Delays:
-    """Stores each message in its own topic when its time has come, in the order it came.
+    """Stores each message in its own topic when it is due, in the order of arrival.
 
-    Which were delivered is in `config/delayOffset.json`, once a round: after a crash the last
-    round's messages may come twice, and none is lost. The store's queue units say when each is due.
+    `config/delayOffset.json` says which were delivered. It is written once a round: after a crash
+    the last round's messages may come twice; none is lost. Queue units say when each is due.
     """
 
     def __init__(
@@ -46,14 +46,14 @@ class Delays:
         self._needed_from = 0
 
     def needed_from(self) -> int:
-        """The schedule is in no tier: from here on the log may not go. Any thread may ask."""
+        """The schedule is not in the tier: the log must be kept from here on. For any thread."""
         return self._needed_from
 
     def load(self) -> None:
-        """Go on where an earlier life was. Raises InvalidConfigError.
+        """Continue where the last run stopped. Raises InvalidConfigError.
 
-        A power cut can take the end of a queue and leave the file, which is synced at once: what
-        comes then has offsets below those that were delivered, and would wait for ever.
+        A power cut can take the end of a queue but not this file, which is synced at once. New
+        messages then have offsets below the delivered ones, and would wait forever.
         """
         try:
             kept: Any = fastjson.decode(self._path.read_bytes()).get("offsetTable", {})
@@ -68,11 +68,11 @@ class Delays:
         }
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Deliver until cancelled."""
         offsets, kept = self._offsets, dict(self._offsets)
         while True:
             try:
-                # What comes from here on this round may not see.
+                # This round may not see what is stored after this point.
                 seen_to = await self._storage.call(self._storage.store.confirmed_offset)
                 for level in range(1, LEVELS + 1):
                     offsets[level] = await self._deliver(level, offsets.get(level, 0))
@@ -80,7 +80,7 @@ class Delays:
                 if offsets != kept:
                     await self._storage.call(self._keep, dict(offsets))
                     kept = dict(offsets)
-            except (OSError, TieredStoreError) as error:  # it is tried again, and all is kept
+            except (OSError, TieredStoreError) as error:  # nothing is lost: it is tried again
                 log.warning("delayed messages wait: %s", error)
             await asyncio.sleep(LOOK_SECONDS)
 
@@ -89,21 +89,21 @@ class Delays:
         write_atomically(self._path, [fastjson.encode({"offsetTable": offsets})])
 
     async def _deliver(self, level: int, offset: int) -> int:
-        """Store what is due; the offset of the first message that is not."""
+        """Store what is due; returns the offset of the first message that is not."""
         while True:
             try:
                 page = await self._storage.get(
                     SCHEDULE, level - 1, offset, count_max=PAGE, message_filter=None, group=""
                 )
             except SegmentCorruptError as error:
-                # It will never be sound, and all behind it, with the log, would wait for that.
+                # It stays damaged; all messages after it, and the log, would wait for it forever.
                 log.error("level %d: the message at offset %d is lost: %s", level, offset, error)
                 offset += 1
                 continue
             due = []
             self._waiting.pop(level, None)
             for found in page.messages:
-                if found.tags_code > self._clock_ms():  # what a queue holds here is a time
+                if found.tags_code > self._clock_ms():  # here the field has a time
                     self._waiting[level] = found.log_offset
                     break
                 due.append(self._schedule.after(decode_message(found.record)))
@@ -117,7 +117,7 @@ class Delays:
                     log.error("a delayed message cannot be stored: %s", refused.reason)
                     if refused.status is PutStatus.SERVICE_NOT_AVAILABLE:
                         self._waiting[level] = page.messages[0].log_offset
-                        return offset  # a full disk, say: they come again
+                        return offset  # a full disk, say: they are tried again
             offset += len(due)
             if not page.messages:
                 return max(offset, page.next_offset)

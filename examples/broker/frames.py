@@ -31,7 +31,7 @@ from typing import Final
 import msgspec
 
 FRAME_BYTES_MAX: Final = 16 << 20
-HEADER_BYTES_MAX: Final = 512 << 10  # 32 KiB of properties, each byte as six characters, fit in
+HEADER_BYTES_MAX: Final = 512 << 10  # fits 32 KiB of properties with six characters for each byte
 FIELDS_MAX: Final = 256
 
 ANSWER: Final = 1
@@ -44,13 +44,13 @@ _LENGTH: Final = Struct(">I")
 _FIXED: Final = Struct(">hBhii")
 _INT16: Final = Struct(">h")
 _INT32: Final = Struct(">i")
-_VERSION: Final = 479  # of RocketMQ 5.3.3, which clients take for what a broker can do
+_VERSION: Final = 479  # of RocketMQ 5.3.3; tells clients what a broker can do
 _INT32_RANGE: Final = range(-(1 << 31), 1 << 31)
-_OTHER: Final = 7  # a language without a number of its own
+_OTHER: Final = 7  # a language without its own number
 
 
 class FrameError(Exception):
-    """The bytes are no frame, or one that is too large: the connection cannot go on."""
+    """The bytes are not a frame, or it is too large: the connection cannot continue."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -75,10 +75,10 @@ class Command:
 
 
 class FrameDecoder:
-    """Takes bytes as they come and gives the commands in them, one at a time.
+    """Takes bytes as they arrive and returns the commands in them, one at a time.
 
-    It holds what was fed and not yet taken: one frame at most, and the rest of the last piece, if
-    its user takes all there is before it feeds more.
+    It holds what was fed and not yet taken. If its user takes every command before feeding more,
+    that is at most one frame and the rest of the last piece.
     """
 
     def __init__(
@@ -96,12 +96,12 @@ class FrameDecoder:
         self._held += data
 
     def take(self) -> Command | None:
-        """The next command; None where more bytes are needed. Raises FrameError."""
+        """The next command; None if more bytes are needed. Raises FrameError."""
         held = self._held
         if len(held) < _LENGTH.size:
             return None
         size: int = _LENGTH.unpack_from(held)[0]
-        # Before a byte of it is waited for: a length is only a claim.
+        # Checked before waiting for the frame's bytes: a length is only a claim.
         if not _LENGTH.size <= size <= self._frame_bytes_max:
             raise FrameError(f"a frame of {size} bytes, more than {self._frame_bytes_max} or none")
         if len(held) < _LENGTHS.size:
@@ -124,7 +124,7 @@ class FrameDecoder:
 
 
 def encode(command: Command) -> bytes:
-    """One frame; what does not fit the fields of a header raises ValueError."""
+    """One frame; ValueError if a value does not fit its field of the header."""
     header = _to_binary(command) if command.is_binary else _to_json(command)
     kind = _BINARY if command.is_binary else _JSON
     size = _LENGTH.size + len(header) + len(command.body)
@@ -164,7 +164,7 @@ def _of_json(header: bytes, body: bytes) -> Command:
 
 
 def _text(value: str | float) -> str:
-    """As Java would write it: some clients send numbers and booleans as such."""
+    """The text that Java would write: some clients send numbers and booleans as such."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return value if isinstance(value, str) else str(value)
@@ -215,7 +215,7 @@ def _of_binary(header: bytes, body: bytes) -> Command:
 
 
 def _piece(data: bytes, at: int, layout: Struct) -> tuple[bytes, int]:
-    """Bytes behind their length, and where they end."""
+    """Bytes that follow their length, and where they end."""
     start = at + layout.size
     if start > len(data):
         raise FrameError("a header that ends within a length")

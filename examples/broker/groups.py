@@ -1,4 +1,4 @@
-"""Who is there: clients by their heartbeats, the consumers of each group, and who holds a queue."""
+"""Live clients by their heartbeats: the consumers of each group, and who holds a queue."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class Consumer:
 
 @dataclass(slots=True)
 class Group:
-    """Its consumers by client id, and what they want of each topic: expression and its kind."""
+    """The consumers by client id, and what they want of each topic: expression and its kind."""
 
     consumers: dict[str, Consumer] = field(default_factory=dict)
     subscriptions: dict[str, tuple[str, str]] = field(default_factory=dict)
 
 
 class Groups:
-    """Consumers that are there. When that changes, those of the group are told and share anew."""
+    """Live consumers. When they change, those of the group are told and share the queues anew."""
 
     def __init__(self, topics: Topics, now: Callable[[], float]) -> None:
         self._topics = topics
@@ -77,7 +77,7 @@ class Groups:
         return None if found is None else found.subscriptions.get(topic)
 
     def left(self, connection: Connection) -> None:
-        """A connection has gone, and the clients that used it."""
+        """Forget the clients of a connection that is gone."""
         self._drop(lambda consumer: consumer.connection is connection)
 
     def look(self) -> None:
@@ -91,7 +91,7 @@ class Groups:
     # -- queues that one consumer has for itself ----------------------------------------------
 
     def lock(self, request: Request) -> Answer:
-        """Those of the queues that are the client's now: for a minute, unless it asks again."""
+        """Lock queues for the client, for a minute unless it asks again; returns those it got."""
         group, client, queues = _wanted(request.json())
         now = self._now()
         given = []
@@ -125,10 +125,10 @@ class Groups:
         if group is None:
             if len(self._groups) >= GROUPS_MAX:
                 raise RefusedError(Code.SYSTEM_ERROR, f"there are {GROUPS_MAX} groups already")
-            # Where its messages come again that it sends back.
+            # Messages that the group sends back come again in this topic.
             if self._topics.get(RETRY + name) is None:
                 self._topics.set(topic_of(RETRY + name, 1))
-            group = self._groups[name] = Group()  # when all is sound: without a client it stays
+            group = self._groups[name] = Group()  # only if all is valid: an empty group stays
         known = group.consumers.get(client)
         if known is None and len(group.consumers) >= CLIENTS_MAX:
             raise RefusedError(Code.SYSTEM_ERROR, f"the group has {CLIENTS_MAX} clients already")
@@ -173,7 +173,7 @@ def _client_of(content: dict[str, Any], name: str) -> str:
 
 
 def _wanted(content: dict[str, Any]) -> tuple[str, str, list[tuple[_Queue, dict[str, Any]]]]:
-    """Group, client, and the queues they want, each as it was sent too."""
+    """Group, client, and the queues they want, each also in the form in which it was sent."""
     group = require_group(str(content.get("consumerGroup")))
     client = _client_of(content, "clientId")
     queues = []

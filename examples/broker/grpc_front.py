@@ -1,7 +1,7 @@
 """RocketMQ's gRPC protocol, apache.rocketmq.v2, over the same stores, topics and consumer offsets.
 
-Consumers pop here: the broker keeps what is out and tries it again, so any client may ask for any
-queue. What the broker cannot do is answered as unimplemented.
+Consumers pop here: the broker remembers which messages are out and delivers them again, so any
+client may ask for any queue. Unsupported calls are answered as unimplemented.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ REQUEST_BYTES_MAX: Final = 16 << 20
 PENDING_BYTES_MAX: Final = 128 << 20
 BATCH_MAX: Final = 1_024
 CLIENTS_MAX: Final = 10_000
-SILENT_SECONDS: Final = 35.0  # clients say every ten seconds that they are there
+SILENT_SECONDS: Final = 35.0  # clients send a heartbeat every ten seconds
 POLL_SECONDS: Final = 20
 POLL_MARGIN_SECONDS: Final = 0.5  # before a client's own deadline
 
@@ -89,7 +89,7 @@ _PEER: Final = re.compile(r"ipv[46]:\[?([0-9a-fA-F.:]+)\]?:([0-9]{1,5})")
 
 
 class Clients:
-    """Who is there, by the ids that clients give themselves."""
+    """Live clients, by the ids that they give themselves."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -117,7 +117,7 @@ class Clients:
 
 
 class GrpcFront:
-    """`start`, then clients are served, then `end` and `stop`."""
+    """Serves clients from `start` until `end` and `stop`."""
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ class GrpcFront:
     # -- life ---------------------------------------------------------------------------------
 
     async def start(self, host: str, port: int) -> int:
-        """The port, which the system chooses for 0. Raises OSError where it is taken."""
+        """Returns the port, which the system chooses for 0. OSError if the port is taken."""
         options = [
             ("grpc.max_receive_message_length", REQUEST_BYTES_MAX),
             ("grpc.max_send_message_length", -1),
@@ -179,12 +179,12 @@ class GrpcFront:
         return self._port
 
     def end(self) -> None:
-        """Nobody waits any longer: all are answered with what there is."""
+        """End all waits: every request is answered with what there is."""
         self._over.set()
         self.receives.end()
 
     async def stop(self, seconds: float) -> None:
-        """Take nothing more, and give the answers that are under way."""
+        """Accept nothing more, and answer the requests in flight."""
         self.end()
         if self._server is not None:
             await self._server.stop(seconds)
@@ -200,7 +200,7 @@ class GrpcFront:
         return self._calls.QueryRouteResponse(status=self._status(), message_queues=queues)
 
     async def query_assignment(self, request: Any, client: str) -> Any:
-        """All queues, for each consumer of a group: each message goes to one of them."""
+        """All queues, for each consumer of a group: each message is given to only one of them."""
         require_group_of(request.group)
         topic = self._topic(request.topic)
         assignments = [
@@ -210,7 +210,7 @@ class GrpcFront:
         return self._calls.QueryAssignmentResponse(status=self._status(), assignments=assignments)
 
     def _topic(self, resource: Any) -> TopicConfig:
-        """One that is not there is as it will be when the first message makes it."""
+        """A topic that does not exist is shown as its first message will make it."""
         name = full_name(resource)
         if not _TOPIC.fullmatch(name):
             raise GrpcRefusal("ILLEGAL_TOPIC", f"{name!r:.140} cannot name a topic")
@@ -255,7 +255,7 @@ class GrpcFront:
         return self._calls.NotifyClientTerminationResponse(status=self._status())
 
     async def telemetry(self, _: Any, context: Any) -> None:
-        """Settings of a client, answered with those that hold."""
+        """Answers the settings of a client with those that apply."""
         client = client_of(context)
         while (command := await self._command(context)) is not None:
             if command.WhichOneof("command") != "settings":
@@ -270,7 +270,7 @@ class GrpcFront:
             await context.write(answer)
 
     async def _command(self, context: Any) -> Any:
-        """The client's next one; None at its end, and at the broker's."""
+        """The client's next command; None when the client or the broker ends."""
         reading = asyncio.ensure_future(context.read())
         over = asyncio.ensure_future(self._over.wait())
         try:
@@ -340,7 +340,7 @@ class GrpcFront:
         return self._calls.SendMessageResponse(status=status, entries=entries)
 
     async def _stored(self, given: Sequence[Any], born_host: Host) -> Sequence[PutResult]:
-        """All of them side by side in one queue, which the order with others says if it matters."""
+        """Store all in one queue, side by side; a message group, if given, decides which."""
         if not 1 <= len(given) <= BATCH_MAX:
             raise GrpcRefusal("BAD_REQUEST", f"{len(given)} messages, and not 1 to {BATCH_MAX}")
         names = {full_name(each.topic) for each in given}
@@ -357,7 +357,7 @@ class GrpcFront:
         messages = [self._schedule.place(message) for message in messages]
         for message in messages:
             check(message)
-        await self._topics.keep()  # where it is a new one
+        await self._topics.keep()  # if it is new
         return await self._storage.put(messages)
 
     async def receive_message(self, request: Any, context: Any) -> None:
@@ -384,11 +384,11 @@ class GrpcFront:
             time.delivery_timestamp.GetCurrentTime()
             await context.write(time)
         finally:
-            if wanted is not None and written < len(found):  # the client has gone
+            if wanted is not None and written < len(found):  # the client is gone
                 self.receives.take_back(wanted.group, wanted.topic, found[written:])
 
     def _shown(self, delivery: Delivery, topic: Any, wanted: Wanted | None) -> Any:
-        """The message; None for one that cannot be shown, which is out until it is dead."""
+        """The message; None if it cannot be shown, in which case it is out until it is dead."""
         try:
             return self._messages.given(delivery, topic, wanted.seconds if wanted else 0.0)
         except (TieredStoreError, TypeError, ValueError):
@@ -405,7 +405,8 @@ class GrpcFront:
         first = request.message_queue.id
         if not 0 <= first < topic.read_queue_count:
             raise GrpcRefusal("BAD_REQUEST", f"{topic.name} has no queue {first}")
-        # Who waits at each queue by itself is told of that one, else of the first that has some.
+        # A client that waits at each queue separately gets that queue's messages, others those of
+        # the first queue that has some.
         others = range(1) if request.auto_renew else range(topic.read_queue_count)
         seconds, owner = RENEW_SECONDS, client
         if not request.auto_renew:
@@ -490,7 +491,7 @@ class GrpcFront:
         return self._status("INTERNAL_SERVER_ERROR", f"{type(error).__name__}, see the log")
 
     def _handlers(self) -> Any:
-        """One for each method of the service, also for those that are not here."""
+        """A handler for each method of the service, including unsupported ones."""
         grpc = self._grpc
 
         def bytes_of(message: Any) -> bytes:
@@ -517,7 +518,7 @@ class GrpcFront:
         return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
     def _answering(self, method: Any) -> Callable[[Any, Any], Awaitable[Any]]:
-        """The answer to one request is a status where it cannot be another."""
+        """The handler of a method; an error becomes the status of its answer."""
         name, response = method.name, getattr(self._calls, method.output_type.name)
         handler = getattr(self, re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower(), None)
 
@@ -552,7 +553,7 @@ def require_group_of(resource: Any) -> str:
 
 
 def client_of(context: Any) -> str:
-    """The id that a client gives itself; empty where it gives none."""
+    """The id that a client gives itself; empty if it gives none."""
     for name, text in context.invocation_metadata() or ():
         if name == "x-mq-client-id" and isinstance(text, str):
             return text

@@ -33,7 +33,7 @@ TEXT_CHARACTERS_MAX: Final = 1_024
 _GROUP_KEY: Final = "__SHARDINGKEY"
 _TRACE: Final = "TRACE_CONTEXT"
 _BORN_HOST: Final = "__BORNHOST"
-# What RocketMQ itself says of a message: no user's property may have such a name.
+# Names that RocketMQ itself uses: no user's property may have one.
 SYSTEM_NAMES: Final = frozenset(
     {
         *(KEYS, TAGS, UNIQUE_KEY, WAIT_STORE_OK, DELAY_LEVEL, DELIVER_MS, DEAD_TOPIC, DEAD_ID),
@@ -53,12 +53,12 @@ SYSTEM_NAMES: Final = frozenset(
 )
 _FIELDS: Final = {TAGS: "tag", _GROUP_KEY: "message_group", _TRACE: "trace_context"}
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
-_ENDS: Final = re.compile(r"[\x01\x02]")  # of names and values, where a record holds them
+_ENDS: Final = re.compile(r"[\x01\x02]")  # they end names and values in a record
 _MS_MAX: Final = 253_402_300_799_999  # the last moment of the year 9999
 
 
 class GrpcRefusal(RefusedError):
-    """A request that is answered with one of the protocol's codes, by its name."""
+    """A request that is answered with the named code of the protocol."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(Code.SYSTEM_ERROR, reason)
@@ -66,13 +66,13 @@ class GrpcRefusal(RefusedError):
 
 
 def full_name(resource: Any) -> str:
-    """A topic or a group, with its namespace before it, as RocketMQ writes it."""
+    """The name of a topic or a group with its namespace in front, as RocketMQ writes it."""
     space = resource.resource_namespace
     return f"{space}%{resource.name}" if space else str(resource.name)
 
 
 class Messages:
-    """Turns messages from one form into the other; `pb` is the module of the definitions."""
+    """Converts messages between the two forms; `pb` is the module of the definitions."""
 
     def __init__(self, pb: Any, address: Host) -> None:
         """`address` is the broker's own."""
@@ -112,13 +112,13 @@ class Messages:
         encoding = pb.IDENTITY
         try:
             body = stored.body_decompressed(BODY_BYTES_MAX * 4)
-        except TieredStoreError:  # the consumer says what it thinks of it
+        except TieredStoreError:  # the consumer will judge it
             body, encoding = stored.body, pb.GZIP
         kind = pb.FIFO if _GROUP_KEY in known else pb.DELAY if DELIVER_MS in known else pb.NORMAL
         message = pb.Message(topic=topic, body=body)
         system = message.system_properties
         system.message_id = known.get(UNIQUE_KEY) or stored.offset_id
-        # The one sum that all clients write alike.
+        # The only checksum that all clients write alike.
         system.body_digest.type = pb.MD5
         system.body_digest.checksum = hashlib.md5(body, usedforsecurity=False).hexdigest().upper()
         system.body_encoding = encoding
@@ -180,7 +180,7 @@ class Messages:
         return properties
 
     def _plain(self, given: Any) -> bytes:
-        """The body; packed by a producer it is stored plain, for consumers unpack in many ways."""
+        """The body, unpacked if a producer packed it: consumers differ in what they can unpack."""
         body: bytes = given.body
         if given.system_properties.body_encoding == self._pb.GZIP:
             opened = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)  # of zlib or of gzip

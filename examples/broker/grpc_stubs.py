@@ -1,7 +1,7 @@
-"""The messages of apache.rocketmq.v2, of which PyPI's `rocketmq-python-client` ships the code.
+"""The messages of apache.rocketmq.v2, whose code PyPI's `rocketmq-python-client` ships.
 
-Importing that package starts most of a client: a log file in the home folder, and all that it needs
-to measure itself. Only its `grpc_protocol` is imported here, which needs grpcio and protobuf.
+Importing that package starts most of a client: a log file in the home folder, and everything for
+its metrics. Only its `grpc_protocol` is imported here, which needs grpcio and protobuf.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _HOW = "want `pip install grpcio protobuf` and `pip install --no-deps rocketmq-p
 
 
 def load() -> tuple[Any, Any, Any]:
-    """The modules `grpc`, of the definitions, and of the services. Raises InvalidConfigError."""
+    """The modules `grpc`, definitions and services. Raises InvalidConfigError."""
     if _PACKAGE not in sys.modules:
         found = importlib.util.find_spec(_PACKAGE)
         if found is None or found.submodule_search_locations is None:
             raise InvalidConfigError(f"gRPC: there is no {_PACKAGE}; {_HOW}")
-        # Made, and never run.
+        # Created, but never executed.
         sys.modules[_PACKAGE] = importlib.util.module_from_spec(found)
     try:
         importlib.import_module("grpc.aio")

@@ -1,8 +1,8 @@
 """Messages of a queue that are out at a group's consumers: until when, how often, and what is done.
 
-A message that is given to a consumer is invisible to the others for a time. Its receipt handle says
-that it is done, or asks for another time; without one it comes again when the time is over. A group
-goes on behind the messages that are done: at its first one that is not.
+A message that is given to a consumer is invisible to the others for a time. With its receipt handle
+the consumer acknowledges it, or asks for another time; otherwise it comes again when the time is
+over. The progress of a group is its first message that is not done.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-OUT_MAX: Final = 4_096  # messages of one queue that one group has and has not finished
-SPAN_MAX: Final = 65_536  # from its first such message on: what a crash may repeat
+OUT_MAX: Final = 4_096  # unfinished messages of one queue at one group
+SPAN_MAX: Final = 65_536  # from the first unfinished message on: what a crash may repeat
 RENEW_SECONDS: Final = 20.0
 RENEW_SECONDS_MAX: Final = 3 * 3_600.0
 
@@ -28,10 +28,10 @@ class Flight:
     """One message that is out."""
 
     offset: int
-    attempt: int  # how often it was given, with this time
-    until: float  # invisible so long
-    token: str  # which no other delivery has, and nobody can guess
-    owner: str  # the client that keeps it for as long as it lives; empty: nobody
+    attempt: int  # how often it was given, this time included
+    until: float  # invisible until then
+    token: str  # unique to this delivery, and not guessable
+    owner: str  # the client that keeps it as long as it lives; empty: nobody
     given_at: float
 
 
@@ -39,25 +39,25 @@ class PopQueue:
     """One group's place in one queue. Nothing here waits, and the time is an argument."""
 
     def __init__(self, next_offset: int, *, is_fifo: bool = False) -> None:
-        """`is_fifo`: nothing goes out before all that is out is done."""
+        """`is_fifo`: nothing more is given while any message is out."""
         self.next_offset = next_offset  # of the first message that was never given
         self._is_fifo = is_fifo
         self._out: OrderedDict[int, Flight] = OrderedDict()  # in the order of offsets
-        self._times: list[tuple[float, int]] = []  # a heap; what no flight has any more is skipped
+        self._times: list[tuple[float, int]] = []  # a heap; outdated items are skipped
         self._attempt_id = ""
 
     @property
     def committed(self) -> int:
-        """All messages below it are done."""
+        """All messages below this offset are done."""
         return next(iter(self._out), self.next_offset)
 
     @property
     def count(self) -> int:
-        """How many are out."""
+        """How many messages are out."""
         return len(self._out)
 
     def room(self) -> int:
-        """How many messages may be given that never were."""
+        """How many new messages may be given."""
         if (self._is_fifo and self._out) or self.next_offset - self.committed >= SPAN_MAX:
             return 0
         return OUT_MAX - len(self._out)
@@ -72,8 +72,8 @@ class PopQueue:
         owner: str = "",
         attempt_id: str = "",
     ) -> list[Flight]:
-        """Messages that were read go out. What lies between them and below `next_offset` was left
-        out or is not there, and is done."""
+        """Give messages that were read. Other offsets below `next_offset` were filtered out or do
+        not exist, so they are done."""
         flights = []
         for offset in offsets:
             if not self.next_offset <= offset < next_offset:
@@ -83,7 +83,7 @@ class PopQueue:
             self.next_offset = offset + 1
             self._note(flight)
             flights.append(flight)
-        # While something is out a queue does not begin anew: what is out would be given twice.
+        # While messages are out the queue does not begin anew, or they would be given twice.
         self.next_offset = max(next_offset, self.next_offset if self._out else 0)
         self._attempt_id = attempt_id
         return flights
@@ -98,11 +98,11 @@ class PopQueue:
         attempt_id: str = "",
         is_alive: Callable[[str], bool] = lambda owner: False,  # noqa: ARG005
     ) -> list[Flight]:
-        """Those whose time is over go out once more, in the order of offsets; not those of an owner
-        that is alive. A queue in order gives all of them or none.
+        """Give messages again whose time is over, in the order of offsets, except those of a live
+        owner. A queue in order gives all of them or none.
 
-        A consumer that has not heard the answer asks a queue in order again, with the same
-        `attempt_id`, and gets the same messages.
+        A consumer that missed the answer of a queue in order asks again with the same `attempt_id`,
+        and gets the same messages.
         """
         more = 1
         if not self._is_fifo:
@@ -132,19 +132,19 @@ class PopQueue:
         self._out.pop(flight.offset, None)
 
     def change(self, flight: Flight, *, now: float, seconds: float) -> None:
-        """Let it be invisible for so long from now on, alive or not; the token is another then."""
+        """Make it invisible for `seconds` from now, whether its owner lives or not; new token."""
         flight.owner = ""
         flight.token = _token()
         self._set(flight, now + seconds)
 
     def take_back(self, flight: Flight, *, now: float) -> None:
-        """It never got to its consumer: that attempt does not count, and others see it."""
+        """It never reached its consumer: the attempt does not count, and others see it at once."""
         if self._out.get(flight.offset) is flight:
             flight.attempt -= 1
             self.change(flight, now=now, seconds=0)
 
     def next_time(self) -> float | None:
-        """When the next message may have to go out again."""
+        """When the next message may have to be given again."""
         if self._is_fifo:
             return max((flight.until for flight in self._out.values()), default=None)
         self._skip()
@@ -153,7 +153,7 @@ class PopQueue:
     # -----------------------------------------------------------------------------------------
 
     def _is_over(self, flight: Flight, now: float, is_alive: Callable[[str], bool]) -> bool:
-        """Whether it has to go out again; a little later where its owner is alive."""
+        """Whether it must be given again; if its owner is alive, this is asked again later."""
         if flight.until > now:
             return False
         is_young = now - flight.given_at < RENEW_SECONDS_MAX
@@ -163,7 +163,7 @@ class PopQueue:
         return False
 
     def _over(self, count: int, now: float, is_alive: Callable[[str], bool]) -> list[Flight]:
-        """Those whose time is over, out of the heap; in the order of offsets."""
+        """Remove those whose time is over from the heap; returns them in the order of offsets."""
         found: dict[int, Flight] = {}
         while len(found) < count:
             self._skip()
@@ -188,7 +188,7 @@ class PopQueue:
 
     def _note(self, flight: Flight) -> None:
         heapq.heappush(self._times, (flight.until, flight.offset))
-        if len(self._times) > 2 * len(self._out) + 64:  # a client may ask for another time for ever
+        if len(self._times) > 2 * len(self._out) + 64:  # a client may change the time forever
             self._times = [(each.until, each.offset) for each in self._out.values()]
             heapq.heapify(self._times)
 
@@ -199,7 +199,7 @@ def handle_of(queue_id: int, flight: Flight) -> str:
 
 
 def read_handle(handle: str) -> tuple[int, int, str] | None:
-    """Queue, offset and token of a receipt handle; None for what is none."""
+    """Queue, offset and token of a receipt handle; None if it is invalid."""
     found = _HANDLE.fullmatch(handle)
     return None if found is None else (int(found[1]), int(found[2]), found[3])
 

@@ -1,4 +1,4 @@
-"""Messages of producers: single, in batches, sent back by consumers, and what is refused."""
+"""Messages of producers: single, in batches, sent back by consumers; and what is refused."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ RETRY_TOPIC: Final = "RETRY_TOPIC"
 ORIGIN_ID: Final = "ORIGIN_MESSAGE_ID"
 PREPARED: Final = "TRAN_MSG"
 
-# Version 2 of a send names its fields by letters, to be shorter.
+# Version 2 of a send names its fields by single letters, to be shorter.
 _LETTERS: Final = {
     "producerGroup": "a",
     "topic": "b",
@@ -66,12 +66,12 @@ _CODES: Final[Mapping[PutStatus, Code]] = {
     PutStatus.SERVICE_NOT_AVAILABLE: Code.SERVICE_NOT_AVAILABLE,
 }
 
-# One message in the body of a batch: all of it, magic, CRC, flag, and then the body's length.
+# One message in the body of a batch: total size, magic, CRC, flag, and then the body's length.
 _IN_BATCH: Final = Struct(">iiiii")
 
 
 class Sends:
-    """Answers producers when their messages are stored, and consumers who send one back."""
+    """Answers producers whose messages were stored, and consumers that send one back."""
 
     def __init__(
         self,
@@ -92,15 +92,15 @@ class Sends:
         return await self._store(request, _named(request))
 
     async def send_short(self, request: Request) -> Answer:
-        """The same with fields of one letter."""
+        """A send with fields of one letter."""
         fields = {_WORDS.get(name, name): v for name, v in request.command.fields.items()}
         return await self._store(request, _named(request, fields))
 
     async def send_back(self, request: Request) -> Answer:
         """Store a message once more, for the group that could not consume it.
 
-        After `maxReconsumeTimes` it goes where only people look. A tier's records carry other log
-        offsets than those that were sent, so the message has to be the one that is named.
+        After `maxReconsumeTimes` it becomes a dead letter, for people. Records of a tier have other
+        log offsets than the ones sent, so the message found must be the one that is named.
         """
         group = require_group(request.text("group"))
         found = await self._queries.find(
@@ -144,7 +144,7 @@ class Sends:
             check(each)
             if len(messages) > 1 and (reason := self._storage.refused(each)) is not None:
                 raise RefusedError(Code.MESSAGE_ILLEGAL, reason)
-        await self._topics.keep()  # where it is a new one
+        await self._topics.keep()  # if it is new
         results = await self._storage.put(messages)
         refused = next((result for result in results if not result.stored), None)
         if refused is not None:
@@ -157,7 +157,7 @@ class Sends:
         return Answer(code=_code(results[0]), fields=fields)
 
     def _message(self, named: Request, born_host: Host) -> Message:
-        """The message of a send, or of all of a batch what they share."""
+        """The message of a send, or what all messages of a batch share."""
         name = named.text("topic")
         if name == SCHEDULE or name.startswith("rmq_sys_"):
             raise RefusedError(Code.NO_PERMISSION, f"{name!r:.140} is the broker's own topic")
@@ -189,16 +189,16 @@ class Sends:
 
 
 def _named(request: Request, fields: dict[str, str] | None = None) -> Request:
-    """With the long names of version 1."""
+    """The request with the long field names of version 1."""
     if fields is None:
         return request
     return Request(replace(request.command, fields=fields), request.connection)
 
 
 def check(message: Message) -> None:
-    """What no store should have to refuse: of a batch all is stored, or nothing.
+    """Refuse what a store would refuse, since a batch is stored as a whole or not at all.
 
-    Ask of messages as they are stored: what is noted in one that waits counts too.
+    Check messages in their stored form: the notes in one that waits count too.
     """
     properties = message.properties
     if message.sys_flag & TRANSACTION_MASK or PREPARED in properties:

@@ -20,7 +20,7 @@ ANSWER_BYTES_MAX: Final = 4 << 20
 
 
 class Queries:
-    """Look-ups in both tiers; each of them may have to wait, so each runs in a thread."""
+    """Look-ups in both tiers; any of them may have to wait, so each runs in a thread."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
@@ -75,7 +75,7 @@ class Queries:
         return Answer(fields=fields, body=b"".join(records))
 
     async def by_id(self, request: Request) -> Answer:
-        """By log offset, which is what an id of the broker holds."""
+        """The message at a log offset, which is what an id of the broker contains."""
         async with request.connection.room():
             found = await self.find(request.number("offset"), topic=request.text("topic", ""))
         if found is None:
@@ -85,7 +85,7 @@ class Queries:
     async def find(
         self, log_offset: int, *, topic: str = "", unique_key: str = ""
     ) -> SelectedMessage | None:
-        """The message at a log offset, if it is the one that is named; else the one that is."""
+        """The message at a log offset if it is the named one; else the named one, by its key."""
         store = self._storage.store
         try:
             found = await self._storage.call(store.message_at, log_offset)
@@ -107,7 +107,7 @@ class Queries:
 
 
 def _require_known(none: QueryResult) -> None:
-    """That there is no hit. Who is told so does not ask again."""
+    """Require certainty that there is no hit: a client that is told so does not ask again."""
     if not (none.complete or none.is_cut):
         raise RefusedError(Code.SYSTEM_BUSY, "there may be one, in what cannot be asked now")
 

@@ -1,8 +1,8 @@
-"""Messages for consumers that pop: read, given out, done, tried again, and dead in the end.
+"""Messages for consumers that pop: read, given, done, tried again, and dead in the end.
 
-The store holds the messages and the table of offsets how far each group is, as for consumers that
-pull; what is out is in memory. A broker that died gives the messages again that were not done, and
-counts their attempts anew.
+The store has the messages, and the table of offsets the progress of each group, as for consumers
+that pull. Which messages are out is only in memory: after a crash the broker gives again those that
+were not done, and counts their attempts anew.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tieredstore.model.messages import SelectedMessage
 log = logging.getLogger(__name__)
 
 COUNT_MAX: Final = 32
-LOOKS_MAX: Final = 64  # of one receive, in one queue, behind what was left out
+LOOKS_MAX: Final = 64  # of one receive in one queue, to pass what is filtered out
 PLACES_MAX: Final = 10_000
 OUT_MAX: Final = 200_000
 WAITING_MAX: Final = 10_000
@@ -52,22 +52,22 @@ class Retries:
     longest_seconds: float = 7_200.0
 
     def seconds(self, attempt: int) -> float:
-        """After this attempt has failed: twice as long each time."""
+        """How long to wait after this attempt failed: twice as long each time."""
         return min(self.first_seconds * 2.0 ** min(attempt - 1, 62), self.longest_seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What a consumer asks for: of these queues, the first one that has messages."""
+    """What a consumer asks for: messages of the first of these queues that has some."""
 
     group: str
     topic: str
     queue_ids: Sequence[int]
     count: int = COUNT_MAX
-    seconds: float = RENEW_SECONDS  # invisible so long
+    seconds: float = RENEW_SECONDS  # how long they are invisible
     wait_seconds: float = 0.0
     chosen: MessageFilter | None = None
-    owner: str = ""  # who keeps them for as long as it lives
+    owner: str = ""  # the client that keeps them as long as it lives
     attempt_id: str = ""
 
 
@@ -82,7 +82,7 @@ class Delivery:
 
 @dataclass(slots=True)
 class _Queue:
-    """A queue of which a group has something out, or is about to."""
+    """A queue of which a group has messages out, or is about to."""
 
     place: _Place
     pop: PopQueue
@@ -98,7 +98,7 @@ class _Queue:
 
 
 class Receives:
-    """Gives messages to the consumers of groups, each to one of them at a time."""
+    """Gives each message to one consumer of a group at a time."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class Receives:
         is_fifo: Callable[[str], bool] = lambda group: False,  # noqa: ARG005
         is_alive: Callable[[str], bool] = lambda owner: False,  # noqa: ARG005
     ) -> None:
-        """`is_fifo` of a group: it gets the messages of a queue one batch after the other."""
+        """`is_fifo`: whether a group gets the messages of a queue one batch after the other."""
         self._storage = storage
         self._topics = topics
         self._offsets = offsets
@@ -125,7 +125,7 @@ class Receives:
 
     @property
     def waiting(self) -> int:
-        """How many wait for a message."""
+        """How many requests wait for a message."""
         return self._waiting
 
     @property
@@ -134,14 +134,14 @@ class Receives:
         return self._out
 
     def end(self) -> None:
-        """Nobody waits any longer."""
+        """End all waits."""
         self._over.set()
 
     async def receive(self, wanted: Wanted) -> list[Delivery]:
-        """Messages, at once or when there are some; none where time is up. Raises RefusedError."""
+        """Messages, at once or when there are some; none if time is up. Raises RefusedError."""
         until = self._now() + min(wanted.wait_seconds, WAIT_SECONDS_MAX)
         while True:
-            offsets: list[tuple[int, int]] = []  # of queues that have nothing more: where they end
+            offsets: list[tuple[int, int]] = []  # ends of queues that have nothing more
             for queue_id in wanted.queue_ids:
                 queue = await self._open((wanted.group, wanted.topic, queue_id))
                 queue.users += 1
@@ -161,7 +161,7 @@ class Receives:
             await self._wait(wanted, offsets, seconds)
 
     def ack(self, group: str, topic: str, handle: str) -> bool:
-        """The message is done; False for a handle that is none any more."""
+        """The message is done; False for a handle that is no longer valid."""
         queue, flight = self._find(group, topic, handle)
         if queue is None or flight is None:
             return False
@@ -173,9 +173,9 @@ class Receives:
         return True
 
     def change(self, group: str, topic: str, handle: str, seconds: float) -> str | None:
-        """The new handle of a message that is invisible for so long from now on.
+        """Make a message invisible for `seconds` from now; returns its new handle.
 
-        Who need not say for how long it wants a message says with this that it failed.
+        From a client that need not say how long it wants a message, this means that it failed.
         """
         queue, flight = self._find(group, topic, handle)
         if queue is None or flight is None:
@@ -187,7 +187,7 @@ class Receives:
         return handle_of(queue.place[2], flight)
 
     async def bury(self, group: str, topic: str, handle: str) -> bool:
-        """Store the message where only people look, and count it as done."""
+        """Store the message as a dead letter, and count it as done."""
         queue, flight = self._find(group, topic, handle)
         if queue is None or flight is None:
             return False
@@ -204,7 +204,7 @@ class Receives:
         return True
 
     def take_back(self, group: str, topic: str, deliveries: Sequence[Delivery]) -> None:
-        """These never got to their consumer."""
+        """These never reached their consumer."""
         for delivery in deliveries:
             queue, flight = self._find(group, topic, delivery.handle)
             if queue is not None and flight is not None:
@@ -214,7 +214,7 @@ class Receives:
     # -----------------------------------------------------------------------------------------
 
     async def _open(self, place: _Place) -> _Queue:
-        """A new group begins at the first message that is there: none is passed by unsaid."""
+        """A new group begins at the first existing message, so that none is silently skipped."""
         known = self._queues.get(place)
         if known is not None:
             return known
@@ -232,7 +232,7 @@ class Receives:
         return self._queues.setdefault(place, _Queue(place, pop, begins_at))
 
     def _settle(self, queue: _Queue) -> None:
-        """Keep how far the group is, and forget a queue of which nothing is out."""
+        """Record the progress of the group, and forget a queue of which nothing is out."""
         self._out += queue.pop.count - queue.counted
         queue.counted = queue.pop.count
         committed = queue.pop.committed
@@ -251,8 +251,8 @@ class Receives:
         return queue, None if queue is None else queue.pop.find(offset, token)
 
     async def _take(self, queue: _Queue, wanted: Wanted) -> tuple[list[Delivery], int | None]:
-        """What the queue has for the consumer. Where that is nothing, and only a new message would
-        change it: the offset that such a one has."""
+        """What the queue has for the consumer. If it has nothing, and only a new message would
+        change that, also the offset of that message."""
         pop, (group, topic, queue_id) = queue.pop, queue.place
         flights = pop.give_again(
             wanted.count,
@@ -284,8 +284,8 @@ class Receives:
                 attempt_id=wanted.attempt_id,
             )
             if given or pop.next_offset <= offset or looks == LOOKS_MAX:
-                break  # else these were left out, or are not there: it goes on behind them
-        # A place within the queue that holds nothing would be waited for in vain.
+                break  # otherwise these were filtered out or do not exist: continue after them
+        # Waiting for an empty place within the queue would be in vain.
         is_stuck = got.next_offset == offset < got.max_offset
         deliveries = [
             Delivery(message=message, handle=handle_of(queue_id, flight), attempt=1)
@@ -294,12 +294,12 @@ class Receives:
         return deliveries, None if is_stuck else pop.next_offset
 
     async def _give_again(self, queue: _Queue, flights: Sequence[Flight]) -> list[Delivery]:
-        """Those that were tried too often are buried instead."""
+        """Deliver these again; those that were tried too often are buried instead."""
         queue_id = queue.place[2]
         deliveries = []
         try:
             for message, flight in zip(await self._read(queue, flights), flights, strict=True):
-                if message is None:  # its time in the store is over
+                if message is None:  # it has expired
                     queue.pop.done(flight)
                 elif flight.attempt > self._retries.attempts_max:
                     await self._bury(queue, flight, message)
@@ -315,7 +315,7 @@ class Receives:
         return deliveries
 
     async def _bury(self, queue: _Queue, flight: Flight, message: SelectedMessage) -> None:
-        """One that cannot be buried now is tried again later, and holds up no other."""
+        """A message that cannot be buried now is tried later, and does not delay others."""
         try:
             await self._store_dead(queue.place[0], message)
         except (RefusedError, TieredStoreError) as error:
@@ -326,7 +326,7 @@ class Receives:
             queue.pop.done(flight)
 
     async def _read(self, queue: _Queue, flights: Sequence[Flight]) -> list[SelectedMessage | None]:
-        """The message of each flight, in their order, which is that of offsets."""
+        """The message of each flight; flights are in the order of offsets."""
         group, topic, queue_id = queue.place
         known: dict[int, SelectedMessage] = {}
         found: list[SelectedMessage | None] = []
@@ -363,7 +363,7 @@ class Receives:
     async def _wait(
         self, wanted: Wanted, offsets: Sequence[tuple[int, int]], seconds: float
     ) -> None:
-        """Until something may be there for the consumer, or for so many seconds."""
+        """Wait until there may be something for the consumer, at most `seconds`."""
         if self._waiting >= WAITING_MAX:
             raise RefusedError(Code.SYSTEM_BUSY, f"{self._waiting} consumers wait already")
         events = [self._over]

@@ -11,7 +11,7 @@ _LEADER: Final = "0"  # the id of a broker that takes messages
 
 
 class Routes:
-    """Answers where topics are: always here, for this name server knows one broker."""
+    """Answers where topics are: always here, since this name server knows only one broker."""
 
     def __init__(self, topics: Topics, *, address: str, broker: str, cluster: str) -> None:
         self._topics = topics
@@ -52,7 +52,7 @@ class Routes:
         return _json({"topicList": sorted(topic.name for topic in self._topics.all())})
 
     async def create(self, request: Request) -> Answer:
-        """Make a topic, or give it more queues and other permissions: on disk when answered."""
+        """Make a topic, or change its queues and permissions; on disk before the answer."""
         self._topics.set(
             topic_of(
                 request.text("topic"),

@@ -1,8 +1,8 @@
-"""Where messages wait: for a level's time in the level's queue, for a moment in one after another.
+"""Where messages wait: for a delay level in that level's queue, for a moment in several in turn.
 
-RocketMQ keeps what waits in a topic of its own, with a queue for each level. A message for a moment
-waits for the longest level that ends before it, then for the next, and so on: it comes at its
-moment, or up to the shortest level and a look of the broker later.
+RocketMQ keeps what waits in its own topic, with a queue for each level. A message for a moment
+waits for the longest level that ends before it, then for the next, and so on: it is delivered at
+its moment, or later by at most the shortest level and one look of the broker.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _DELAYS_MS: Final = {"TIMER_DELAY_MS": 1, "TIMER_DELAY_SEC": 1_000}
 
 
 class Schedule:
-    """Puts messages that have to wait where they wait, and back."""
+    """Moves messages that must wait to where they wait, and back."""
 
     def __init__(self, levels: DelayLevels, clock_ms: Callable[[], int]) -> None:
         self._clock_ms = clock_ms
@@ -39,7 +39,7 @@ class Schedule:
         ]
 
     def place(self, message: Message) -> Message:
-        """The message as it is stored now. Raises RefusedError for a time that is none."""
+        """The message as it is stored now. Raises RefusedError for an invalid time."""
         level = _number(message.properties.get(DELAY_LEVEL, "0"), 999, "the delay level")
         if not level:
             message, level = self._for_a_moment(message)
@@ -61,7 +61,7 @@ class Schedule:
         )
 
     def after(self, stored: StoredMessage) -> Message | None:
-        """The message when its level's time is over; None where it does not say where it goes."""
+        """The message after its level's time; None if it does not name its destination."""
         properties = dict(stored.properties)
         topic, queue = properties.pop(REAL_TOPIC, ""), properties.pop(REAL_QUEUE, "")
         if not topic or not (queue.isascii() and queue.isdigit()):
@@ -70,7 +70,7 @@ class Schedule:
         message = moved(stored, topic, int(queue), properties)
         try:
             return self.place(message)
-        except RefusedError:  # it was taken, and has waited long enough
+        except RefusedError:  # it was accepted, and has waited long enough
             return message
 
     def _for_a_moment(self, message: Message) -> tuple[Message, int]:

@@ -1,4 +1,4 @@
-"""Connections of clients: frames in, answers out, and bounds on all that one of them can hold."""
+"""Connections of clients: frames in, answers out, and bounds on what each of them can hold."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ TOGETHER_BYTES: Final = 64 << 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What clients may take of this process."""
+    """How much of this process clients may use."""
 
     connections: int = 1_024
     frame_bytes: int = FRAME_BYTES_MAX
     header_bytes: int = HEADER_BYTES_MAX
-    in_flight: int = 2_048  # requests of one connection without an answer; then it is not read
+    in_flight: int = 2_048  # unanswered requests of one connection; then it is not read
     unsent_bytes: int = 1 << 20  # of one connection; then it is not read either
-    pending_bytes: int = 128 << 20  # bodies of all requests without an answer; then all are busy
+    pending_bytes: int = 128 << 20  # bodies of all unanswered requests; then others get "busy"
     idle_seconds: float = 180.0  # without a byte from a client; heartbeats come every 30
     stalled_seconds: float = 60.0  # that a client may leave answers unread
 
 
 class Connection(asyncio.Protocol):
-    """One client. What it sends is taken only as fast as it takes its answers."""
+    """One client. Its requests are read only as fast as it reads its answers."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -92,7 +92,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, reason: Exception | None) -> None:
         self._transport = None
-        self._may_write.set()  # nobody waits for a client that has gone
+        self._may_write.set()  # nobody waits for a client that is gone
         self._server.let_go(self)
 
     # -- called by the broker -----------------------------------------------------------------
@@ -107,15 +107,15 @@ class Connection(asyncio.Protocol):
 
     @asynccontextmanager
     async def room(self) -> AsyncIterator[None]:
-        """Room for a large answer: when the client takes what it was sent, and for few at once."""
+        """Room for a large answer: waits until the client reads, and until few others are made."""
         async with self._rooms:
-            while self.is_stalled:  # again: who was woken first may have filled it
+            while self.is_stalled:  # again: the first one woken may have filled it
                 await self._may_write.wait()
             yield
 
     def send(self, command: Command) -> None:
-        """With other small answers of this turn of the loop: a call of the system costs as much as
-        one of them."""
+        """Send together with other small answers of this turn of the loop: a system call costs as
+        much as one of them."""
         if not self.is_open:
             return
         if not self._unsent:
@@ -135,7 +135,7 @@ class Connection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def close(self) -> None:
-        """After what was written has been sent."""
+        """Close after everything written has been sent."""
         self._write()
         if self._transport is not None:
             self._transport.close()
@@ -157,7 +157,7 @@ class Connection(asyncio.Protocol):
         return self.is_open and not (busy or self.is_stalled or self._server.is_stopping)
 
     def _pace(self) -> None:
-        """Read on, or leave it in the client's own buffers."""
+        """Continue to read, or leave the data in the client's own buffers."""
         if self._transport is None or not self.is_open:
             return
         if self._may_take:
@@ -188,7 +188,7 @@ class Connection(asyncio.Protocol):
             self._reply(command, await coming)
         finally:
             self._in_flight -= 1
-            self._take()  # what had to wait for this one
+            self._take()  # requests that waited for this one
 
     def _reply(self, command: Command, answer: Answer) -> None:
         self._server.count(command.code, answer.code)
@@ -197,7 +197,7 @@ class Connection(asyncio.Protocol):
 
 
 class Server:
-    """The listening socket and its connections; `handlers` answer by the codes of requests."""
+    """The listening socket and its connections; `handlers` has one handler for each code."""
 
     def __init__(
         self,
@@ -207,7 +207,7 @@ class Server:
         on_leave: Callable[[Connection], None],
         on_look: Callable[[], None],
     ) -> None:
-        """`on_look` is called every second, `on_leave` with a connection that has gone."""
+        """`on_look` is called every second, `on_leave` with each connection that is gone."""
         self.limits = limits
         self.is_stopping = False
         self.counts: Counter[tuple[str, str]] = Counter()
@@ -224,7 +224,7 @@ class Server:
         self.now, self.soon = loop.time, loop.call_soon
 
     async def bind(self, host: str, port: int) -> int:
-        """The port, which the system chooses for 0; nobody is served yet."""
+        """Returns the port, which the system chooses for 0; nobody is served yet."""
         loop = asyncio.get_running_loop()
         self._listener = await loop.create_server(
             lambda: Connection(self), host, port, start_serving=False
@@ -233,13 +233,13 @@ class Server:
         return bound
 
     async def start(self) -> None:
-        """Take connections from now on."""
+        """Accept connections from now on."""
         if self._listener is not None:
             await self._listener.start_serving()
         self._look()
 
     async def stop(self, seconds: float) -> None:
-        """Take nothing more, give the answers that are under way, and end all connections."""
+        """Accept nothing more, answer the requests in flight, and end all connections."""
         self.is_stopping = True
         if self._listener is not None:
             self._listener.close()
@@ -251,7 +251,7 @@ class Server:
             task.cancel()
         for connection in list(self.connections):
             connection.close()
-        # What was answered last is sent, to those who take it.
+        # Time to send the last answers to clients that read them.
         with suppress(TimeoutError):
             await asyncio.wait_for(self._has_none.wait(), END_SECONDS)
         for connection in list(self.connections):
@@ -260,7 +260,7 @@ class Server:
     # -- called by connections ----------------------------------------------------------------
 
     def take_in(self, connection: Connection) -> bool:
-        """Whether there is room for it."""
+        """Accept a connection if there is room for it."""
         if len(self.connections) >= self.limits.connections or self.is_stopping:
             log.warning("%s: refused, there are %d", connection.host, len(self.connections))
             return False
@@ -276,7 +276,7 @@ class Server:
             self._has_none.set()
 
     def answer(self, request: Request) -> Answer | Awaitable[Answer]:
-        """At once where nothing has to be waited for. Never raises."""
+        """The answer, or an awaitable if it has to wait. Never raises."""
         code = request.command.code
         handler = self._handlers.get(code)
         if handler is None:
@@ -293,7 +293,7 @@ class Server:
 
     def begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)  # a task that nobody holds may be collected
+        self._tasks.add(task)  # a task without a reference may be collected
         task.add_done_callback(self._tasks.discard)
 
     def count(self, asked: int, answered: int) -> None:
@@ -311,7 +311,7 @@ class Server:
             self._pending_bytes -= size
 
     def _look(self) -> None:
-        """End connections that say nothing or take nothing."""
+        """End connections that are silent or do not read their answers."""
         if self.is_stopping:
             return
         now, limits = self.now(), self.limits
@@ -339,7 +339,7 @@ def _refusal(error: Exception, code: int) -> Answer:
 
 
 def _name(kind: type[Ask | Code], number: int) -> str:
-    """Numbers without a name are one: a client could send any, and each would be kept."""
+    """All unknown numbers share one name: a client could send any, and each would be kept."""
     return kind(number).name if number in kind.__members__.values() else "OTHER"
 
 

@@ -1,4 +1,4 @@
-"""The stores behind the broker, called without ever holding up its event loop."""
+"""The stores behind the broker, called without ever blocking its event loop."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PLUGINS: Final = ("tiered",)
 class Storage:
     """A local store with the chain of plugins around it, the tier among them.
 
-    Puts, reads and arrivals go through the store's face for asyncio. What else may wait goes to a
+    Puts, reads and arrivals use the store's asyncio interface. Other calls that may wait run in a
     few threads.
     """
 
@@ -49,7 +49,7 @@ class Storage:
         config = config if config.plugins else replace(config, plugins=PLUGINS)
         self.store = load_plugins(local, config, runtime=self._runtime, metrics=metrics)
         self.tier = _tier_of(self.store)
-        # Puts and arrivals ask no more of a store than the protocol has.
+        # Puts and arrivals need only the store's protocol, so the cast is safe.
         self._face = AsyncTieredStore(cast("TieredMessageStore", self.store))
         self._threads = ThreadPoolExecutor(THREADS, "broker-call")
         self._encoder = RecordEncoder(local_config)
@@ -67,7 +67,7 @@ class Storage:
             raise
 
     def close(self) -> None:
-        """What waits is uploaded first."""
+        """Upload what waits, then close."""
         self._threads.shutdown()
         self.store.shutdown()
         self._runtime.close()
@@ -75,22 +75,22 @@ class Storage:
     # -- calls --------------------------------------------------------------------------------
 
     async def put(self, messages: Sequence[Message]) -> Sequence[PutResult]:
-        """Beside each other in the log, behind all that was put before.
+        """Store messages next to each other in the log, after everything that was put before.
 
-        What comes in one turn of the loop is one put for the store, for half the price; who fails
-        it fails it for all of them, and what is made of a client's bytes fails none.
+        Messages of one turn of the loop are one put for the store, at half the price. An error
+        fails all of them, but nothing that is made from a client's bytes causes one.
         """
         if self._putting is None or len(self._together) >= TOGETHER_MAX:
             self._together = []
             self._putting = asyncio.create_task(self._put_together(self._together))
         first = len(self._together)
         self._together += messages
-        # Shielded: a message may be stored whose sender has gone.
+        # Shielded: a message may be stored although its sender is gone.
         results = await asyncio.shield(self._putting)
         return results[first : first + len(messages)]
 
     def refused(self, message: Message) -> str | None:
-        """Why the local store would not take this message; None where it would."""
+        """Why the local store would refuse this message; None if it would accept it."""
         try:
             self._encoder.encode(message)
         except PutRefusedError as refusal:
@@ -129,11 +129,11 @@ class Storage:
         )
 
     async def arrival(self, key: QueueKey, offset: int, seconds: float) -> bool:
-        """Whether the queue has a message at the offset or behind it, within so many seconds."""
+        """Whether the queue gets a message at or after the offset within `seconds`."""
         return await self._face.arrival(*key, offset, timeout=seconds)
 
     async def call(self, function: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
-        """A call of the store that may wait, in a thread."""
+        """Run a call of the store that may wait in a thread."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, lambda: function(*args, **named))
 
@@ -141,7 +141,7 @@ class Storage:
 
     async def _put_together(self, messages: list[Message]) -> Sequence[PutResult]:
         if messages is self._together:
-            self._putting = None  # what comes from now on is another put
+            self._putting = None  # later messages are another put
         return await self._face.put_messages(messages)
 
 

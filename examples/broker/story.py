@@ -1,10 +1,10 @@
 """A broker loses its files, its life and its disk, and its consumers notice nothing: `python -m`
 `examples.broker --story`.
 
-It starts the broker in a process of its own and speaks to it as any client does, over a socket:
-messages are sent, uploaded, deleted on the broker's disk; the broker is killed while more are sent,
-and all that was acknowledged is read back by offset, time and key. Then its whole disk is gone, and
-it goes on from the tier alone. A line says each step.
+It starts the broker in its own process and talks to it as any client does, over a socket: messages
+are sent, uploaded, and deleted on the broker's disk; the broker is killed while more are sent, and
+everything acknowledged is read back by offset, time and key. Then its whole disk is lost, and it
+continues from the tier alone. It prints a line for each step.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Client:
         self._opaque = 0
 
     def begin(self, code: Ask, body: bytes = b"", **fields: object) -> int:
-        """The number that the answer will have too: answers come in any order."""
+        """Send a request; returns the number that its answer has too: answers come in any order."""
         self._opaque += 1
         given = {name: str(value) for name, value in fields.items()}
         self._socket.sendall(
@@ -91,7 +91,7 @@ class Client:
         )
 
     def pull(self, queue_id: int, offset: int) -> tuple[list[StoredMessage], int]:
-        """Messages, and where to go on."""
+        """Messages, and where to continue."""
         answer = self.ask(
             Ask.PULL_MESSAGE,
             consumerGroup="readers",
@@ -130,7 +130,7 @@ def messages_of(data: bytes) -> list[StoredMessage]:
 
 @contextmanager
 def broker(folder: Path, log: str = "warning") -> Iterator[tuple[subprocess.Popen[str], Client]]:
-    """It ends well, unless it was killed."""
+    """A running broker; it must end well, unless it was killed."""
     config = str(folder / "broker.toml")
     command = [sys.executable, "-m", "examples.broker", "--config", config, "--log", log]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -155,9 +155,9 @@ def send(
     *,
     killed: subprocess.Popen[str] | None = None,
 ) -> None:
-    """Send messages, and note where each was stored that is acknowledged.
+    """Send messages, and note where each acknowledged one was stored.
 
-    A broker that is to be `killed` is so half way, while others are under way.
+    The broker `killed`, if given, is killed half way, while other messages are in flight.
     """
     unsent, asked = iter(range(first, first + count)), dict[int, int]()
     for done in range(count):
@@ -173,7 +173,7 @@ def send(
 
 
 def check(client: Client, sent: dict[int, tuple[int, int]]) -> tuple[int, dict[int, int]]:
-    """How many messages there are; when those were stored that were acknowledged."""
+    """How many messages there are, and when the acknowledged ones were stored."""
     there: dict[tuple[int, int], StoredMessage] = {}
     for queue_id in range(QUEUES):
         page = client.pull_all(queue_id)
@@ -196,7 +196,7 @@ def require(is_so: bool, what: str) -> None:
 
 
 def until_files_are_gone(log: Path) -> int:
-    """How many files of the log are left: the last one stays."""
+    """Wait for files of the log to be deleted; returns how many are left: the last one stays."""
     until = time.monotonic() + WAIT_SECONDS
     while (count := len(list(log.iterdir()))) > 1:
         require(time.monotonic() < until, "local files go when the tier has them")
@@ -284,7 +284,7 @@ def require_group_at(client: Client, offset: int) -> None:
 
 
 def recover(config: Path) -> None:
-    """What an operator does on a new machine; over a bucket nothing has to be done."""
+    """Do what an operator does on a new machine; with a bucket nothing has to be done."""
     command = [sys.executable, "-m", "tieredstore", "recover", "--config", str(config), "--apply"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     require(done.returncode == 0, f"tieredstore recover: {done.stdout}{done.stderr}")

@@ -1,4 +1,4 @@
-"""Which topics there are, what may be sent to them, and what names may be; the store keeps them."""
+"""Which topics exist, what may be sent to them, and which names are valid; the store keeps them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ READ: Final = 4
 WRITE: Final = 2
 INHERIT: Final = 1
 
-DEFAULT_TOPIC: Final = "TBW102"  # whose route clients take for a topic that is not there yet
+DEFAULT_TOPIC: Final = "TBW102"  # clients use its route for a topic that does not exist yet
 RETRY: Final = "%RETRY%"
 DEAD: Final = "%DLQ%"
 SCHEDULE: Final = "SCHEDULE_TOPIC_XXXX"
@@ -31,7 +31,7 @@ class Topics:
     """The topics of this broker: the store's table, and what a broker allows."""
 
     def __init__(self, storage: Storage, *, creates: bool = True, default_queues: int = 8) -> None:
-        """`creates`: a message for a topic that is not there makes it."""
+        """`creates`: a message for a topic that does not exist creates it."""
         self._storage = storage
         self._table = storage.tier.topic_table
         self._creates = creates
@@ -47,7 +47,7 @@ class Topics:
         return self._table.get(name)
 
     def set(self, topic: TopicConfig) -> None:
-        """Make it, or change it: a topic never has fewer queues than it had."""
+        """Create or change a topic; it never has fewer queues than it had."""
         known = self.get(topic.name)
         if known is not None:
             topic = replace(
@@ -63,7 +63,7 @@ class Topics:
             self._changes += 1
 
     def found(self, queues: Iterable[QueueKey]) -> None:
-        """Know the topics of a store, also where the table of topics was lost."""
+        """Add the topics of a store, in case the table of topics was lost."""
         counts: dict[str, int] = {}
         for name, queue_id in queues:
             counts[name] = max(counts.get(name, 0), queue_id + 1)
@@ -72,7 +72,7 @@ class Topics:
                 self.set(topic_of(name, min(count, QUEUES_MAX)))
 
     def to_write(self, name: str, *, wanted_queues: int) -> TopicConfig:
-        """The topic of a message that is sent; made where that is allowed."""
+        """The topic of a message that is sent; created if that is allowed."""
         topic = self.get(name)
         if topic is None:
             template = self.get(DEFAULT_TOPIC)
@@ -89,9 +89,9 @@ class Topics:
         return topic
 
     async def keep(self) -> None:
-        """When this returns, all that was changed before is on disk. Raises OSError.
+        """When this returns, all earlier changes are on disk. Raises OSError.
 
-        Who calls first goes on first: messages of a new topic stay in their order.
+        The first caller continues first, so messages of a new topic stay in order.
         """
         async with self._keeping:
             changes = self._changes
@@ -103,7 +103,7 @@ class Topics:
 def topic_of(
     name: str, read_queues: int, write_queues: int | None = None, *, perm: int = READ | WRITE
 ) -> TopicConfig:
-    """With as many queues to write, unless told otherwise. Raises RefusedError."""
+    """A topic with as many queues to write as to read, by default. Raises RefusedError."""
     if write_queues is None:
         write_queues = read_queues
     if not _TOPIC.fullmatch(name):

@@ -1,4 +1,4 @@
-"""A broker's log over a bucket in memory, and what was acknowledged of it."""
+"""A broker's log over a bucket in memory, and what it has acknowledged."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Killed(BaseException):
 
 
 class KillingClient(ObjectClientWrapper):
-    """Ends the process at its n-th request: before it is sent, or when it has landed."""
+    """Ends the process at its n-th request: before it is sent, or after it has landed."""
 
     def __init__(self, inner: MemoryObjectClient, at: int = -1, *, lands: bool = False) -> None:
         super().__init__(inner)
@@ -118,7 +118,7 @@ class Tier:
     objects: MemoryObjects = field(default_factory=MemoryObjects)
     clock: ManualClock = field(default_factory=ManualClock)
     acknowledged: dict[SegmentKey, bytes] = field(default_factory=dict)
-    writing: Mapping[SegmentKey, bytes] = field(default_factory=dict)  # and no answer has come
+    writing: Mapping[SegmentKey, bytes] = field(default_factory=dict)  # without an answer yet
     deleting: set[SegmentKey] = field(default_factory=set)
 
     def opened(
@@ -129,7 +129,7 @@ class Tier:
         recent_bytes: int = 0,
         client: ObjectClient | None = None,
     ) -> tuple[BrokerLog, KillingClient]:
-        """A process; by default one that remembers nothing of what it sent."""
+        """A process; by default it keeps nothing that it sent in memory."""
         killing = KillingClient(MemoryObjectClient(self.objects), at, lands=lands)
         runtime = Runtime.inline()
         runtime.clock = self.clock
@@ -159,7 +159,7 @@ class Tier:
         del self.acknowledged[key]
 
     def check(self, log: BrokerLog | None = None) -> LogState:
-        """All that was acknowledged can be read, as the log says or as a new reader finds it."""
+        """Everything acknowledged can be read, through `log` or by a new reader."""
         log = log or self.opened()[0]
         state = log.state()
         assert {key: len(data) for key, data in self.acknowledged.items()} == {

@@ -1,4 +1,4 @@
-"""A client of a bucket of which somebody else says what becomes of each request."""
+"""A client of a bucket whose requests each get a verdict from somebody else."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class ParkedClient(ObjectClientWrapper):
 
     @abstractmethod
     def _verdict(self, request: str, *, changes: bool) -> str:
-        """What becomes of it; the process may end here."""
+        """What happens to the request; the process may end here."""
 
     @abstractmethod
     def _lands_later(self, request: str, call: Callable[[], Any]) -> None:
-        """It is still under way."""
+        """The request stays in flight; `call` lands it later."""
 
     @abstractmethod
     def _ends(self) -> NoReturn:

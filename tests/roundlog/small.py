@@ -1,4 +1,4 @@
-"""A log in a bucket in which everything is small: what takes hours happens within some requests."""
+"""A log in a bucket with small limits: what takes hours happens within a few requests."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _decoded = Entry.decoded
 
 @contextmanager
 def everything_small() -> Iterator[None]:
-    """Data objects, merges, states and releases within some dozen requests. An entry is decoded
-    once, however many read it."""
+    """Data objects, merges, states and releases within a few dozen requests. An entry is decoded
+    only once, however many read it."""
 
     @cache
     def known(data: bytes, name: str, object_bytes: int | None) -> Entry:

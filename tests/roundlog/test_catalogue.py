@@ -1,4 +1,4 @@
-"""A log's catalogue keeps all promises of a catalogue, and asks the bucket only for what is new."""
+"""A log's catalogue keeps all promises of a catalogue, and reads only what is new in the bucket."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_what_is_staged_goes_with_the_next_change_or_at_the_end() -> None:
 
 
 def test_a_change_that_may_have_landed_does_not_outlive_a_later_one() -> None:
-    """The opposite of it changes nothing, as far as is known: it counts all the same."""
+    """A change that undoes it seems to change nothing, but counts all the same."""
     bucket = Bucket()
     process = bucket.process()
     store = opened(process)
@@ -138,7 +138,7 @@ def test_a_copy_is_amended_until_it_is_newer() -> None:
     reader.amend(gone=[row(5)], come=[])
     assert list(reader.segments()) == []
     reader.refresh()
-    assert list(reader.segments()) == []  # nothing has come since
+    assert list(reader.segments()) == []  # nothing is newer
     store.put(TOPIC)
     reader.refresh()
     assert list(reader.segments()) == [row(5)]

@@ -1,4 +1,4 @@
-"""Frames of the log: golden bytes, everything there and back, and no damage that goes unseen."""
+"""Frames of the log: golden bytes, round trips, and no damage that goes unseen."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ COLUMNS: dict[str, Ints] = {
     "offset": np.array([1_000_000, 1_000_300, 1_000_601], np.int64),
     "crc": np.array([0, 0xFFFFFFFF, 5], np.uint32),
 }
-# What docs/formats.md says of these, by hand.
+# Written by hand from docs/formats.md.
 GOLDEN_HEAD = (
     b'{"head":{"epoch":3,"changes":[{"begin":[0,"b/t/0",1,20]}]},"columns":['
     b'{"name":"number","type":"int64","rows":3,"width":1,"base":7},'
@@ -58,7 +58,7 @@ def framed(
     kind: int = 1,
     raw: tuple[int, int] | None = None,
 ) -> bytes:
-    """An object whose checksums are right, whatever it says."""
+    """An object with right checksums, whatever its contents."""
     raw_head, raw_columns = raw or (len(head), len(columns))
     sizes = (raw_head, len(head), raw_columns, len(columns))
     return sealed_header(1, kind, *sizes, 0, 0, crc32c_of(head + columns)) + head + columns
@@ -172,7 +172,7 @@ def test_a_column_need_not_lie_in_one_piece(stride: int) -> None:
     column = np.arange(1000)[::stride]
     found = decode(encode(FrameKind.STATE, {}, {"n": column}), kind=FrameKind.STATE, name="")
     assert_same(found, {}, {"n": column})
-    assert len(encode(FrameKind.STATE, {}, {"n": column})) < 200  # its steps are all alike
+    assert len(encode(FrameKind.STATE, {}, {"n": column})) < 200  # all steps are equal
     with pytest.raises(ValueError, match="read-only"):
         found.columns["n"][0] = 1
 

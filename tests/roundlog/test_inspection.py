@@ -1,4 +1,4 @@
-"""What lies beside a log and nothing names, what is damaged in it, and which logs there are."""
+"""What is beside a log and not named by it, what is damaged in it, and which logs exist."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _busy_background(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Lived:
-    """A tier that has merged, written states and released, for longer than readers may lag."""
+    """A tier that has merged, written states and released for longer than readers may lag."""
 
     def __init__(self) -> None:
         self.bucket, self.runtime = Bucket(), Runtime.inline()
@@ -80,7 +80,7 @@ def test_what_was_released_while_it_was_looked_for_is_not_missing(
     lives = [(60, 62), (62, 140)]
 
     def followed(self: BrokerLog) -> LogState:
-        if self is log and len(lives) == 2:  # behind the listing
+        if self is log and len(lives) == 2:  # after the listing
             lived.live(*lives.pop(0))
         return follow(self)
 
@@ -179,13 +179,13 @@ def test_the_places_of_a_bucket_are_its_logs() -> None:
     assert reader.provider.places() == [
         (CLUSTER, broker) for broker in ("broker", "broker-a", "broker-a.b", "broker-b", "主")
     ]
-    assert reader.requests == {"list": 8}  # one a name, and one more at each level
+    assert reader.requests == {"list": 8}  # one for each name, and one more at each level
     reader.provider.probe()
     assert len(reader.provider.places() or ()) == 5
 
 
 def test_what_was_appended_is_told_as_far_back_as_the_log_is_kept() -> None:
-    """A round each minute, and merges and states beside them: all entries count."""
+    """One round a minute, with merges and states: all entries count."""
     lived = Lived()
     spans = lived.reader().provider.appended(BROKER)
     kept = [key for key in lived.bucket.objects.held_keys() if "/log/" in key]

@@ -1,4 +1,4 @@
-"""A broker's log in a bucket: which requests it makes, and what it makes of their answers."""
+"""A broker's log in a bucket: which requests it sends, and how it handles their answers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ MIB = 1 << 20
 
 
 class Moody(ObjectClientWrapper):
-    """A client that `mood` is asked of before each request, and after it."""
+    """A client that calls `mood` before and after each request."""
 
     def __init__(self, objects: MemoryObjects) -> None:
         self.memory = MemoryObjectClient(objects)
@@ -95,7 +95,7 @@ class Tier:
         return log
 
     def requests(self, call: Callable[[], object], which: int = -1) -> Counter[str]:
-        """Those of one call, of the client that was made last."""
+        """The requests of one call, by default those of the newest client."""
         counts = self.clients[which].memory.requests
         before = counts.copy()
         call()
@@ -115,7 +115,7 @@ def put(log: BrokerLog, data: bytes, key: SegmentKey = KEY) -> Draft:
 
 
 def contents(tier: Tier, key: SegmentKey = KEY) -> bytes:
-    """What whoever opens it now finds."""
+    """What a new reader finds in a segment."""
     reader = tier.open(claims=False)
     state = reader.follow()
     segment = state.segment(key)
@@ -286,7 +286,7 @@ def test_one_that_is_alone_shares_no_entry_and_no_entry_is_too_large(
     log = tier.open()
 
     def together(*sizes: int, alone: int = -1) -> list[int]:
-        """How many go into each entry."""
+        """How many drafts each entry gets."""
         drafts = [[Draft(writes=[DraftWrite(KEY, 0, bytes(size))])] for size in sizes]
         log._waiting.extend(
             log_module._Ticket(each, is_alone=number == alone) for number, each in enumerate(drafts)
@@ -334,7 +334,7 @@ def test_an_append_of_another_that_fails_takes_none_with_it(tier: Tier) -> None:
     log = tier.open()
     other = log_module._Ticket([Draft(changes=[PutNote("kind", "other", 1)])], is_alone=True)
     log._waiting.append(other)
-    refused = outage(False, 3)  # with what the client tries again
+    refused = outage(False, 3)  # including the client's retries
 
     tier.clients[-1].mood = refused
     log.append([Draft(changes=[PutNote("kind", "mine", 2)])])
@@ -389,7 +389,7 @@ def test_a_sealing_of_what_is_gone_is_passed_over(tier: Tier) -> None:
 def test_a_row_that_comes_with_its_segment_is_said_once(
     tier: Tier, times: tuple[int | None, int | None]
 ) -> None:
-    """The columns of the extents say how it grows."""
+    """How it grows is in the columns of the extents."""
     log = tier.open()
     path, kind, base = KEY
     row = SegmentRecord(path=path, type=kind, base_offset=base, create_timestamp=3)
@@ -426,7 +426,7 @@ def test_what_is_staged_goes_along_with_the_next_entry(tier: Tier) -> None:
 
 
 def outage(fails_after: bool, times: int, of: str = "/log/") -> Callable[[str, str, bool], None]:
-    """Requests that change something at such keys fail so often; they land, or do not."""
+    """The next `times` requests for keys with `of` fail, after they landed or before."""
     left = [times]
 
     def mood(name: str, key: str, is_done: bool) -> None:
@@ -471,7 +471,7 @@ def test_an_append_in_doubt_is_settled_before_anything_else(
 
 
 def test_it_stays_in_doubt_while_another_thread_sends_it_again(tier: Tier) -> None:
-    """A queue whose deletion was on its way was uploaded to: then its segments had no queue."""
+    """Otherwise an upload to a queue that was being deleted left segments without a queue."""
     log = tier.open()
     put(log, b"one")
     tier.clients[-1].mood = outage(False, 1_000)

@@ -1,4 +1,4 @@
-"""Requests of a log to its bucket, of which the replies may be lost."""
+"""Requests of a log to its bucket, whose replies may be lost."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def calls_of(client: ObjectClient) -> ObjectCalls:
 
 @pytest.mark.parametrize("forgets", [False, True])
 def test_a_put_whose_reply_was_lost_is_known_for_its_own(forgets: bool) -> None:
-    """Also by a client that `forgets` the metadata, as some do."""
+    """Even by a client that `forgets` the metadata, as some do."""
     objects = MemoryObjects()
     client = StruckClient(MemoryObjectClient(objects), Faults({0: Fault.AFTER}))
 

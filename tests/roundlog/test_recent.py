@@ -1,4 +1,4 @@
-"""Objects that were sent last are read from memory, within its bound; others from the store."""
+"""Recently sent objects are read from memory, within its bound; others from the store."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def lose_the_log(tier: Tier) -> None:
 
 
 def adopt(tier: Tier, log: BrokerLog, key: SegmentKey) -> str:
-    """As a load does; the name of the object that tells of it beside the log."""
+    """Adopt an object like a load; returns the name of the object beside the log that says so."""
     log.claim()
     name, data = f"load/run/{key[0][-3]}", key[0].encode()
     log.calls.put(log.key(name), data)
@@ -51,8 +51,8 @@ def adopt(tier: Tier, log: BrokerLog, key: SegmentKey) -> str:
 
 
 def merged(tier: Tier) -> None:
-    """32 rounds that were merged, and two that were not: these alone are lost with the log. And
-    what two loads have adopted."""
+    """Write 32 rounds that are merged, what two loads have adopted, and two rounds that are not
+    merged: only these are lost with the log."""
     log, _ = tier.opened()
     write(tier, log, 32)
     for key in LOADED:
@@ -78,7 +78,7 @@ def test_what_was_merged_is_found_when_the_log_is_lost() -> None:
     assert "were not merged yet are gone" in taken.losses[-1]
     assert LOST not in log.state().tables.notes
     assert log.state().tables.notes["load"] == {"load/run/c": b"1", "load/run/d": b"1"}
-    assert taking.take_in(log).losses == ()  # it was lost once
+    assert taking.take_in(log).losses == ()  # it was lost only once
     tier.write(log, {A: b"it goes on"})
     tier.check()
 
@@ -300,7 +300,7 @@ def test_a_first_entry_that_is_damaged_does_not_say_when_its_log_began() -> None
     assert salvage.begun_by(tier.opened()[0], 7) == 1
     data, facts = tier.objects.held[first]
     tier.objects.held[first] = bytes(len(data)), facts
-    assert salvage.begun_by(tier.opened()[0], 7) == 1  # as the second one says
+    assert salvage.begun_by(tier.opened()[0], 7) == 1  # according to the second one
 
 
 def test_an_object_that_was_deleted_or_damaged_is_not_adopted_again() -> None:

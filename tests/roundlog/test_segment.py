@@ -1,4 +1,4 @@
-"""A segment as a handle of its log."""
+"""A segment as a handle into its log."""
 
 from __future__ import annotations
 

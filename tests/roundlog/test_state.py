@@ -1,4 +1,4 @@
-"""Entries and states as bytes, and the fold of any entries compared with a slow one."""
+"""Entries and states as bytes, and the fold of entries compared with a slow one."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def write(key: SegmentKey, position: int, data: bytes, *, end_ms: int | None = N
 
 
 def merge(log: Folded, sequences: list[int]) -> Draft:
-    """All live extents of these entries in one new object."""
+    """Copy all live extents of these entries into one new object."""
     name = f"data/merged-{len(log.entries)}"
     rows, data = [], b""
     for number in log.state.segments:
@@ -165,7 +165,7 @@ def test_random_entries_come_to_what_the_rules_say() -> None:
             else:
                 log.epoch += dice.choice([0, 1])
                 log.put(Draft())
-            if dice.random() < 0.2:  # an opened state goes on as the one that was folded
+            if dice.random() < 0.2:  # an opened state continues like the folded one
                 data = log.state.encoded()
                 log.state = LogState.decoded(data, "it")
                 assert log.state.encoded() == data
@@ -264,7 +264,7 @@ def test_a_sealing_that_missed_bytes_is_refused_alone() -> None:
 
 def test_a_draft_writes_to_a_segment_more_than_once() -> None:
     log = Folded()
-    for start in (0, 4):  # first they are begun, then they are there
+    for start in (0, 4):  # the segments are begun first, then they exist
         writes = [
             DraftWrite(key, start + at, text)
             for at, text in ((0, b"on"), (2, b"e,"))
@@ -399,7 +399,7 @@ def example() -> tuple[bytes, bytes]:
 
 
 def test_an_entry_and_a_state_of_long_ago_are_read() -> None:
-    """Each is written as it was, but for what another zlib makes of it."""
+    """Each is still written the same, except for differences between versions of zlib."""
     entry, state = example()
     old = bytes.fromhex(GOLDEN_ENTRY)
     found = Entry.decoded(old, "it", object_bytes=len(old))
@@ -497,7 +497,7 @@ def test_a_state_with_a_wrong_field_is_damage(field: str, value: object) -> None
 
 
 def test_an_extent_of_a_state_lies_in_an_object_of_its_own_entry() -> None:
-    """Not in one that another entry has named."""
+    """Not in one that another entry names."""
     _, data = example()
     frame = decode(data, kind=FrameKind.STATE, name="it", object_bytes=len(data))
     chunks = [[1, 0, 0, ["data/0000000001-of-another"]], [2, 0, 1, []]]

@@ -15,7 +15,7 @@ BROKER = "broker-a"
 
 
 def sealed(bucket: Bucket, path: str, data: bytes, base: int = 0) -> str:
-    """As a copy of a Java tier puts it."""
+    """Put a sealed object as a copy of a Java tier does; returns its key."""
     key = bucket.process().open(path, LOG, base).path
     bucket.objects.put(key, data, {})
     return key
@@ -82,7 +82,7 @@ def test_what_was_deleted_is_not_taken_in_again() -> None:
         while writer.provider.tend(BROKER):
             pass
     assert segment.path not in bucket.objects.held
-    bucket.objects.put(segment.path, data, {}, if_absent=True)  # the double of its put
+    bucket.objects.put(segment.path, data, {}, if_absent=True)  # a late repeat of its put
     assert writer.provider.untaken(BROKER) == []
     assert writer.provider.take_in(BROKER).segment_count == 0
     assert bucket.process().sizes() == {}

@@ -1,4 +1,4 @@
-"""Many segments of a log in few requests, each byte where it belongs, each damage at its place."""
+"""Many segments of a log read in few requests, with right bytes, and damage at its place."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ KEYS: list[SegmentKey] = [
 
 
 class Bucket:
-    """A log with bytes of many segments, and what they are."""
+    """A log with bytes of many segments, and a copy of these bytes."""
 
     def __init__(self) -> None:
         self.objects = MemoryObjects()
@@ -67,7 +67,7 @@ class Bucket:
         self.log.append([Draft(writes=[write]) for write in writes])
 
     def merge(self) -> None:
-        """As often as the rounds are many."""
+        """Merge while there are enough rounds."""
         chores = upkeep.Upkeep(self.log)
         while chores.step():
             pass
@@ -80,7 +80,7 @@ class Bucket:
         self.objects.held[key] = bytes(changed), facts
 
     def gets(self, reads: Sequence[SegmentRead]) -> int:
-        """How many it takes, the state apart; and they are right."""
+        """Check the answers to reads; returns the number of GETs after the state's."""
         log = self.opened()
         log.state()
         before = self.client.requests["get"]
@@ -182,7 +182,7 @@ def test_damage_is_that_of_the_reads_that_have_it(bucket: Bucket) -> None:
         assert isinstance(answer, SegmentCorruptError)
         assert answer.path == bucket.log.layout.segment_key(*KEYS[5])
         assert answer.position == place.position
-    # Of a part nobody knows the checksum.
+    # A part has no known checksum.
     reads = [SegmentRead(*KEYS[5], place.position, place.length - 1)]
     (part,) = read_together(lambda _: bucket.log, reads)
     assert isinstance(part, bytes)
@@ -235,7 +235,7 @@ def test_the_order_is_that_in_which_segments_began(bucket: Bucket) -> None:
     rows = [SegmentRecord(path=path, type=kind, base_offset=base) for path, kind, base in KEYS]
     unknown = SegmentRecord(path="b/none/0", type=LOG, base_offset=0)
     assert reading_order(lambda _: bucket.log, [unknown, *rows]) == [INT64_MAX, *range(1, 41)]
-    # The order of the names is another one.
+    # Not the order of the names.
     assert rows != sorted(rows, key=lambda row: row.path)
 
 

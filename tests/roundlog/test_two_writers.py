@@ -1,4 +1,4 @@
-"""Several writers and readers of one log, with every request late, lost, doubled or the last."""
+"""Several writers and readers of one log, whose requests may be late, lost, doubled or the last."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def small() -> Iterator[None]:
 
 
 def run(count: int, log: type[BrokerLog] = BrokerLog) -> None:
-    """Raises AssertionError with the schedule that shows something."""
+    """Run schedules; raises AssertionError with the first one that shows a violation."""
     for seed in range(FIRST, FIRST + count):
         world = World(seed, log=log)
         try:
@@ -46,18 +46,18 @@ def test_nor_in_a_hundred_thousand_schedules() -> None:
     run(100_000)
 
 
-# The same schedules show each of these.
+# The same schedules find each of these faults.
 
 
 class NoLook(BrokerLog):
-    """Acknowledges as soon as its entry is there."""
+    """Acknowledges as soon as its entry is written."""
 
     def _look(self) -> None:
         pass
 
 
 class BeginsFirst(BrokerLog):
-    """Claims its epoch when it has begun it."""
+    """Claims its epoch only after it has begun it."""
 
     def _claimed_after(self, epoch: int) -> int:
         return epoch + 1
@@ -69,7 +69,7 @@ class BeginsFirst(BrokerLog):
 
 
 class MeetsAnybody(BrokerLog):
-    """Goes on behind entries of a later epoch as behind those of an earlier one."""
+    """Continues after entries of a later epoch as after those of an earlier one."""
 
     def _refuse_overtaken(self, epoch: int) -> None:
         pass

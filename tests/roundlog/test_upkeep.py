@@ -1,4 +1,4 @@
-"""The chores of a log: few extents, few requests, nothing lost wherever they are cut off."""
+"""The chores of a log: few extents, few requests, nothing lost wherever they are interrupted."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def requests(client: KillingClient) -> dict[str, int]:
 
 
 def run(upkeep: Upkeep, steps_max: int = 1_000) -> None:
-    """All that is due."""
+    """Do everything that is due."""
     for _ in range(steps_max):
         if not upkeep.step():
             return
@@ -79,7 +79,7 @@ def levels(state: LogState) -> list[int]:
 def chunk(
     sequence: int, *, live: int = 0, dead: int = 0, level: int = 0, segments: int = 1
 ) -> Weighed:
-    """Dead bytes are of segment 1, live ones of so many others."""
+    """The dead bytes belong to segment 1, the live ones to `segments` others."""
     each = live // segments
     rows = [(1, 0, dead, 0, live, 0, -2, -2)]
     rows += [(2 + at, 0, each, 0, at * each, 0, -2, -2) for at in range(segments)]
@@ -171,7 +171,7 @@ def test_merged_bytes_lie_segment_by_segment_in_one_object_with_a_table() -> Non
 
 
 def told(held: bytes) -> set[tuple[SegmentKey, int, bytes, int]]:
-    """What a data object says of itself: segment, position, bytes and checksum of each extent."""
+    """The table of a data object: segment, position, bytes and checksum of each extent."""
     table = decode_tail(held, len(held), name="")
     check_payload(table, held[: table.payload_bytes], name="")
     names = ("segment", "position", "length", "offset", "crc")
@@ -209,7 +209,7 @@ def test_a_merge_reads_each_object_once_and_writes_two() -> None:
     run(Upkeep(log))
     after = requests(client)
     assert {name: after[name] - before.get(name, 0) for name in after} == {
-        "head": 1,  # of the next epoch's claim
+        "head": 1,  # for the next epoch's claim
         "get": 32,
         "put": 2,
         "list": 0,
@@ -273,7 +273,7 @@ def test_a_merge_shares_its_entry_with_nobody() -> None:
     more = Draft(writes=[DraftWrite(QUIET, len(tier.acknowledged[QUIET]), b"more")])
 
     def put_meanwhile(key: str, *args: object, **how: object) -> object:
-        if "/data/" in key:  # another thread begins to wait
+        if "/data/" in key:  # as if another thread began to wait
             log._waiting.append(_Ticket([more]))
         return put(key, *args, **how)  # type: ignore[arg-type]
 
@@ -307,7 +307,7 @@ def test_a_merge_without_a_reply_is_settled_before_the_next(lands: bool) -> None
     assert levels(log.state()) == [0] * 32
     run(upkeep)
     assert levels(log.state()) == [1]
-    assert len(tier.objects.held_keys(log.key("data/"))) == 1  # it was merged once
+    assert len(tier.objects.held_keys(log.key("data/"))) == 1  # merged only once
     tier.check()
 
 
@@ -374,7 +374,7 @@ def test_a_day_of_a_quiet_queue_is_few_extents_and_few_reads(every_ms: int) -> N
     assert counted["get"] <= rounds * 1.1
     assert counted["list"] <= 10
     assert counted["delete"] <= 24 * 4 + rounds / 240
-    # All that is dead goes: what is left is the newest hour or so, and what is live.
+    # Everything dead is deleted: left are about the newest hour, and what is live.
     tier.clock.advance(HOUR)
     run(upkeep)
     live = sum(len(data) for data in tier.acknowledged.values())
@@ -408,13 +408,13 @@ def test_every_so_often_the_state_is_written_and_three_are_kept(
     ]
     needed = range(oldest + 1, log.state().sequence + 1)
     assert set(needed) <= set(entries)
-    assert len(entries) < log.state().sequence  # older ones that are merged are gone
+    assert len(entries) < log.state().sequence  # older merged ones are deleted
     reader, client = tier.opened()
     tier.check(reader)
     newest = number_of(states[-1].removeprefix(log.prefix))
     assert newest is not None
     assert requests(client)["get"] == 1 + log.state().sequence - newest
-    # A reader finds the same from each of the states that are kept.
+    # A reader finds the same from each kept state.
     for state in states[:0:-1]:
         del tier.objects.held[state]
         tier.check()
@@ -460,17 +460,17 @@ def test_a_request_that_is_full_is_sent_before_its_time(
     now_ms = tier.clock.now_ms()
     state = log.state()
     state.dead = {"data/first": now_ms - GRACE_MS}
-    assert upkeep.step()  # the time is there
+    assert upkeep.step()  # it is due
     state.dead = {f"data/{number}": now_ms - GRACE_MS for number in range(count)}
     assert upkeep.step() is is_released
-    assert not upkeep.step()  # each once
+    assert not upkeep.step()  # each only once
 
 
 def test_dead_objects_are_deleted_when_readers_have_had_their_time() -> None:
     tier = Tier()
     log, _ = tier.opened()
     upkeep = Upkeep(log)
-    write_rounds(tier, log, 3, size=9 * MIB // 5)  # more than an entry takes
+    write_rounds(tier, log, 3, size=9 * MIB // 5)  # more than fits in an entry
     data = tier.objects.held_keys(log.key("data/"))
     assert data
     for key in list(tier.acknowledged):
@@ -632,7 +632,7 @@ def test_a_segment_that_has_grown_is_not_sealed() -> None:
         QUIET: False,
         BUSY[0]: True,
     }
-    seal(log, [QUIET], POOL)  # what lies at its key is not what it is
+    seal(log, [QUIET], POOL)  # its key holds other bytes
     assert tier.objects.held[sealed_key(QUIET)][0] == b"some"
     sealed = log.state().segments[log.state().numbers[QUIET]].sealed
     assert sealed is not None
@@ -656,7 +656,7 @@ def test_a_key_on_which_a_delete_may_land_is_left_alone() -> None:
         if content == b"second":
             tier.delete(log, QUIET)
     tier.delete(log, QUIET)
-    log.append([Draft(dropped=[sealed_key(QUIET)])])  # it rests from now on
+    log.append([Draft(dropped=[sealed_key(QUIET)])])  # its rest begins now
     tier.clock.advance(31 * 24 * HOUR)
     tier.write(log, {QUIET: b"fourth"})
     seal(log, [QUIET], POOL)
@@ -670,7 +670,7 @@ def test_a_key_on_which_a_delete_may_land_is_left_alone() -> None:
 def life(tier: Tier, at: int, *, lands: bool) -> bool:
     """Write, merge, seal, save, release, until the end or the n-th request; whether it was killed.
 
-    What was under way counts if it landed, and if not, not.
+    The request in flight counts only if it landed.
     """
     log, _ = tier.opened(at, lands=lands)
     random = Random(at)
@@ -694,7 +694,7 @@ def life(tier: Tier, at: int, *, lands: bool) -> bool:
 
 
 def settle(tier: Tier) -> None:
-    """The reply of the last entry never came: it counts or not, as the log has it."""
+    """The last entry got no reply: the log decides whether it counts."""
     log, _ = tier.opened()
     state = log.state()
     found = {each.key: each for each in state.segments.values()}
@@ -745,7 +745,7 @@ def assert_nothing_live_is_missing(tier: Tier, state: LogState) -> None:
             assert name not in state.dead
 
 
-# A request that fails, or is carried out and not answered
+# A request that fails, or is carried out but not answered
 
 
 TROUBLED_TURNS = 10  # enough to merge twice, seal, delete what is sealed, save and release
@@ -753,9 +753,9 @@ LEFT_MAX = 3  # objects of one merge
 
 
 class Troubled:
-    """A writer beside a request of which it hears nothing: it asks what became of it, and goes on.
+    """A writer that gets no answer to one request: it finds out what happened, and continues.
 
-    The life is that of one who is killed, and at its end all that is dead is deleted.
+    Its life is that of a killed writer, but at the end everything dead is deleted.
     """
 
     def __init__(self, at: int, fault: Fault) -> None:
@@ -804,7 +804,7 @@ class Troubled:
         return all(one is not None and one.size == ends[key] for key, one in found.items())
 
     def _tried(self, call: Callable[[], object], is_done: Callable[[], bool] = bool) -> None:
-        for _ in range(3):  # the request fails, and once the look at what became of it
+        for _ in range(3):  # the request may fail, and once the check of its outcome
             try:
                 self.log.claim()
                 self.log.settled()
@@ -836,7 +836,7 @@ def test_a_writer_that_hears_nothing_of_any_request_goes_on_and_nothing_is_lost_
 
     def check(troubled: Troubled, at: int) -> bool:
         tier = troubled.tier
-        for log in (troubled.log, None):  # as the writer knows it, and a new reader
+        for log in (troubled.log, None):  # for the writer and for a new reader
             assert_nothing_live_is_missing(tier, tier.check(log))
         reader, _ = tier.opened()
         assert damage(reader) == []
@@ -859,7 +859,7 @@ def test_a_writer_that_hears_nothing_of_any_request_goes_on_and_nothing_is_lost_
 
 
 def assert_all_was_done(quiet: Troubled) -> None:
-    """Two merges one above the other, sealed objects, a state, and what is dead is deleted."""
+    """There are merges of two levels, sealed objects and a state, and dead objects are deleted."""
     state, held = quiet.log.state(), quiet.tier.objects
     assert max(levels(state)) >= 2
     assert any(each.sealed is not None for each in state.segments.values())

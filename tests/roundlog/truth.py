@@ -1,4 +1,4 @@
-"""What a log comes to, slowly and in plain dicts: written from the rules, not from the fold."""
+"""A slow fold of a log into plain dicts, written from the rules, not from the real fold."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class TrueSegment:
 
 @dataclass(frozen=True)
 class Picture:
-    """All that is seen of a state: segments with number, size and sealed key, and rows."""
+    """Everything visible of a state: segments with number, size and sealed key, and rows."""
 
     epoch: int
     segments: dict[SegmentKey, tuple[int, int, str | None]]
@@ -64,7 +64,8 @@ class Picture:
 
 @dataclass
 class Truth:
-    """An entry counts when its epoch is that of the last that counted, or it begins a later one."""
+    """An entry counts if its epoch is that of the last one that counted, or if it begins a later
+    epoch."""
 
     sequence: int = 0
     epoch: int = 0
@@ -73,7 +74,7 @@ class Truth:
     rows: Rows = field(default_factory=dict)
 
     def fold(self, entry: Entry, bytes_of: Callable[[str], bytes]) -> bool:
-        """Act on an entry; `bytes_of` gives what an object holds, "" the entry's own."""
+        """Apply an entry; `bytes_of` returns the bytes of an object, for "" the entry's own."""
         assert entry.sequence == self.sequence + 1
         self.sequence += 1
         if entry.epoch < self.epoch:
@@ -153,9 +154,9 @@ class Truth:
 
 
 class Witness:
-    """Sees what lands in the bucket of one log, and holds each state against what entries say.
+    """Sees what lands in the bucket of one log, and compares each state with the entries.
 
-    `pictures` are what the log was after each entry, from none on.
+    `pictures` has the log after each entry, beginning with none.
     """
 
     def __init__(self, prefix: str) -> None:
@@ -165,7 +166,7 @@ class Witness:
         self._ever: dict[str, bytes] = {}  # data objects
 
     def landed(self, key: str, data: bytes) -> str:
-        """What to tell of it; "" for what is no entry. Raises AssertionError."""
+        """A line about an entry; "" for anything else. Raises AssertionError."""
         name = key.removeprefix(self._prefix)
         number = number_of(name)
         if name.startswith("log/") and number is not None:

@@ -1,7 +1,7 @@
-"""A bucket, writers and readers whose every request waits for a scheduler that has a seed.
+"""A bucket, and writers and readers whose every request waits for a seeded scheduler.
 
-A request may be answered, lost, sent in vain, late by days, or landed twice; a process may sleep at
-any of them, or end. All along what is seen is compared with `Truth`.
+A request may be answered, lost, sent in vain, late by days, or land twice; a process may sleep or
+end at any request. What is seen is always compared with `Truth`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class _Ends(BaseException):
 
 
 class Actor:
-    """A process: a thread that runs between two of its requests, and only when it is its turn."""
+    """A process: a thread that runs only when it is its turn, up to its next request."""
 
     def __init__(self, world: World, name: str, script: Callable[[Actor], None]) -> None:
         self.world, self.name = world, name
@@ -124,7 +124,7 @@ class WritersClient(ParkedClient):
 
 
 class WatchedObjects(MemoryObjects):
-    """A bucket that tells what lands in it."""
+    """A bucket that reports what lands in it."""
 
     def __init__(self, landed: Callable[[str, bytes], None]) -> None:
         super().__init__()
@@ -154,7 +154,7 @@ class Acknowledged:
 
 
 class World:
-    """One schedule. `run` raises AssertionError for the first thing that must not be."""
+    """One schedule. `run` raises AssertionError for the first violation."""
 
     def __init__(self, seed: int, *, log: type[BrokerLog] = BrokerLog) -> None:
         self.seed = seed
@@ -171,12 +171,12 @@ class World:
         self.witness = Witness(PREFIX)
         self.truth, self.pictures = self.witness.truth, self.witness.pictures
         self.acknowledged: list[Acknowledged] = []
-        self.appenders: dict[int, str] = {}  # of each epoch, who had something acknowledged
-        self.claims: dict[int, int] = {}  # in which step they landed
+        self.appenders: dict[int, str] = {}  # by epoch: whose append was acknowledged
+        self.claims: dict[int, int] = {}  # by epoch: the step in which the claim landed
         self.step = 0
         self._running: Actor | None = None
         self._client = MemoryObjectClient(self.objects)
-        self._laggard: BrokerLog | None = None  # a reader that looks some time, and at the end
+        self._laggard: BrokerLog | None = None  # a reader that reads once, and at the end
 
     def run(self, steps_max: int = 300) -> None:
         self._begin("w", self._write)
@@ -191,7 +191,7 @@ class World:
             self._take_over()
         while self.late and not self.problems:
             self._land_late(self.dice.randrange(len(self.late)))
-        for actor in self.actors:  # those that slept all the time find out
+        for actor in self.actors:  # those that still sleep must find out
             for _ in range(12):
                 if not actor.is_done and not self.problems:
                     self.trace.append(f"{actor.name} {actor.waits_for}")
@@ -202,7 +202,7 @@ class World:
         self._check_the_end()
 
     def _take_over(self) -> None:
-        """A writer that nothing happens to does all that is due: what was dead is deleted."""
+        """An undisturbed writer does everything that is due, and deletes what was dead."""
         self.trace.append("a writer takes over")
         log = self._open(self._client, self.dice)
         log.claim()
@@ -245,7 +245,7 @@ class World:
             self._let(actor)
 
     def _chosen(self) -> Actor | None:
-        """Nearly always the one that ran last, so that each gets somewhere."""
+        """Nearly always the one that ran last, so that each makes progress."""
         awake = [
             each for each in self.actors if not each.is_done and each.sleeps_until <= self.step
         ]
@@ -318,7 +318,7 @@ class World:
                 with suppress(BackendUnavailableError, FencedError):
                     log.settled()
             except SegmentNotFoundError:
-                # Whoever was overtaken, and does not know it yet, misses what the winner deleted.
+                # An overtaken writer that does not know it yet misses what the winner deleted.
                 assert log.epoch is not None
                 assert log.epoch + 1 in self.claims
 
@@ -372,7 +372,7 @@ class World:
         before = log.state().sequence
         log.append(drafts)
         if log.state().sequence == before:
-            return  # there was nothing to say
+            return  # there was nothing to write
         claimed_at = self.claims.get(epoch + 1)
         assert claimed_at is None or claimed_at > begun_at, "it does not say that it is fenced"
         assert self.appenders.setdefault(epoch, actor.name) == actor.name, "two in an epoch"
@@ -431,7 +431,7 @@ class World:
             assert found == each.data, f"what {each.writer} was told is durable is lost"
 
     def _check_fenced(self, log: BrokerLog, client: WritersClient) -> None:
-        """It says so at once and for ever, and knows nothing of the winner."""
+        """It must say so at once and forever, and know nothing of the winner."""
         count = client.count
         epoch = log.epoch
         for call in (log.claim, log.settled, lambda: log.append([Draft()])):
@@ -444,14 +444,14 @@ class World:
         if epoch is not None:
             state = log.follow()
             assert state.epoch <= epoch, "a fenced writer reads of the winner"
-            # Its beginning may have landed where an entry had been deleted: it says nothing else.
+            # Its epoch's beginning may have landed in place of a deleted entry; it says no more.
             at = state.sequence
             known = [self.pictures[each].segments for each in (at, at - 1)]
             assert Picture.of(state).segments in known, "a fenced writer knows what never was"
         assert client.count == count
 
     def _check_the_end(self) -> None:
-        """Whoever comes now finds all that was acknowledged, and can write."""
+        """A new reader must find everything acknowledged, and a new writer can write."""
         self._check_acknowledged()
         reader = self._open(self._client, self.dice)
         for each in (self._laggard, reader):

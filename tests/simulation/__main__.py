@@ -1,8 +1,8 @@
 """Histories by their seeds: `python -m tests.simulation SEED [--count N | --hours H]`.
 
-One that shows something is run again with less and less, and its replay is printed. Hours are cut
-into blocks, each in a process of its own, as many at a time as there are cores: a world leaves open
-files behind where its processes died.
+A history that shows something is run again with less and less in it, and its replay is printed.
+Hours are split into blocks, each in its own process, one for each core at a time: a world whose
+processes died leaves open files behind.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from pathlib import Path
 
 from tests.simulation.world import FAULTS, LOCAL_ROT, ROT, Plan, run, smaller
 
-SALTS: tuple[int, ...] = tuple(range(8))  # other schedules of a plan that has become smaller
+SALTS: tuple[int, ...] = tuple(range(8))  # other schedules of a smaller plan
 SHRINKING_MAX = 200  # histories
-BLOCK = 1_000  # of one process
+BLOCK = 1_000  # seeds of one process
 ROTS = {"tier": ROT, "local": LOCAL_ROT}
 
 
@@ -63,7 +63,7 @@ def failure_of(plan: Plan, folder: Path, salt: int) -> BaseException | None:
 def shrunk(
     plan: Plan, salt: int, fails: Callable[[Plan, int], bool], budget: int = SHRINKING_MAX
 ) -> tuple[Plan, int]:
-    """The smallest plan that still fails, and the schedule of it: one thing less at a time."""
+    """Remove one thing at a time; returns the smallest plan that still fails, and its schedule."""
     is_smaller = True
     while is_smaller:
         is_smaller = False
@@ -112,7 +112,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _run_hours(first: int, hours: float, options: Sequence[str]) -> int:
-    """Blocks of seeds until the time is over, or one shows something."""
+    """Run blocks of seeds until the time is over, or one shows something."""
     end = time.monotonic() + hours * 3_600
     seeds = itertools.count(first, BLOCK)
     failed = threading.Event()
@@ -131,7 +131,7 @@ def _run_hours(first: int, hours: float, options: Sequence[str]) -> int:
 
 
 def _run_all(given: argparse.Namespace, folder: Path) -> int:
-    gc.disable()  # each world collects what the one before has left
+    gc.disable()  # each world collects what the previous one left
     worked = time.process_time()
     count = 0
     for plan in plans(given):
@@ -162,7 +162,7 @@ def _tell_failure(
 
 
 if __name__ == "__main__":
-    if os.environ.get("PYTHONHASHSEED") != "0":  # sets of texts have another order each time
+    if os.environ.get("PYTHONHASHSEED") != "0":  # otherwise sets of texts have a random order
         os.environ["PYTHONHASHSEED"] = "0"
         os.execv(sys.executable, [sys.executable, "-m", "tests.simulation", *sys.argv[1:]])
     sys.exit(main(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""What those who take part do, each in small acts; what they see is held against the model."""
+"""The small acts of clients and outsiders; what they see is compared with the model."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def produce(client: Client, life: Life) -> None:
 
 
 def a_put(world: World, dice: Random, queue: QueueKey, model: Model | None = None) -> Put:
-    """A message that nobody has sent yet, known to the model, the world's own, from now on."""
+    """A new message, not sent yet, that the model (by default the world's) now knows."""
     model = world.model if model is None else model
     world.names += 1
     put = Put(
@@ -164,7 +164,7 @@ def read_page(client: Client, life: Life) -> None:
 
 
 def read_run(client: Client, life: Life) -> None:
-    """Messages as columns, which begin where they were asked for."""
+    """A read of columns, which must begin at the requested offset."""
     world, dice, model = client.world, client.dice, client.world.model
     queue = dice.choice(world.queues)
     offset = dice.randrange(model.end(queue) + 1)
@@ -186,13 +186,13 @@ def read_run(client: Client, life: Life) -> None:
         )
     there = model.required(queue) & before
     if forced or life.forced_count > count or world.is_out_of_room:
-        return  # the tier alone was asked, or the queue lacks messages that are in the log already
+        return  # the tier alone was asked, or messages of the log are not in the queue yet
     if offset in there and model.deletions.get(queue.topic, 0) == deletions:
         assert len(run), f"{text}: {offset} is there"
 
 
 def wait_for_more(client: Client, life: Life) -> None:
-    """Whoever registers first and looks then is told of each message that comes later."""
+    """A client that registers, then looks, must be told of each later message."""
     dice, store = client.dice, life.store
     queue = dice.choice(client.world.queues)
     ends: list[int] = []
@@ -208,11 +208,11 @@ def wait_for_more(client: Client, life: Life) -> None:
     before, deletions = store.max_offset(*queue) or 0, client.world.model.deletions.get(queue.topic)
     life.runtime.clock.sleep(dice.choice([0.01, 1, 30]))
     end = store.max_offset(*queue) or 0
-    life.runtime.clock.sleep(1)  # a message may be read just before its callback
+    life.runtime.clock.sleep(1)  # a message may be readable just before its callback
     life.saw()
     arrival.cancel()
     if client.world.is_out_of_room:
-        return  # a dispatch that failed with a full disk goes on when there is room
+        return  # a dispatch that failed with a full disk continues when there is room
     is_same = client.world.model.deletions.get(queue.topic) == deletions
     assert end <= max([before, *ends]) or not is_same, f"{queue}: {before} to {end}, told of {ends}"
 
@@ -223,7 +223,7 @@ def ask_one(client: Client, life: Life) -> None:
     queue = dice.choice(client.world.queues)
     before, deletions = model.required(queue), model.deletions.get(queue.topic, 0)
     if not before or client.world.is_out_of_room:
-        return  # with a full disk a queue lacks messages that are in the log already
+        return  # with a full disk messages of the log may not be in the queue yet
     offset = dice.choice(sorted(before))
     forced, count = life.store.level is StorageLevel.FORCE, life.forced_count
     is_there = life.store.contains(*queue, offset)
@@ -250,7 +250,7 @@ def ask_key(client: Client, life: Life) -> None:
     life.saw()
     world.scheduler.note(f"{question}: {len(answer.messages)} complete={answer.complete}")
     if world.is_out_of_room and (forced or life.forced_count > count):
-        before = []  # the tier alone is asked, and knows nothing of what has no queue unit yet
+        before = []  # the tier alone is asked, and does not know messages without a queue unit
     model.check_answer(topic, question, answer, before, deletions)
 
 
@@ -267,7 +267,7 @@ def ask_time(client: Client, life: Life) -> None:
     end = life.store.max_offset(*queue) or 0
     found = life.store.offset_by_time(*queue, asked, boundary)
     life.saw()
-    if forced or life.forced_count > count:  # the tier alone was asked: what waits lies behind it
+    if forced or life.forced_count > count:  # the tier alone was asked: it lacks what waits
         end = 0
         if found is None or boundary is Boundary.UPPER:
             return
@@ -281,7 +281,7 @@ def ask_ends(client: Client, life: Life) -> None:
     committed = life.store.committed_offset(*queue)
     life.saw()
     model.saw_committed(queue, committed, deletions)
-    # A queue whose first messages a power cut took begins behind them, in the tier too.
+    # A queue whose first messages a power cut took begins after them, in the tier too.
     there_is = world.furthest[queue] or life.local.min_offset(*queue) or 0
     is_same = model.deletions.get(queue.topic, 0) == deletions
     if committed is not None and is_same and not world.is_posix:
@@ -289,7 +289,7 @@ def ask_ends(client: Client, life: Life) -> None:
     first, end = life.store.min_offset(*queue), life.store.max_offset(*queue)
     life.saw()
     there = model.required(queue) & before
-    # With a full disk a queue ends before messages that are in the log already, or is not there.
+    # With a full disk a queue may end before messages of the log, or not exist yet.
     is_short = world.is_out_of_room
     if first is None and is_short:
         return
@@ -337,7 +337,7 @@ def restart(client: Client, life: Life) -> None:
 
 
 def audit_all(client: Client, life: Life) -> None:
-    """Nothing goes wrong any more: all is uploaded, found, and sound."""
+    """After all faults: everything must be uploaded, found, and sound."""
     world, model, store = client.world, client.world.model, life.store
     rot, stopped = world.rot, world.histories.stopped
     for _ in range(3):
@@ -378,7 +378,7 @@ def tier_config_of(life: Life) -> Any:
 
 
 def walk(world: World, get: Callable[..., Any], queue: QueueKey, end: int) -> None:
-    """From the first to the last: whoever goes where it is sent reads every message."""
+    """Read from the first to the last: following `next_offset` must yield every message."""
     model, offset = world.model, 0
     for _ in range(PAGES_MAX):
         if offset >= end:
@@ -407,12 +407,12 @@ ACTS: Final[dict[str, Callable[[Client, Life], None]]] = {
 }
 
 
-# What somebody elsewhere does
+# Acts of outsiders
 
 
 @dataclass
 class Reading:
-    """A reader that may be old by now, and what the tier had when it last looked."""
+    """A reader whose picture may be old, and what the tier had when it last refreshed."""
 
     reader: TieredReader
     is_here: bool
@@ -420,7 +420,7 @@ class Reading:
 
 
 def read_elsewhere(outsider: Outsider) -> None:
-    """A reader of the tier, without a broker, while all goes on; some are kept for a long time."""
+    """A reader of the tier, without a broker, beside everything else; some stay open for long."""
     world, dice = outsider.world, outsider.dice
     outsider.runtime.clock.sleep(dice.choice([0.1, 2, 20, 1_000]))
     held, outsider.reading = outsider.reading, None
@@ -428,7 +428,7 @@ def read_elsewhere(outsider: Outsider) -> None:
         is_here = stands_here(outsider)
         ends = durable_ends(world, is_here=is_here)
         if not world.has_segments(world.machine):
-            return  # no tier, which is an error to say
+            return  # without a tier a reader raises
         held = Reading(TieredReader(outsider.config), is_here, ends)
         held.reader.load()
     if dice.random() < 0.5:
@@ -450,7 +450,7 @@ def read_elsewhere(outsider: Outsider) -> None:
 
 
 def stands_here(outsider: Outsider) -> bool:
-    """Half of those who read a directory do so on the broker's host, where its catalogue is."""
+    """Place half of the readers of a directory on the broker's host, where its catalogue is."""
     world = outsider.world
     is_here = world.is_posix and outsider.dice.random() < 0.5
     outsider.config = world.tier_config(world.machine if is_here else outsider.machine)
@@ -458,7 +458,7 @@ def stands_here(outsider: Outsider) -> bool:
 
 
 def durable_ends(world: World, *, is_here: bool) -> dict[QueueKey, tuple[int, int]]:
-    """Of each queue the deletions of its topic, and where it ends in the tier."""
+    """For each queue the deletions of its topic, and where it ends in the tier."""
     model = world.model
     there = [key for key in world.queues if world.adoption.is_there(key)]
     ends = {
@@ -560,14 +560,14 @@ def scan_elsewhere(outsider: Outsider) -> None:
 
 
 def verify_elsewhere(outsider: Outsider) -> None:
-    """Nothing goes wrong any more, and the tier is whole."""
+    """After all faults: the tier must be whole."""
     rot = outsider.world.rot
     if not rot.flips:
         verify_tier(outsider, outsider.config)
         return
     try:
         report = run_outside(outsider, VerifyJob(config=outsider.config))
-        # Also a leftover: what no unit named when it was hit was written once more.
+        # Leftovers too: bytes that no unit named when they were hit are written once more.
         rot.found += [each for each in report.findings if each.severity is not Severity.NOTE]
         rot.found += report.failures
     except rot.errors as error:
@@ -598,7 +598,7 @@ def run_outside(outsider: Outsider, job: Job[Any, Any]) -> JobReport:
 
 @contextmanager
 def nothing_there() -> Iterator[None]:
-    """All of a tier may expire just now, and a catalogue that is found again is empty at first."""
+    """The whole tier may have just expired, and a recovered catalogue is empty at first."""
     try:
         yield
     except MetadataError as error:
@@ -607,7 +607,7 @@ def nothing_there() -> Iterator[None]:
 
 
 def verify_beside(outsider: Outsider) -> None:
-    """A broker may be at work meanwhile: what expires, moves or is deleted is no damage."""
+    """A broker may be at work meanwhile: what expires, moves or is deleted is not damage."""
     world, dice = outsider.world, outsider.dice
     outsider.runtime.clock.sleep(dice.choice([1, 100, 3_000]))
     if not world.has_segments(world.machine):
@@ -618,15 +618,15 @@ def verify_beside(outsider: Outsider) -> None:
 
 
 def check_damage(outsider: Outsider, damage: Sequence[Finding]) -> None:
-    """Of a tier whose broker may be at work."""
+    """Check damage found in a tier whose broker may be at work."""
     world = outsider.world
     excused: set[FindingKind] = set()
-    if world.is_out_of_room:  # a local queue that cannot begin where it was loaded stops
+    if world.is_out_of_room:  # a local queue that cannot begin after its load stops
         excused.add(AuditKind.STOPPED)
-        if world.is_posix and outsider.is_elsewhere:  # what could not be told for ten minutes went
+        if world.is_posix and outsider.is_elsewhere:  # deleted though unpublished for ten minutes
             excused |= {AuditKind.MISSING, VerifyKind.LOST_BYTES, VerifyKind.KEY_UNFOUNDED}
     if world.histories.is_on and world.has_lost_disk:
-        # The index files of another disk are made good by the next start, and not before.
+        # Index files of another disk are corrected only by the next start.
         excused |= {VerifyKind.KEY_MISSING, VerifyKind.KEY_UNFOUNDED}
     excuses = world.histories.excuses
     damage = [each for each in damage if each.kind not in excused and not excuses(each)]
@@ -634,7 +634,7 @@ def check_damage(outsider: Outsider, damage: Sequence[Finding]) -> None:
 
 
 class Patience(Clock):
-    """A scrub tries again for ever where the catalogue is damaged; then somebody ends it."""
+    """A clock that ends a scrub, which would retry forever if the catalogue is damaged."""
 
     def __init__(self, world: World, clock: Clock) -> None:
         self._world, self._clock = world, clock
@@ -652,7 +652,7 @@ class Patience(Clock):
 
 
 def scrub_beside(outsider: Outsider) -> None:
-    """Verified so slowly that much happens between two parts; another time it goes on."""
+    """A scrub so slow that much happens between two parts; a later one continues it."""
     world, dice = outsider.world, outsider.dice
     outsider.runtime.clock.sleep(dice.choice([1, 100, 3_000]))
     if not world.has_segments(world.machine):
@@ -679,7 +679,7 @@ def scrub_beside(outsider: Outsider) -> None:
 def written_tier(
     config: StoreConfig, runtime: Runtime, *, creates: bool = False
 ) -> Iterator[tuple[SegmentProvider, MetadataStore, Publisher | None] | None]:
-    """As a command opens a tier to change it; None where there is none, unless it creates one."""
+    """Open a tier as a changing command does; yields None if there is none and not `creates`."""
     with ExitStack() as opened:
         provider = opened.enter_context(closing(provider_of(config, runtime, NoMetrics())))
         if not creates and not keeps_catalogue(config, provider) and not has_file(config):
@@ -690,7 +690,7 @@ def written_tier(
 
 
 def audit_beside(outsider: Outsider) -> None:
-    """What `audit` does, which changes nothing."""
+    """What `audit` does without repair."""
     world, runtime = outsider.world, outsider.runtime
     runtime.clock.sleep(outsider.dice.choice([1, 100, 3_000]))
     if not world.has_segments(world.machine):
@@ -707,7 +707,7 @@ def audit_beside(outsider: Outsider) -> None:
 
 
 def export_beside(outsider: Outsider) -> None:
-    """A folder of Parquet files grows by what is new, while all goes on."""
+    """Export what is new into a folder of Parquet files, beside everything else."""
     world = outsider.world
     outsider.runtime.clock.sleep(outsider.dice.choice([1, 100, 3_000]))
     if world.has_segments(world.machine):
@@ -727,7 +727,7 @@ def run_export(outsider: Outsider) -> JobReport:
 
 
 def export_rest(outsider: Outsider) -> None:
-    """Nothing goes wrong any more: each message of the tier is in one file, once."""
+    """After all faults: each message of the tier must be in one file, once."""
     model = outsider.world.model
     report = run_export(outsider)
     left_out = {each.error for each in report.failures}
@@ -740,7 +740,7 @@ def export_rest(outsider: Outsider) -> None:
         for row in pq.read_table(path, partitioning=None).to_pylist():
             queue = QueueKey(topic, row["queue_id"])
             known = found.setdefault(queue, {})
-            # What is made anew begins at 0 again, and a run takes it for what it has.
+            # A recreated topic begins at 0 again, and a run may export the same offsets again.
             assert queue == BRIEF or row["queue_offset"] not in known, f"{queue}: {row} again"
             known[row["queue_offset"]] = row["body"].decode().split("|")[0]
     for queue in KEPT:
@@ -752,7 +752,7 @@ def export_rest(outsider: Outsider) -> None:
 
 
 def copy_elsewhere(outsider: Outsider) -> None:
-    """Another copy of the tier grows in a folder, while all goes on."""
+    """Extend a copy of the tier in a folder, beside everything else."""
     world, dice = outsider.world, outsider.dice
     outsider.runtime.clock.sleep(dice.choice([1, 100, 3_000]))
     if not world.has_segments(world.machine):
@@ -772,7 +772,7 @@ def grow_copy(outsider: Outsider) -> None:
 
 
 def cut_over(outsider: Outsider) -> None:
-    """The writer has ended: its tier goes on as the copy, in which all must be."""
+    """The writer has ended: cut over to the copy, which must have everything."""
     world, model = outsider.world, outsider.world.model
     report = migrated(outsider, cut_over=True)
     if world.adoption.is_half_done and {each.kind for each in report.findings} == {"not-named"}:
@@ -817,7 +817,7 @@ def target_of(outsider: Outsider) -> StoreConfig:
 
 
 def change_the_weather(outsider: Outsider) -> None:
-    """What befalls disks, networks and clocks, each for a while."""
+    """Faults of disks, networks and clocks, each for a while."""
     world, dice = outsider.world, outsider.dice
     sleep = outsider.runtime.clock.sleep
     sleep(dice.choice([0.05, 1, 10, 200]))
@@ -849,7 +849,7 @@ def change_the_weather(outsider: Outsider) -> None:
     elif kind in world.bucket.until:
         world.bucket.until[kind] = world.scheduler.clock.monotonic() + dice.choice([0.5, 20, 200])
     elif kind == "clock":
-        world.saw_time()  # what expired by it has
+        world.saw_time()  # what has expired by then stays expired
         shift_ms = dice.choice([-60_000, -1_000, 3_000, 2 * 3_600_000])
         world.scheduler.clock.shift_ms += shift_ms
     elif kind == "halt":
@@ -860,7 +860,7 @@ def change_the_weather(outsider: Outsider) -> None:
 
 
 def take_over(outsider: Outsider) -> None:
-    """Another machine is made the broker, while the one before sleeps or only seems to."""
+    """Make another machine the broker, while the former one sleeps or only seems to."""
     world, dice = outsider.world, outsider.dice
     outsider.runtime.clock.sleep(dice.choice([0.5, 3, 30, 1_000]))
     life = world.life
@@ -874,7 +874,7 @@ def take_over(outsider: Outsider) -> None:
 
 
 def find_out(world: World, life: Life) -> None:
-    """Whoever was taken over from finds out at the latest when it has something to upload."""
+    """A former broker must notice at the latest when it has something to upload."""
     try:
         put = life.store.put_message(Message(topic=KEPT[0].topic, queue_id=0, body=b"to nobody"))
         if not put.stored:
@@ -884,7 +884,7 @@ def find_out(world: World, life: Life) -> None:
     except (BackendRefusedError, StoreClosedError) as error:  # fenced, or its disk fails
         world.scheduler.note(f"the former one: {error!r}")
         return
-    # A disk that failed once may be why nothing is sent.
+    # If its disk failed once, nothing may have been sent.
     assert is_said or world.is_out_of_room, "a fenced writer does not say so"
 
 

@@ -1,5 +1,5 @@
-"""The queues of a broker that has ended somewhere else: an operator adds them to the tier, once, as
-history that only grows shorter. It may take him several lives of the broker."""
+"""The queues of a broker that has ended elsewhere: an operator adds them to the tier, once, as
+history that only grows shorter. This may take several lives of the broker."""
 
 from __future__ import annotations
 
@@ -28,30 +28,30 @@ ELSEWHERE: Final = "retired"
 
 
 class Adoption:
-    """`is_searched`: an index was made since that has the keys of these queues, too."""
+    """`is_searched`: an index made since then has the keys of these queues too."""
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.model = Model(kept_ms=world.model.kept_ms)
         self.source: StoreConfig | None = None
         self.has_begun = False
-        self.places: dict[str, int] = {}  # of its messages, by their names
+        self.places: dict[str, int] = {}  # offsets of its messages, by their names
         self.is_done = self.is_searched = False
 
     @property
     def is_half_done(self) -> bool:
-        """Then nothing may be rebuilt: of what was copied by then it would make queues."""
+        """If so, nothing may be rebuilt: a rebuild would make queues of a partial copy."""
         return self.has_begun and not self.is_done
 
     def is_there(self, queue: QueueKey) -> bool:
-        """An adopted queue is once all of it is."""
+        """Whether the queue exists: an adopted one only when its adoption is done."""
         return self.is_done or queue not in OLD
 
     def finds_keys_of(self, topic: str) -> bool:
         return topic != OLD[0].topic or self.is_searched
 
     def take(self, config: StoreConfig, runtime: ActorRuntime) -> None:
-        """The first time, or again where it came to nothing."""
+        """Adopt the queues, or try again if an earlier try failed."""
         if self.is_done or self.source is None:
             return
         self.has_begun = True
@@ -60,7 +60,7 @@ class Adoption:
                 put.state = SENT
             self.world.model.puts[put.name] = put
         engine = LocalEngine(pool=runtime.dispatch, threads=2)
-        self.machine.free_locks()  # of an operator who died
+        self.machine.free_locks()  # of an operator's process that died
         report = migrate(
             self.source, config, engine=engine, adopt=True, cut_over=True, clock=runtime.clock
         )
@@ -70,7 +70,7 @@ class Adoption:
             self._is_there()
 
     def begin(self) -> None:
-        """A broker has lived elsewhere, and all it had is in its tier."""
+        """Let a broker live elsewhere, until everything it has is in its tier."""
         world = self.world
         machine = self.machine = Machine(ELSEWHERE, world.folder / ELSEWHERE)
         process = Process(ELSEWHERE, machine)
@@ -110,14 +110,14 @@ class Adoption:
         raise AssertionError("a broker cannot end")
 
     def _forget(self) -> None:
-        """Where its messages are: in the tier that they come to they are not yet."""
+        """Note the messages' places and mark them as gone: the adopting tier lacks them so far."""
         for put in self.model.puts.values():
             assert put.offset is not None
             self.places[put.name] = put.offset
             put.state, put.offset, put.is_on_disk = GONE, None, True
 
     def _is_there(self) -> None:
-        """Some of it may be too old by now."""
+        """Tell the model of the adopted messages; some may have expired by now."""
         self.is_done = True
         model = self.world.model
         for put in self.model.puts.values():

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ActorLoop(asyncio.BaseEventLoop):
-    """Waits as actors do, where another loop asks the system for what has come."""
+    """Waits as actors do, instead of asking the system for events."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class ActorLoop(asyncio.BaseEventLoop):
         self._is_woken = True
 
     def _process_events(self, events: Sequence[Any]) -> None:
-        """None comes from the system."""
+        """No events come from the system."""
 
 
 def await_things(client: Client, life: Life) -> None:
@@ -57,7 +57,7 @@ def await_things(client: Client, life: Life) -> None:
 async def _together(client: Client, life: Life) -> None:
     dice = client.dice
     store = life.awaited
-    called: list[Put] = []  # in this order
+    called: list[Put] = []  # in the order of the calls
     calls: list[Callable[[], Coroutine[Any, Any, None]]] = [
         partial(_put_some, client, life, store, called) for _ in range(dice.choice([1, 2, 4]))
     ]

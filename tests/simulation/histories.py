@@ -1,8 +1,8 @@
-"""Two histories of a queue: a broker goes on with an older disk, or for a while without its tier.
+"""Two histories of a queue: a broker continues with an older disk, or for a while without its tier.
 
-What each of the two stores has of a queue is read when a life has loaded them. So it is known what
-a load did to either, where they differ, and which messages a read may see until an operator has
-decided; it is held against what was known of both before.
+When a life has loaded both stores, all they have of each queue is read. This shows what the load
+did to either, where they differ, and which messages a read may see until an operator has decided;
+it is compared with what was known of both before.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from tests.simulation.world import Client, Life, World
 
 HISTORIES: Final = "histories"
-SIDES: Final = (TRUST_TIER, TRUST_LOCAL, None)  # None: it is to be compared once more
+SIDES: Final = (TRUST_TIER, TRUST_LOCAL, None)  # None: compare once more
 KEPT_HOURS: Final = 1_000_000  # no file of the local store expires
 COPIES_MAX: Final = 3
 PAGE: Final = 32
@@ -49,7 +49,7 @@ PAGE: Final = 32
 
 @dataclass
 class Side:
-    """What a store may have of a queue, and the offsets of which it is known that it has them."""
+    """What a store may have of a queue, and the offsets that it is known to have."""
 
     puts: dict[int, Put] = field(default_factory=dict)
     sure: set[int] = field(default_factory=set)
@@ -63,7 +63,7 @@ class Side:
 
 @dataclass
 class Copy:
-    """The broker's disk as it was between two lives. What was under way may be in it as well."""
+    """The broker's disk as it was between two lives; puts without an answer may be in it too."""
 
     folder: Path
     local: dict[QueueKey, Side]
@@ -71,14 +71,14 @@ class Copy:
 
 
 def differing(some: Side, others: Side) -> list[int]:
-    """The offsets that mean two messages."""
+    """The offsets at which the sides have different messages."""
     both = some.puts.keys() & others.puts.keys()
     return sorted(at for at in both if some.puts[at] is not others.puts[at])
 
 
 class Histories:
-    """All that is known of the two sides of each queue. Between two lives it is what the last one
-    that had loaded them left, and what has befallen them since."""
+    """What is known of the two sides of each queue. Between two lives this is what the last life
+    that had loaded them left, and what has happened to them since."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -92,23 +92,23 @@ class Histories:
         """What must be on one side at least, where nothing has befallen either."""
         self.decided: dict[QueueKey, set[str | None]] = {queue: {None} for queue in QUEUES}
         self.forks: dict[QueueKey, int] = {}
-        self.stopped: set[QueueKey] = set()  # or it may be so
-        self.ever_stopped: set[QueueKey] = set()  # an older picture of the tier says so still
+        self.stopped: set[QueueKey] = set()  # or perhaps stopped
+        self.ever_stopped: set[QueueKey] = set()  # an older picture of the tier still says so
         self.local_ends: dict[QueueKey, int] = {}  # when the life began
-        self.tier_ends: dict[QueueKey, int] = {}  # with a gap behind its last message, maybe
-        self.kept_from: dict[QueueKey, int] = {}  # resumed in this life: the tier takes it again
+        self.tier_ends: dict[QueueKey, int] = {}  # perhaps with a gap after its last message
+        self.kept_from: dict[QueueKey, int] = {}  # resumed in this life: uploaded again
         self.joined: set[QueueKey] = set()
         """Resumed where two histories were known: behind what differs both have the same, and their
         last message says nothing any more of an older disk."""
         self.is_fresh = False  # a life has loaded both since the last look between two lives
         self.copies: list[Copy] = []
-        self.parts: LocalStore | None = None  # of a broker without its tier
-        self.is_settled = False  # all is decided
+        self.parts: LocalStore | None = None  # of a broker that runs without its tier
+        self.is_settled = False  # everything is decided
 
     # A life that has loaded both stores
 
     def opened(self, life: Life) -> None:
-        """Before it is started: nothing is put, uploaded or deleted meanwhile."""
+        """Compare both stores before the life starts to put, upload or delete."""
         if not self.is_on:
             return
         seen = {
@@ -126,7 +126,7 @@ class Histories:
         return self._read(life, partial(life.local.get_message, *queue), first, end)
 
     def _tier_of(self, life: Life, queue: QueueKey) -> dict[int, Put] | None:
-        """None where it cannot say what it has."""
+        """What the tier has of a queue; None if it cannot say."""
         tier, forks = life.store._loaded().tier, life.store.agreement.forks
         file = tier.files.get(queue)
         if file is not None and file.problem is not None and queue not in forks:
@@ -186,7 +186,7 @@ class Histories:
         self._place(queue, mine, theirs, fork, is_murky=is_murky, is_known=is_known)
         is_decided = not is_refused and self.decided[queue] != {None}
         if is_decided and differing(self.local[queue], theirs):
-            self.joined.add(queue)  # what differed may have expired before it was decided
+            self.joined.add(queue)  # what differed may have expired before the decision
         self.local[queue] = mine
         if is_known:
             self.tier[queue] = theirs
@@ -196,8 +196,8 @@ class Histories:
         self._note(life, queue, fork, is_refused=is_refused, is_murky=is_murky)
 
     def _check_kept(self, queue: QueueKey, mine: Side, theirs: Side, end: int) -> None:
-        """A load may give up one side where they differ and it was decided so, or the local one
-        where that ends before the tier, and no message of it is known to be another one."""
+        """A load may give up one side if they differ and this was decided, or the local side if it
+        ends before the tier and none of its messages is known to differ."""
         model = self.world.model
         border = model.newest_ms - model.kept_ms
         local, tier, decided = self.local[queue], self.tier[queue], self.decided[queue]
@@ -214,7 +214,7 @@ class Histories:
             sure = [
                 at
                 for at in conflict
-                if at in stored and theirs.puts.get(at) is tier.puts[at]  # else it has expired
+                if at in stored and theirs.puts.get(at) is tier.puts[at]  # otherwise it has expired
             ]
             assert not sure, f"{queue}: the local {lacks_local} were given up, it differs at {sure}"
         if lacks_local:
@@ -229,14 +229,14 @@ class Histories:
         assert not lost, f"{queue}: {lost} are lost"
 
     def _may_differ(self, queue: QueueKey) -> bool:
-        """Also by a message of which nobody has heard."""
+        """Whether the sides may differ, perhaps by a message without an answer."""
         puts = self.world.model.puts.values()
         is_open = any(put.state == SENT and put.queue == queue for put in puts)
         return is_open or bool(differing(self.local[queue], self.tier[queue]))
 
     def _check_said(self, queue: QueueKey, differs: list[int], fork: int | None) -> None:
         if fork is None:
-            return  # whoever cannot be compared now is so later
+            return  # what cannot be compared now is compared later
         assert differs, f"{queue}: nothing differs, but {fork} is said to"
         is_first = fork == differs[0] or (fork < differs[0] and self.may_be_away)
         assert is_first, f"{queue}: it differs at {differs}, not first at {fork}"
@@ -253,7 +253,7 @@ class Histories:
         is_murky: bool,
         is_known: bool,
     ) -> None:
-        """Reads see the local messages, and below the fork those that the tier alone has."""
+        """Tell the model what reads see: local messages, and below the fork also the tier's."""
         model = self.world.model
         below = {at: put for at, put in theirs.puts.items() if fork is None or at < fork}
         view = {**({} if is_murky else below), **mine.puts}
@@ -285,7 +285,7 @@ class Histories:
             self.stopped.add(queue)
             self.ever_stopped.add(queue)
         path = queue_path(life.store.config.broker_name, *queue)
-        is_there = tier.metadata.queue(*queue) is not None  # one that begins anew forgets the note
+        is_there = tier.metadata.queue(*queue) is not None  # a queue made anew loses the note
         if is_there and tier.metadata.note(STOPPED_QUEUE, path) is not None:
             assert queue in self.stopped, f"{queue} was stopped for nothing"
         elif not is_stopped:
@@ -297,16 +297,16 @@ class Histories:
         (model.murky.add if is_murky else model.murky.discard)(queue)
         committed = tier.fetcher.commit_offset(*queue) or 0
         if committed < model.committed.get(queue, 0) and not is_murky:
-            model.committed.pop(queue, None)  # the tier was given up, or else that was found
+            model.committed.pop(queue, None)  # the tier was given up; anything else was found above
 
     @property
     def may_be_away(self) -> bool:
-        """Whether a tier may be there that cannot be asked."""
+        """Whether a tier may exist that cannot be reached."""
         return bool(self.world.expected)
 
     def may_go(self, put: Put) -> bool:
-        """Local retention deletes what a stopped queue has, and the tier has not; and what an older
-        disk brings back that lies in a gap of the tier."""
+        """Whether local retention may delete the only copy: of a stopped queue, or of a message
+        from an older disk that is in a gap of the tier."""
         queue, at = put.queue, put.offset
         if self.keeps_local or at is None or self.tier[queue].puts.get(at) is put:
             return False
@@ -315,8 +315,8 @@ class Histories:
         return is_in_gap or not is_kept
 
     def excuses(self, finding: Finding, queues: Collection[QueueKey] | None = None) -> bool:
-        """Whether it is that a queue is stopped which is so."""
-        if queues is None:  # a load that is under way may say it before its life has
+        """Whether the finding says that a queue is stopped which may be stopped."""
+        if queues is None:  # a load in progress may report it before its life has
             queues = self.ever_stopped | {each for each in QUEUES if self._may_differ(each)}
         paths = {queue_path(self.world.broker, *queue) for queue in queues}
         return finding.kind == AuditKind.STOPPED and finding.where in paths
@@ -324,7 +324,7 @@ class Histories:
     # Between two lives
 
     def look_after(self, machine: Machine) -> None:
-        """What befalls the disk, and what an operator does about it."""
+        """What happens to the disk, and what an operator does about it."""
         if not self.is_on:
             return
         if not self._take_stock():
@@ -348,14 +348,14 @@ class Histories:
             self._do(machine, f"resume {queue} {side}", partial(self._resume, queue, side))
 
     def settle_all(self, machine: Machine) -> None:
-        """Nothing goes wrong any more: behind this no queue is stopped."""
+        """After all faults: decide every queue, so that none is stopped any more."""
         self._take_stock()
         for queue in sorted(self.stopped):
             self.decide(machine, queue, self.dice.choice([TRUST_TIER, TRUST_LOCAL]))
         self.is_settled = True
 
     def _take_stock(self) -> bool:
-        """What both sides of each queue have after a life, if one has loaded them."""
+        """Update both sides of each queue after a life; False if none has loaded them."""
         if not self.is_fresh:
             return False
         self.is_fresh = False
@@ -415,7 +415,7 @@ class Histories:
         world = self.world
         self.either.clear()
         world.has_lost_disk = True
-        if world.is_posix:  # the published catalogue may be from before
+        if world.is_posix:  # the published catalogue may be older
             self.stopped |= self.ever_stopped
             self.decided = {queue: {None} for queue in QUEUES}
         world.sure_below = None
@@ -424,21 +424,21 @@ class Histories:
         world.recover(machine)
 
     def _do(self, machine: Machine, what: str, call: Callable[[StoreConfig], object]) -> None:
-        """It may die of it, as a broker does."""
+        """Run a call in a process that may be killed, like a broker."""
         scheduler = self.world.scheduler
         process = self.world.care_for(machine, what, call, expected=(StoreClosedError,))
-        if not process.is_dead:  # whatever threads it has left end with it
+        if not process.is_dead:  # its remaining threads end with it
             self.world.sure_below = self.flushed_offset()
             scheduler.kill(process, machine.free_locks)
             scheduler.wait(lambda: not any(each.process is process for each in scheduler.actors))
         self.parts = None
 
     def _go_without(self, config: StoreConfig) -> None:
-        """Messages are put into the local store alone, which compares nothing."""
+        """Put messages into the local store alone, which compares nothing."""
         world, dice = self.world, self.dice
         runtime = world.runtime_here()
         store = LocalMessageStore(world.local_config(world.machine), runtime)
-        if not self.keeps_local:  # and deletes what it likes
+        if not self.keeps_local:  # it may delete anything
             self.either.clear()
         store.load()
         store.start()
@@ -461,11 +461,11 @@ class Histories:
             self.parts = world.sure_below = None
 
     def flushed_offset(self) -> int | None:
-        """Of the broker that was without its tier, or else of the last one that had it."""
+        """That of the broker without its tier, or else of the last one with it."""
         return self.world.sure_below if self.parts is None else self.parts.log.flushed_offset
 
     def _resume(self, queue: QueueKey, side: str | None, config: StoreConfig) -> None:
-        """As the command does, with the broker stopped."""
+        """What the command does while the broker is stopped."""
         runtime = self.world.runtime_here()
         path = queue_path(config.broker_name, *queue)
         with written_tier(config, runtime) as opened:
@@ -487,8 +487,8 @@ class Histories:
     # In a running broker
 
     def resumed(self, life: Life, queue: QueueKey) -> None:
-        """What is there now, local retention keeps again until the tier has it. Where it was two
-        histories others may be in the middle of reading what has expired of one."""
+        """From now on local retention again keeps messages until the tier has them. If there were
+        two histories, a reader may still be reading expired messages of one."""
         self.kept_from[queue] = life.local.min_offset(*queue) or 0
         if queue in self.forks:
             self.joined.add(queue)
@@ -497,12 +497,12 @@ class Histories:
 
 
 def ask_again(client: Client, life: Life) -> None:
-    """An operator has a queue of a running broker compared once more."""
+    """An operator lets a running broker compare a queue once more."""
     world, dice = client.world, client.dice
     histories = world.histories
     life.runtime.clock.sleep(dice.choice([0.02, 1, 30]))
     if dice.random() < 0.4:
-        life.is_ending = True  # what befalls the disk, befalls it between two lives
+        life.is_ending = True  # the disk changes only between two lives
         return
     queue = dice.choice(QUEUES)
     reason = life.store.resume_queue(*queue)

@@ -1,4 +1,4 @@
-"""Loads between two lives of a broker: each comes into the tier once and whole, or not at all."""
+"""Loads between two lives of a broker: each is in the tier once and whole, or not at all."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ STREAM: Final = "stream"
 
 @dataclass
 class Load:
-    """`parts`: the messages of each partition, in their order."""
+    """`parts`: the messages of each partition, in order."""
 
     number: int
     parts: list[list[Put]]
     batch: StreamBatch | None = None
     is_made: bool = False
-    is_torn: bool = False  # it was cut short, and then the only catalogue was lost that knows it
+    is_torn: bool = False  # interrupted, and then its only catalogue was lost
     runs: int = 0
 
     @property
@@ -44,28 +44,28 @@ class Load:
 
 
 class Loads:
-    """All loads of one history. One at a time is doubtful: whoever died has to do it again."""
+    """All loads of one history. At most one is doubtful: after a death it must be repeated."""
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.all: list[Load] = []
         self.doubtful: Load | None = None
-        self.are_known = True  # not until a life has opened, where the notes of loads may be lost
-        self.are_noted = True  # else one that is made again adds its messages again
+        self.are_known = True  # if notes of loads may be lost, not before a life has opened
+        self.are_noted = True  # otherwise a repeated load adds its messages again
 
     def take(self, config: StoreConfig, runtime: ActorRuntime) -> None:
-        """The next, or one that was begun before."""
+        """Make the next load, or repeat one that was begun before."""
         world, dice = self.world, self.world.dice
         if not self.are_known:
             return
         load = self.doubtful
         may_repeat = self.are_noted and not world.has_lost_disk
         if load is None and self.all and may_repeat and dice.random() < 0.3:
-            load = dice.choice(self.all)  # its driver did not hear of its end
+            load = dice.choice(self.all)  # as if its driver had not heard of its end
         if load is None:
             load = self._new(runtime)
         elif all(put.state == GONE for put in load.puts):
-            for put in load.puts:  # as of now: what was not made might expire before it is
+            for put in load.puts:  # with the time of now, so that it does not expire at once
                 put.state, put.store_ms = SENT, runtime.clock.now_ms()
         self.doubtful = load
         is_made = load.is_made
@@ -120,7 +120,7 @@ class Loads:
         )
 
     def _look(self, config: StoreConfig) -> None:
-        """What is in the tier now, as somebody elsewhere reads it."""
+        """Read from elsewhere what is in the tier now."""
         model = self.world.model
         with TieredReader.open(config) as reader:
             for queue in LOADED:
@@ -133,8 +133,8 @@ class Loads:
             model.saw_committed(queue, model.end(queue), 0)
 
     def lose_notes(self, *, of_tier: bool) -> None:
-        """The disk is lost, and in a directory the catalogue with it; or a tool has copied the tier
-        without it."""
+        """The disk is lost, for a directory with the catalogue; or a tool has copied the tier
+        without its catalogue."""
         self.are_known = False
         self.are_noted = self.are_noted and not of_tier
         if of_tier and self.doubtful is not None and not self.doubtful.is_made:
@@ -142,7 +142,7 @@ class Loads:
             self.doubtful = None
 
     def settle(self) -> None:
-        """All that is in the tier was seen: each load is there as a whole, or nothing of it."""
+        """Everything in the tier was seen: each load must be there as a whole, or not at all."""
         model = self.world.model
         self.world.saw_time()
         border = model.newest_ms - model.kept_ms
@@ -159,7 +159,7 @@ class Loads:
             for put in load.puts:
                 put.state = GONE
             if not young and self.doubtful is load:
-                self.doubtful = None  # it may have been made, and have expired
+                self.doubtful = None  # it may have been made, and expired
         if not self.are_known and self.doubtful is not None and self.doubtful.is_made:
             self.doubtful = None
         self.are_known = True

@@ -1,7 +1,7 @@
-"""The same on the broker's own disk: bits of its local store flip, and of what lies beside it.
+"""Rot on the broker's own disk: bits of its local store flip, and of the files beside it.
 
-A message that was hit may be lost if the tier has not got it yet. Nobody else is: whoever reads it
-is told, it is not uploaded as if it were sound, and what lies beside and behind it stays.
+A message that was hit may be lost if the tier does not have it yet. No other message is lost: a
+reader of the hit one is told, it is not uploaded as if it were sound, and its neighbours stay.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LOG, UNITS, INDEX, TIER_INDEX = "commitlog", "consumequeue", "index", "tiered_in
 FOLDERS: Final = (LOG, UNITS, INDEX, TIER_INDEX)
 OFFSETS, TOPICS = "consumerOffset.json", "topics.json"
 CATALOGUE: Final = "tieredStoreMetadata.json"
-SOME: Final = "record"  # some field of it: it was hit before, and cannot be taken apart
+SOME: Final = "record"  # some field: it was hit before, and cannot be parsed
 LOSING: Final = frozenset(
     {
         *("size", "magic", "body crc", "queue id", "queue offset", "log offset", "system flag"),
@@ -49,7 +49,7 @@ SIDE_FILES: Final = ("tieredstore-", OFFSETS, TOPICS, CATALOGUE)
 
 
 class LocalRot(Rot):
-    """All flips of one history, which are of the broker's own disk."""
+    """All flips of one history on the broker's own disk."""
 
     likely = ((LOG, UNITS, INDEX), (OFFSETS, CATALOGUE, "checkpoint"))
 
@@ -69,7 +69,7 @@ class LocalRot(Rot):
         return found
 
     def _seen(self, place: str, kind: str, data: bytes, position: int) -> Flip:
-        """What it is that is hit."""
+        """What the flip hits."""
         flip = Flip(place=place, kind=kind, position=position, field=f"some {kind}")
         if kind == LOG:
             return replace(flip, **self._in_log(int(Path(place).name), data, position))
@@ -85,7 +85,7 @@ class LocalRot(Rot):
         return flip
 
     def _in_log(self, base: int, data: bytes, position: int) -> dict[str, Any]:
-        """Which message it is, by its bytes, or where these make no sense by its place."""
+        """Which message it is, by its bytes, or if these are invalid by its place."""
         start = max((at for at in _starts(base, data) if at <= position), default=None)
         if start is None:
             return {}
@@ -103,13 +103,13 @@ class LocalRot(Rot):
         return {"field": field, "queue": put.queue, "name": put.name, "is_only_copy": is_alone}
 
     def _at(self, log_offset: int) -> Put | None:
-        """The message there, where its put has come to its end; the newest one, for another
-        machine has a log of its own."""
+        """The message there, if its put has ended; the newest one, since another machine has its
+        own log."""
         puts = reversed(self.world.model.puts.values())
         return next((put for put in puts if put.log_offset == log_offset), None)
 
     def _stored_at(self, log_offsets: Collection[int]) -> frozenset[str]:
-        """The messages there, and those of which nobody has heard yet where they are."""
+        """The messages there, and those whose place is not known yet."""
         puts = self.world.model.puts.values()
         there = (None, *log_offsets)
         return frozenset(put.name for put in puts if put.log_offset in there)
@@ -139,7 +139,7 @@ class LocalRot(Rot):
         return any(self._concerning(queue))
 
     def _concerning(self, queue: QueueKey) -> Iterator[Flip]:
-        """Those for which a read or an upload of this queue may end: its units are made again."""
+        """Flips that may fail a read or an upload of this queue; units do not: they are rebuilt."""
         for flip in self.flips:
             if flip.kind.startswith(CATALOGUE) or (flip.kind == LOG and flip.queue == queue):
                 yield flip
@@ -170,7 +170,7 @@ class LocalRot(Rot):
 
 
 def _starts(base: int, data: bytes) -> Iterator[int]:
-    """Where records begin in a log file, as they say themselves."""
+    """Where records begin in a log file, according to the records."""
     for magic in MAGICS:
         at = data.find(magic)
         while at >= 0:
@@ -181,7 +181,7 @@ def _starts(base: int, data: bytes) -> Iterator[int]:
 
 
 def _items_from(data: bytes, position: int) -> Iterator[int]:
-    """The log offsets of an index file's items that are found by way of this place."""
+    """The log offsets of an index file's items that are found through this place."""
     slots_end = INDEX_HEAD + SLOT_BYTES * INDEX_SLOTS
     if position < INDEX_HEAD:
         count = int.from_bytes(data[INDEX_HEAD - 4 : INDEX_HEAD])
@@ -197,7 +197,7 @@ def _items_from(data: bytes, position: int) -> Iterator[int]:
 
 
 def _item(data: bytes, item: int) -> tuple[int, int]:
-    """Its log offset, and the item before it in its chain; 0 where that is none."""
+    """Its log offset, and the item before it in its chain; 0 if there is none."""
     at = INDEX_HEAD + SLOT_BYTES * INDEX_SLOTS + ITEM_BYTES * item
     before = int.from_bytes(data[at + 16 : at + ITEM_BYTES])
     return int.from_bytes(data[at + 4 : at + 12]), before if before < item else 0

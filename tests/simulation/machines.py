@@ -1,7 +1,7 @@
 """Machines that forget what was not synced, and a bucket whose requests come late, twice or never.
 
-Every step of a machine's disk and every request to the bucket is a point where the scheduler may
-let another actor come between, where a process may die, and where something may go wrong.
+At every step of a machine's disk and every request to the bucket the scheduler may let another
+actor run, a process may die, and a fault may happen.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ LANDS_MS: Final = 20 * 60_000  # no request lands later than this
 
 
 class Machine:
-    """A folder on a disk that forgets; `used_percent` is what a look at the disk says."""
+    """A folder on a disk that forgets; `used_percent` is how full the disk seems."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self.name, self.folder = name, folder
         self._world = str(folder.parent)
         self.used_percent = 50
-        self.is_full = False  # then no step that needs room works
-        self.lies = 0  # so many steps fail with an input/output error
-        self.is_hasty = False  # then a read or write does a part of what was asked for
+        self.is_full = False  # if so, steps that need room fail
+        self.lies = 0  # how many further steps fail with an input/output error
+        self.is_hasty = False  # if so, reads and writes do only a part of what was asked
         folder.mkdir(parents=True)
         self.free_locks()
         self.disk = ForgetfulDisk(folder)
@@ -65,7 +65,7 @@ class Machine:
         return type(place) is int or str(place).startswith(self._world)
 
     def lose_power(self, dice: Random) -> None:
-        """What was synced is there, and of each later change perhaps some."""
+        """Keep what was synced, and of each later change perhaps a part."""
         after = self.folder.with_name(f"{self.folder.name}-after")
         self.disk.cut(after, dice, pieces=SECTORS)
         shutil.rmtree(self.folder)
@@ -73,14 +73,14 @@ class Machine:
         self.disk = ForgetfulDisk(self.folder)
 
     def free_locks(self) -> None:
-        """Its process has died: what it knew and held is forgotten."""
+        """Its process has died: forget what the process knew and held."""
         durable._durable_directories.clear()
         for path in [each for each in durable._held if each.startswith(f"{self.folder}/")]:
             durable._held.discard(path)
 
 
 class Disks:
-    """Every call of `os` of an actor goes to the machine that its process stands on."""
+    """Directs every call of `os` by an actor to the machine of its process."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -99,7 +99,7 @@ class Disks:
 
     @contextmanager
     def unseen(self) -> Iterator[None]:
-        """What is done meanwhile is no step of an actor."""
+        """Calls in this block are not steps of an actor."""
         self._is_noting = True
         try:
             yield
@@ -140,7 +140,7 @@ class Disks:
         return step
 
     def _part_of(self, machine: Machine, data: Any) -> Any:
-        """All of it, or less where the system does less than it is asked for, as it may."""
+        """All of the data, or less on a hasty machine: a system may do less than asked."""
         if not machine.is_hasty or len(data) < 2:
             return data
         return bytes(data)[: self._scheduler.dice.randrange(1, len(data) + 1)]
@@ -155,16 +155,16 @@ NEEDS_ROOM: Final = frozenset({"pwrite", "write", "ftruncate", "posix_fallocate"
 
 
 class Bucket:
-    """A store's service, and the requests that are still under way to it."""
+    """An object store's service, and the requests still in flight to it."""
 
     def __init__(self, scheduler: Scheduler, dice: Random) -> None:
         self.scheduler, self.dice = scheduler, dice
         self.late: list[tuple[int, str, Callable[[], Any]]] = []
         self.pages_lists = False  # a listing takes several requests
-        self.odds: float = 0.0  # of a request that something becomes of it
-        self.until = {"503": 0.0, "403": 0.0}  # so long every request is answered so
-        self.is_sound = False  # nothing goes wrong any more
-        self.ends: Callable[[str], None] | None = None  # a process may, when a request has landed
+        self.odds: float = 0.0  # that something happens to a request
+        self.until = {"503": 0.0, "403": 0.0}  # until when every request is answered like this
+        self.is_sound = False  # faults have stopped
+        self.ends: Callable[[str], None] | None = None  # ends a process after a request landed
         self.may_end: Callable[[Process], bool] = lambda process: False
 
     def client(self, objects: MemoryObjects) -> SimClient:
@@ -173,7 +173,7 @@ class Bucket:
         return SimClient(self, objects, running.process)
 
     def land_one(self) -> None:
-        """One of the requests that were late lands now, if it may still."""
+        """Let one of the late requests land now, unless it is too late."""
         if self.late:
             sent_ms, name, call = self.late.pop(self.dice.randrange(len(self.late)))
             if self.scheduler.clock.passed_ms - sent_ms < LANDS_MS:
@@ -192,7 +192,7 @@ class SimClient(ParkedClient):
     def _verdict(self, request: str, *, changes: bool) -> str:
         bucket = self._bucket
         scheduler = bucket.scheduler
-        if self._process.is_dead:  # a finalizer of what is left of it
+        if self._process.is_dead:  # called by a finalizer
             raise Crash(request)
         scheduler.pause(request)
         if bucket.is_sound:
@@ -213,7 +213,7 @@ class SimClient(ParkedClient):
         return verdict
 
     def list(self, prefix: str = "", *, after: str = "") -> Iterator[ListedKey]:
-        """Page by page, as a store lists: others come between, and any page may not come."""
+        """Page by page, as a store lists: others run in between, and any page may fail."""
         dice = self._bucket.dice
         size = dice.choice(PAGES) if self._bucket.pages_lists else PAGES[-1]
         while True:

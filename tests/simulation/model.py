@@ -1,7 +1,7 @@
-"""What must be true, in plain lists: who put what, where it was acknowledged, what may have gone.
+"""What must be true, in plain lists: who put what, where it was acknowledged, what may be gone.
 
-It is told before and after each call, since others come between. So it knows of each message
-whether it *must* be there during the whole of a read, may be there, or must not.
+It is told before and after each call, since others may run in between. So it knows of each message
+whether it *must* be there during a whole read, may be there, or must not.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from tieredstore.testing.message_store_contract import check_page
 SENT: Final = "sent"  # nobody knows yet whether it was stored
 STORED: Final = "stored"
 DOUBTFUL: Final = "doubtful"  # it was stored, and a power cut may have taken it
-GONE: Final = "gone"  # it never was, or it was deleted: it must not be seen
-HIDDEN: Final = "hidden"  # nor this one, of a history that is not read until somebody decides
+GONE: Final = "gone"  # it never existed, or was deleted: it must not be seen
+HIDDEN: Final = "hidden"  # not to be seen either: its history is not read until somebody decides
 
-# Fields of a record or unit that no checksum covers; docs/durability.md says what comes of a flip.
+# Fields of a record or unit that no checksum covers; docs/durability.md says what a flip does.
 TIMES: Final = frozenset({"store time", "system flag"})  # the flag tells how long hosts are
 PLACES: Final = frozenset({"topic", "queue id"})
 NUMBER: Final = "queue offset"
 TAGS: Final = frozenset({"unit tags", "properties"})
-UNREADABLE: Final = frozenset({"topic", "properties", "system flag"})  # with their lengths
+UNREADABLE: Final = frozenset({"topic", "properties", "system flag"})  # including their lengths
 KEYS: Final = TIMES | {"properties", "not indexed"}
 
 
 def decoded(record: bytes) -> StoredMessage:
-    """What was served must make sense: no damage is said with a record."""
+    """A served record must be valid: answers do not report damage beside a record."""
     try:
         return decode_message(record)
     except TieredStoreError as error:
@@ -54,12 +54,12 @@ class Put:
     offset: int | None = None
     log_offset: int | None = None
     store_ms: int = 0
-    is_on_disk: bool = False  # its put has waited for that
+    is_on_disk: bool = False  # the put waited for that
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked of the keys of a topic."""
+    """A query by key in a topic."""
 
     key: str
     count_max: int = 64
@@ -68,7 +68,7 @@ class Question:
 
     @classmethod
     def about(cls, put: Put, dice: Random) -> Question:
-        """One of its keys, at most times within some time."""
+        """A query for one of its keys, often within a window of time."""
         key, count_max = dice.choice(put.keys), dice.choice([1, 2, 64, 64])
         if dice.random() < 0.5:
             return cls(key, count_max)
@@ -119,7 +119,7 @@ class Model:
         self.acknowledged += 1
         assert put.queue not in self.closed, f"{put} was taken, and its queue is two histories"
         if self.is_of_another_topic(put):
-            return  # deleted meanwhile, or made anew: it may be in either
+            return  # deleted or recreated meanwhile: it may be in either topic
         assert put.state != GONE, f"{put} was given up"
         assert put.offset in (None, result.queue_offset), f"{put} was seen elsewhere: {result}"
         put.state, put.log_offset = STORED, result.log_offset
@@ -141,7 +141,7 @@ class Model:
     # What is there
 
     def required(self, queue: QueueKey) -> set[int]:
-        """Offsets of messages that are stored, and too young to go."""
+        """Offsets of messages that are stored, and too young to expire."""
         if self.deletions.get(queue.topic, 0) % 2 or queue in self.murky:
             return set()
         border = self.newest_ms - self.kept_ms
@@ -152,13 +152,13 @@ class Model:
         }
 
     def end(self, queue: QueueKey) -> int:
-        """One more than the last that is known to be stored."""
+        """One more than the last offset that is known to be stored."""
         puts = self.queues.get(queue, {}).items()
         known = (n for n, put in puts if put.state == STORED and not self.may_be_lost(put))
         return max(known, default=-1) + 1
 
     def first_unknown(self, queue: QueueKey) -> int:
-        """The first offset of which nobody knows for sure what is there."""
+        """The first offset whose message is not known for sure."""
         known = self.queues.get(queue, {})
         sure = (n for n in count() if n not in known or known[n].state != STORED)
         return next(sure)
@@ -172,20 +172,20 @@ class Model:
     def saw(
         self, one: SelectedMessage, queue: QueueKey, *, deletions: int, is_by_key: bool = False
     ) -> Put:
-        """A message was read that must be one that was put, and the one of its place."""
+        """A message was read: it must have been put, and belong to this place."""
         there = self.queues.get(queue, {}).get(one.queue_offset)
         if there is not None and UNREADABLE.intersection(self.hit(there)):
-            return there  # whoever reads it sees that it makes no sense, if so
+            return there  # a reader sees for itself if it makes no sense
         message = decoded(one.record)
         put = self.puts.get(message.body.decode(errors="replace").split("|")[0])
         assert put is not None, f"{queue}/{one.queue_offset}: nobody has put {message.body!r}"
         where, hit = QueueKey(message.topic, message.queue_id), self.hit(put)
-        is_hit = bool(PLACES.intersection(hit))  # then it may be the first of a queue of its own
+        is_hit = bool(PLACES.intersection(hit))  # then it may be the first of another queue
         is_there = (put.queue == queue or (is_hit and is_by_key)) and (where == queue or is_hit)
         assert is_there, f"{put} was read from {queue}, its record says {where}"
         assert message.queue_offset == one.queue_offset, f"{put}: {message.queue_offset}"
         if self.deletions.get(queue.topic, 0) != deletions:
-            return put  # the topic is another one by now
+            return put  # the topic was recreated meanwhile
         if queue in self.murky:
             return put
         assert put.state not in {GONE, HIDDEN}, f"{put} was read at {one.queue_offset}"
@@ -194,7 +194,7 @@ class Model:
         return put
 
     def is_of(self, name: str, queue: QueueKey) -> bool:
-        """Whether a row that says so may be of this message."""
+        """Whether a row of this queue may be that message."""
         put = self.puts[name]
         return put.queue == queue or bool(PLACES.intersection(self.hit(put)))
 
@@ -240,7 +240,7 @@ class Model:
         before: Iterable[Put],
         deletions: int,
     ) -> None:
-        """`before`: what had the key before the question, and must be found if it is complete."""
+        """`before`: the messages that had the key before; a complete answer must have them all."""
         key, begin, end = question.key, question.begin, question.end
         found = []
         for one in answer.messages:
@@ -260,7 +260,7 @@ class Model:
         if not answer.complete or self.deletions.get(topic, 0) != deletions or deletions % 2:
             return
         if any(TIMES.intersection(self.hit(put)) for put in found):
-            return  # it may have taken the place of another one
+            return  # a wrong time may have displaced another message
         since = times[-1] + 1 if len(found) == question.count_max else begin  # older ones may lack
         lacks = [
             put
@@ -292,10 +292,10 @@ class Model:
         *,
         end: int,
     ) -> None:
-        """LOWER: nothing that is at or behind the time lies below what was found. What was found is
-        no earlier, unless the queue ends there, at `end` or later: what has no unit yet is not in
-        it. UPPER: the last message of this very time that is in the queue, or nothing later lies
-        below what was found.
+        """LOWER: no message at or after the time is below the found offset. The found message is
+        not earlier, unless the queue ends there, at `end` or later: messages without a unit are not
+        in it yet. UPPER: the last message in the queue of exactly this time; if there is none, no
+        later message is below the found offset.
         """
         if self.deletions.get(queue.topic, 0) != deletions or deletions % 2:
             return
@@ -334,7 +334,7 @@ class Model:
     def consume(
         self, group: str, queue: QueueKey, offset: int | None, *, is_sure: bool = True
     ) -> None:
-        """Not `is_sure`: by a machine that is no broker any more. It may have come to the tier."""
+        """Not `is_sure`: a former broker committed it, and it may have reached the tier."""
         each = self.consumed.setdefault((group, queue), Consumed())
         each.offsets.insert(len(each.offsets) if is_sure else each.on_disk_from, offset)
 
@@ -342,14 +342,14 @@ class Model:
         return {place: len(each.offsets) for place, each in self.consumed.items()}
 
     def kept(self, counts: Mapping[tuple[str, QueueKey], int]) -> None:
-        """What had been committed by then is on disk now, and in the tier."""
+        """The offsets committed by then are now on disk and in the tier."""
         for place, number in counts.items():
             each = self.consumed[place]
             each.in_tier_from = max(each.in_tier_from, number - 1)
             each.on_disk_from = max(each.on_disk_from, number - 1)
 
     def lose_tables(self, *, also_copies: bool = False) -> None:
-        """On another machine, or an empty disk: what a group has is one of the copies in a tier."""
+        """On another machine or an empty disk a group has one of the copies in the tier."""
         for each in self.consumed.values():
             each.on_disk_from = 0 if also_copies else each.in_tier_from
 
@@ -362,7 +362,7 @@ class Model:
         *,
         is_hit: bool = False,
     ) -> None:
-        """One of the last offsets is there, or the end of a queue that is shorter now, or gone."""
+        """A group must have one of its last offsets, or the end of a queue that became shorter."""
         each = self.consumed[group, queue]
         known = each.offsets[each.on_disk_from :]
         is_cut = any(one is not None and one > (end or 0) for one in known)
@@ -375,7 +375,7 @@ class Model:
     # Deaths
 
     def lose_power(self, sure_below: int | None) -> None:
-        """What is at or behind this offset of the local log may be gone; None: nothing is."""
+        """Messages from this offset of the local log on may be gone; None: none is."""
         if sure_below is None:
             return
         for put in self.puts.values():
@@ -383,8 +383,8 @@ class Model:
                 put.state = DOUBTFUL
 
     def fork(self) -> None:
-        """Another machine goes on with what is in the tier; nobody knows what that is beyond what
-        was said to be committed."""
+        """Another machine continues with what is in the tier; beyond what was reported as
+        committed, nobody knows what that is."""
         self.lose_tables()
         for put in self.puts.values():
             known = self.committed.get(put.queue, 0)
@@ -392,7 +392,7 @@ class Model:
                 put.state = DOUBTFUL
 
     def settle(self, queue: QueueKey, end: int, seen: dict[int, str]) -> None:
-        """A store was opened that has the messages `seen` (names by offset), and ends at `end`."""
+        """A store was opened in which the queue has the messages `seen`, by offset, up to `end`."""
         if queue in self.murky:
             return
         known = self.queues.setdefault(queue, {})
@@ -409,7 +409,7 @@ class Model:
             self._place(put, offset)
 
     def forget_sent(self) -> None:
-        """What was under way when the process died, and was not found then, never comes."""
+        """Puts in flight when the process died, and not found afterwards, never appear."""
         for put in self.puts.values():
             if put.state == SENT:
                 put.state = GONE

@@ -1,7 +1,7 @@
 """The tier moves, perhaps from a bucket to a directory or back: an operator copies it and cuts
 over, or copies what a stopped broker has sealed with a tool that knows nothing of tiers. The broker
-goes on there. Whoever reads it elsewhere is told; who reads just then still sees the former place,
-where nothing changes any more."""
+continues there. Readers elsewhere are told; one that is reading just then still sees the former
+place, where nothing changes any more."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TRIES_MAX: Final = 100
 
 
 class WatchedBucket:
-    """Its objects, and what a fold of the broker's log in it comes to."""
+    """The objects of a bucket, and the witness of the broker's log in it."""
 
     def __init__(self, rounds: str, landed: Callable[[Witness, str, bytes], None]) -> None:
         self.witness = Witness(rounds)
@@ -38,7 +38,7 @@ class WatchedBucket:
 
 
 def at_place(world: World, config: StoreConfig, place: str) -> StoreConfig:
-    """The same tier there; the broker's own disk stays what it is."""
+    """The same tier at another place; the broker's own disk stays the same."""
     in_folder = world.kinds[place] == "posix"
     catalogue = Path(config.store_path) / "config" / f"{place}.json"
     return replace(
@@ -51,8 +51,8 @@ def at_place(world: World, config: StoreConfig, place: str) -> StoreConfig:
 
 
 def move_beside(outsider: Outsider) -> None:
-    """The same from another machine, with the broker at work: it is fenced off for good, goes on
-    with its own disk until somebody stops it, and then with the copy."""
+    """Move the tier from another machine while the broker works: it is fenced off for good,
+    continues on its own disk until somebody stops it, and then with the copy."""
     world = outsider.world
     outsider.runtime.clock.sleep(outsider.dice.choice([1, 100, 3_000]))
     life = world.life
@@ -79,17 +79,17 @@ def move(world: World, config: StoreConfig) -> None:
     report = migrate(config, target, engine=engine, cut_over=True, clock=runtime.clock)
     world.scheduler.note(f"moved: {report.facts['cut_over']} {dict(report.counts)}")
     assert not report.findings, f"migrate: {report}"
-    if report.facts["cut_over"] != "refused":  # as it is where the backend was away for long
+    if report.facts["cut_over"] != "refused":  # refused if the backend was away for long
         world.has_moved_to(MOVED)
 
 
 def seal(client: Client, life: Life) -> None:
-    """What a tier is told before a tool copies it that knows nothing of tiers."""
+    """Prepare a tier for a copy by a tool that knows nothing of tiers."""
     client.world.is_sealed = life.store.flush(seal=True)
 
 
 def carry(world: World, machine: Machine) -> None:
-    """All that lies in one place is put into the other one, as it is, with the log of a bucket."""
+    """Copy everything from one place to the other, unchanged, including the log of a bucket."""
     source, target = (at_place(world, world.tier_config(machine), each) for each in (FORMER, MOVED))
     held, others = world.buckets[FORMER], world.buckets[MOVED]
     world.scheduler.note("the tier is copied by hand")

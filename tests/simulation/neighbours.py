@@ -1,6 +1,6 @@
-"""Another broker of the same cluster, whose tier lies in the same bucket or directory.
+"""Another broker of the same cluster, whose tier is in the same bucket or directory.
 
-Its name begins with that of the broker beside it, and its queues have the same names: whoever
+Its name begins with that of the other broker, and its queues have the same names: anything that
 lists, deletes or repairs too much harms one of the two.
 """
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Neighbour:
-    """All that is known of it; it may be closed between two of its acts."""
+    """The other broker, with its own model; it may be closed between two of its acts."""
 
     def __init__(self, outsider: Outsider) -> None:
         world = self.world = outsider.world
@@ -41,7 +41,7 @@ class Neighbour:
         )
         self.model = Model(kept_ms=world.model.kept_ms)
         self.store: TieredMessageStore | None = None
-        self.is_doomed = False  # it has begun to delete all it has
+        self.is_doomed = False  # it has begun to delete everything it has
 
     def act(self) -> None:
         sleep = self.outsider.runtime.clock.sleep
@@ -73,13 +73,13 @@ class Neighbour:
             self._take_care()
 
     def end(self) -> None:
-        """Nothing goes wrong any more: all it was given is there, here and elsewhere."""
+        """After all faults: everything it was given must be there, here and elsewhere."""
         if self.is_doomed:
             self._destroy()
         store = self._opened()
         if self.model.deletions.get(BRIEF.topic, 0) % 2:
             self._delete()
-        # Time that jumps may make a flush late.
+        # A flush may time out when time jumps.
         is_flushed = any(store.flush(seal=True) for _ in range(3))
         assert is_flushed, f"not all can be uploaded: {store.health()}"
         for level in LEVELS:
@@ -110,7 +110,7 @@ class Neighbour:
             store.shutdown(drain=drain)
 
     def _destroy(self) -> None:
-        """What it is given later begins at 0 again."""
+        """Destroy the store; later messages begin at 0 again."""
         self.is_doomed = True
         self._opened().destroy()
         self.store, self.is_doomed = None, False

@@ -1,6 +1,6 @@
-"""The tier as it was some lives ago takes the place of today's, once: a bucket whose versions were
-rolled back, or a directory with its catalogue from a backup. What the broker's own disk still has
-is uploaded again; the rest that came since is lost, and its numbers are not given again."""
+"""Once, the tier is replaced by the tier of some lives ago: a bucket whose versions were rolled
+back, or a directory with its catalogue from a backup. What the broker's own disk still has is
+uploaded again; other messages since then are lost, and their numbers are not given out again."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Rewind:
         self._folder = world.folder / "backup"
 
     def look_after(self, machine: Machine) -> None:
-        """Between two lives of the broker."""
+        """Called between two lives of the broker."""
         world = self.world
         if self.is_done or not world.has_segments(machine):
             return

@@ -1,7 +1,7 @@
-"""Bytes at rest that change: single bits of a tier flip, and what may be wrong because of it.
+"""Bytes at rest that change: single bits of a tier flip, and what may be wrong as a consequence.
 
-The tables of docs/durability.md say of which fields a flip is found late or by nobody. Those of the
-message that was hit are the only excuse for another answer; for all else an error has to say so.
+The tables of docs/durability.md say in which fields a flip is found late or never. These fields of
+the message that was hit are the only excuse for a wrong answer; anything else must raise an error.
 `local_rot.py` does the same to the broker's own files.
 """
 
@@ -58,8 +58,8 @@ FLIPS: Final = (1, 1, 1, 2, 3)  # of one history
 
 @dataclass(frozen=True, kw_only=True)
 class Flip:
-    """`around`: the bytes near it since, from `start` on. Without a queue it is in what says of
-    many queues what there is."""
+    """`around`: the bytes near it after the flip, from `start` on. Without a queue it is in data
+    about many queues."""
 
     place: str
     kind: str
@@ -72,11 +72,11 @@ class Flip:
     offset: int | None = None  # in the queue; None: nobody knows which message it is
     name: str = ""  # of the message, if that is known
     is_only_copy: bool = False  # it is not in the tier
-    hides: frozenset[str] = frozenset()  # messages whose keys an index may not find any more
+    hides: frozenset[str] = frozenset()  # messages that an index may no longer find
 
 
 class Rot:
-    """All flips of one history, which are of its tier."""
+    """All flips of one history in its tier."""
 
     likely: tuple[tuple[str, ...], ...] = LIKELY
 
@@ -85,15 +85,15 @@ class Rot:
         self.flips: list[Flip] = []
         self.dice = Random(f"{world.plan.seed} rot")
         self.left = self.dice.choice(FLIPS)
-        self.sizes: dict[str, int] = {}  # of the tier's segments, at the end
-        self.passes_damaged = False  # the index was made without messages that were damaged
+        self.sizes: dict[str, int] = {}  # sizes of the tier's segments, at the end
+        self.passes_damaged = False  # the index was made without damaged messages
         self.not_indexed: set[tuple[QueueKey, int]] = set()
         self.found: list[Finding | ItemFailure | BaseException] = []  # at the end
 
     # Making it
 
     def flip(self) -> None:
-        """One bit of one file or object. A power cut may take it back: the disk knows nothing."""
+        """Flip one bit of a file or object. A power cut may undo it: the disk does not know it."""
         if self.left:
             with self.world.disks.unseen():
                 self._flip()
@@ -127,7 +127,7 @@ class Rot:
 
     @staticmethod
     def _written(data: bytearray) -> int:
-        """How many bytes may be hit: few of those that no one has written yet."""
+        """How many bytes may be hit: only a few of those not written yet."""
         return min(len(data), len(data.rstrip(b"\0")) + NEAR)
 
     @property
@@ -162,7 +162,7 @@ class Rot:
             self.world.objects.held[place] = bytes(data), self.world.objects.held[place][1]
 
     def _seen(self, place: str, kind: str, data: bytes, position: int) -> Flip:
-        """What it is that is hit."""
+        """What the flip hits."""
         flip = Flip(place=place, kind=kind, position=position, field=f"some {kind}")
         if kind not in {RECORD, UNIT}:
             return replace(flip, **self._in_round(data, position))
@@ -176,7 +176,7 @@ class Rot:
         return flip
 
     def _in_round(self, data: bytes, position: int) -> dict[str, Any]:
-        """Which message an object of the log has there, if only one can be meant."""
+        """Which message an object of the log has there, if it is unambiguous."""
         for near in (64, 32, 16, 8):
             piece = data[max(0, position - near) : position + near]
             found = [
@@ -214,7 +214,7 @@ class Rot:
     # What it excuses
 
     def hit(self, put: Put) -> Collection[str]:
-        """Fields of this message that have been hit, ever: copies may have been made since."""
+        """Fields of this message that were ever hit: copies may have been made since."""
         fields = {flip.field for flip in self.flips if self._is_of(flip, put)}
         is_passed = (put.queue, put.offset) in self.not_indexed
         if self.passes_damaged and (fields or any(flip.queue is None for flip in self.flips)):
@@ -232,11 +232,11 @@ class Rot:
 
     @property
     def changes_offsets(self) -> bool:
-        """Whether groups may go on elsewhere."""
+        """Whether groups may continue at wrong offsets."""
         return False
 
     def keeps_shut(self, error: Exception) -> bool:
-        """Whether it says that the store cannot be opened any more: another try is in vain."""
+        """Whether the error means that the store can never be opened again."""
         is_refused = isinstance(error, MetadataError) and not error.is_damage
         return isinstance(error, DAMAGE) and bool(self.flips) and not is_refused
 
@@ -249,8 +249,8 @@ class Rot:
         return False
 
     def heard(self, record: logging.LogRecord) -> None:
-        """Of a message that was damaged before the index had its keys this is all that says so. One
-        whose bytes were in the tier, and its row not, may be lost: that is told of so too."""
+        """A log line is the only report of a message that was damaged before the index had its
+        keys, and of one that may be lost: its bytes were in the tier, but not its row."""
         if self.flips and record.msg == "message %d of %s is not indexed: %s":
             offset, path, _ = cast(tuple[int, str, object], record.args)
             self.not_indexed.add((queue_of(path), offset))
@@ -270,7 +270,7 @@ class Rot:
         return is_there and flip.generation == put.begun
 
     def explains(self, queue: QueueKey, offset: int, *, is_filtered: bool = False) -> bool:
-        """Whether a read from there on may end in an error."""
+        """Whether a read from this offset on may fail."""
         return any(
             self._keeps_from(flip, offset, is_filtered=is_filtered)
             for flip in self.flips
@@ -282,7 +282,7 @@ class Rot:
             return True
         if self.world.is_posix:
             return flip.offset == offset
-        return offset <= flip.offset  # what is sealed has one checksum
+        return offset <= flip.offset  # a sealed segment has one checksum
 
     def is_hit(self, queue: QueueKey) -> bool:
         """Whether this queue may stop."""
@@ -317,7 +317,7 @@ class Rot:
         return data[flip.start : flip.start + len(flip.around)] == flip.around
 
     def check_found(self) -> None:
-        """Damage is said where there is some, in live bytes, and nowhere else."""
+        """Damage must be reported if there is some in live bytes, and only then."""
         there = [flip for flip in self.flips if self.is_there(flip)]
         silent = [flip for flip in there if flip.field in MUST_FIND and self._is_live(flip)]
         assert not silent or self.found, f"verify and audit find nothing: {silent}"
@@ -325,7 +325,7 @@ class Rot:
 
     @property
     def wrong(self) -> list[Finding | ItemFailure | BaseException]:
-        """What was found that is damage."""
+        """The findings that are damage."""
         return [each for each in self.found if not isinstance(each, Finding) or each.is_damage]
 
     def _is_live(self, flip: Flip) -> bool:
@@ -345,7 +345,7 @@ def in_unit(position: int) -> dict[str, Any]:
 
 
 def field_at(at: int, body_bytes: int, topic_bytes: int) -> str:
-    """What of a record lies at this place of it."""
+    """The field of a record at this position."""
     for field, (first, width) in HEAD.items():
         if first <= at < first + width:
             return field

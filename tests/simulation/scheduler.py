@@ -1,14 +1,14 @@
-"""Actors that run one at a time, and a seed that says who goes on.
+"""Actors that run one at a time, and a seed that decides which one continues.
 
-An actor is a greenlet. It runs until it comes to a point where another thread could come between:
-a step of the disk, a request, a lock, a sleep, a wait. There it may go on, or the scheduler takes
-another one. So the same seed makes the same history, and a history is cheap: a switch costs less
-than a microsecond, and nobody really waits.
+An actor is a greenlet. It runs until a point where another thread could interfere: a step of the
+disk, a request, a lock, a sleep, a wait. There it may continue, or the scheduler chooses another
+one. So the same seed makes the same history, and a history is cheap: a switch costs less than a
+microsecond, and nobody really waits.
 
 Code under test asks `threading` for its locks when it makes its objects. `Scheduler.installed`
-gives it locks that hand over to the scheduler instead of stopping the only thread there is; what
-is made of locks in `threading` and `concurrent.futures` (RLock, Condition, Event, Future) follows.
-Time stands still while anybody can go on; then it jumps to one of the moments that are waited for.
+gives it locks that switch to the scheduler instead of blocking the only thread; so does everything
+made of locks in `threading` and `concurrent.futures` (RLock, Condition, Event, Future). Time stands
+still while any actor can continue; then it jumps to one of the moments that are waited for.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ TRACE_MAX: Final = 40_000
 
 
 class Stuck(AssertionError):
-    """Nobody can go on, or nobody comes to an end."""
+    """No actor can continue, or none comes to an end."""
 
 
 class Process:
-    """What dies together. `place` is what it stands on: a machine."""
+    """Actors that die together. `place` is their machine."""
 
     def __init__(self, name: str, place: Any = None) -> None:
         self.name = name
         self.place = place
         self.is_dead = False
-        self.sleeps_until = 0.0  # a machine that was halted, and knows nothing of it
+        self.sleeps_until = 0.0  # halted until then, without noticing
 
 
 class Actor:
@@ -62,12 +62,12 @@ class Actor:
         self.is_done = False
         self.priority = 0.0
         self.until: Callable[[], bool] | None = None  # what it waits for
-        self.deadline: float | None = None  # in seconds, for how long
+        self.deadline: float | None = None  # until when, in seconds
         self.greenlet: Any = None
 
 
 class VirtualClock:
-    """A clock that jumps; who sleeps gives others their turn."""
+    """A clock that jumps; sleeping lets other actors run."""
 
     def __init__(self, scheduler: Scheduler, now_ms: int) -> None:
         self._scheduler = scheduler
@@ -86,21 +86,21 @@ class VirtualClock:
 
 
 class Scheduler:
-    """Who goes on. `run` returns when the first actor, the director, has come to its end."""
+    """Decides which actor continues. `run` returns when its first one, the director, has ended."""
 
     def __init__(self, seed: object, *, now_ms: int) -> None:
         self.dice = Random(f"{seed} scheduler")
         self.clock = VirtualClock(self, now_ms)
-        self.switches = self.dice.choice([0.02, 0.1, 0.3, 0.7])  # how often at a possible point
+        self.switches = self.dice.choice([0.02, 0.1, 0.3, 0.7])  # how often at each point
         self.by_priority = self.dice.random() < 0.5
-        self.actors: list[Actor] = []  # the foremost first
+        self.actors: list[Actor] = []  # by priority, highest first
         self.running: Actor | None = None
         self.failure: BaseException | None = None
         self.steps = 0
         self.trace: list[str] = []
-        self.at_step: Callable[[str], None] | None = None  # what else may happen there
+        self.at_step: Callable[[str], None] | None = None  # called at each step
         self._lowest = 0.0
-        self._has_ended = False  # an actor, since they were last looked through
+        self._has_ended = False  # whether an actor ended since the last clean-up
         self._dying: list[tuple[Process, Callable[[], None]]] = []
         self._hub: Any = getcurrent()
         self._jumps = 0
@@ -115,7 +115,7 @@ class Scheduler:
         return actor
 
     def pause(self, what: str) -> None:
-        """A point where others may come between, or the process may end."""
+        """A point where other actors may run, or the process may end."""
         actor = self.running
         if actor is None:
             return
@@ -133,7 +133,7 @@ class Scheduler:
             self._give_way(actor)
 
     def wait(self, until: Callable[[], bool], seconds: float | None = None) -> bool:
-        """Until something is so, and at most so long; whether it is so."""
+        """Wait until something is true, at most `seconds`; returns whether it is true."""
         actor = self.running
         if actor is None:
             raise Stuck("the scheduler itself would wait")
@@ -154,7 +154,7 @@ class Scheduler:
         self.trace.append(f"{self.clock.passed_ms / 1000:.3f} {who}: {text}")
 
     def kill(self, process: Process, then: Callable[[], None] = lambda: None) -> None:
-        """At the next turn: nothing of it goes on, nor comes to an end."""
+        """End a process at the next turn: none of its actors continues or completes."""
         process.is_dead = True
         self._dying.append((process, then))
 
@@ -183,7 +183,7 @@ class Scheduler:
             for actor in [each for each in self.actors if each.process is process]:
                 if not actor.is_done:
                     self.running, actor.is_done = actor, True
-                    with suppress(Crash):  # of one that has not begun
+                    with suppress(Crash):  # raised by one that has not begun
                         actor.greenlet.throw(Crash)
                     self.running = None
             self.actors = [each for each in self.actors if each.process is not process]
@@ -202,7 +202,7 @@ class Scheduler:
         return chosen
 
     def _next(self, now: float) -> Actor | None:
-        """The foremost that can go on; or as good as any, the first from a random place on."""
+        """The first actor that can continue, by priority or from a random place on."""
         actors = self.actors
         start = 0 if self.by_priority else int(self.dice.random() * len(actors))
         for each in chain(islice(actors, start, None), islice(actors, start)):
@@ -223,7 +223,7 @@ class Scheduler:
         if self._jumps > IDLE_JUMPS_MAX:
             raise Stuck(f"nothing comes of waiting: {self._who_waits()}")
         to = ahead[0] if self.dice.random() < 0.5 else self.dice.choice(ahead)
-        # In whole ms and not below: a float that falls short by a bit would never come.
+        # Slightly later: rounding might otherwise leave the clock just before the moment forever.
         self.clock.passed_ms = max(self.clock.passed_ms, to * 1000 + 0.001)
 
     def _who_waits(self) -> str:
@@ -246,7 +246,7 @@ class Scheduler:
             if not actor.process.is_dead:
                 self.failure = self.failure or AssertionError(f"{actor.name} dies of nothing")
         except BaseException as error:  # noqa: BLE001 - `run` raises it
-            if not actor.process.is_dead:  # what a dying one raises, nobody hears
+            if not actor.process.is_dead:  # errors of a dying process are ignored
                 self.failure = self.failure or error
         actor.is_done = self._has_ended = True
 
@@ -269,13 +269,13 @@ class Scheduler:
             patch.setattr(threading, "_allocate_lock", Lock)
             patch.setattr(threading, "RLock", RLock)
             patch.setattr(threading, "get_ident", lambda: id(self.running))
-            # Whoever asks who it is becomes a thread there for ever, and all of this with it.
+            # `current_thread` enters unknown threads there forever, and would keep all this alive.
             patch.setattr(threading, "_active", dict(threading._active))  # type: ignore[attr-defined]
             patch.setattr(threading, "_time", self.clock.monotonic)
             # `wait` takes the locks of its futures in the order of their addresses.
             patch.setattr(_base, "_AcquireFutures", _AcquireInOrder)
             patch.setattr(_base.Future, "__init__", _numbered(_base.Future.__init__))
-            # It gives sets of them, which are gone through in the order of their hashes.
+            # It returns sets of them, which iterate in the order of their hashes.
             patch.setattr(_base.Future, "__hash__", _number_of)
             yield
 
@@ -301,7 +301,7 @@ class _AcquireInOrder(_base._AcquireFutures):
 
 
 class _Lock:
-    """A lock of one thread: who finds it taken gives way."""
+    """A lock: an actor that finds it taken lets others run."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -335,7 +335,7 @@ class _Lock:
 
 
 class _RLock(_Lock):
-    """The same, and whoever holds it may take it again."""
+    """A lock that its holder may take again."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         super().__init__(scheduler)
@@ -360,7 +360,7 @@ class _RLock(_Lock):
 
     __enter__, __exit__ = acquire, release
 
-    # What a condition asks of it
+    # For conditions
 
     def _is_owned(self) -> bool:
         return bool(self._count) and self._owner is self._scheduler.running
@@ -375,7 +375,7 @@ class _RLock(_Lock):
 
 
 class ActorPool:
-    """Each call in an actor of its own, of the process that asks."""
+    """Runs each call in a new actor of its process."""
 
     def __init__(self, scheduler: Scheduler, process: Process, name: str) -> None:
         self._scheduler, self._process, self._name = scheduler, process, name
@@ -414,7 +414,7 @@ def _refuse() -> Any:
 
 
 class ActorService:
-    """A step after each interval and whenever it is woken, in an actor of its own."""
+    """Runs a step after each interval and whenever it is woken, in its own actor."""
 
     def __init__(
         self, runtime: ActorRuntime, name: str, step: Callable[[], object], interval_ms: int
@@ -447,7 +447,7 @@ class ActorService:
 
 
 class ActorRuntime(Runtime):
-    """Pools and services of actors, and the virtual clock. `failed` hears what a step raised."""
+    """Pools and services of actors, and the virtual clock. `failed` gets what a step raises."""
 
     def __init__(
         self,

@@ -21,16 +21,16 @@ TRIGGERS_MAX: Final = 200
 
 @dataclass
 class Checkpoint:
-    """Up to where a stream has come, and what it has read."""
+    """How far a stream has come, and what it has read."""
 
     start: dict[str, Any] | None = None
-    end: dict[str, Any] | None = None  # of a batch that was planned, and not ended yet
+    end: dict[str, Any] | None = None  # of a batch that was planned, but has not ended
     found: dict[QueueKey, dict[int, str]] = field(default_factory=dict)
     may_repeat: bool = False  # a rebuilt catalogue may number the topics anew
 
 
 def follow(outsider: Outsider) -> None:
-    """Some triggers of one query; the next time it is started again from its checkpoint."""
+    """Some triggers of one query; the next call starts it again from its checkpoint."""
     world, dice = outsider.world, outsider.dice
     outsider.runtime.clock.sleep(dice.choice([1, 100, 3_000]))
     if not world.has_segments(world.machine):
@@ -45,7 +45,7 @@ def follow(outsider: Outsider) -> None:
 
 
 def follow_rest(outsider: Outsider) -> None:
-    """Nothing goes wrong any more: the stream comes to the end, and has passed nothing."""
+    """After all faults: the stream must reach the end, and have skipped nothing."""
     model, checkpoint = outsider.world.model, outsider.checkpoint
     reader = _reader(outsider)
     for _ in range(TRIGGERS_MAX):
@@ -56,7 +56,7 @@ def follow_rest(outsider: Outsider) -> None:
     reader.stop()
     for queue in outsider.world.queues:
         if queue.topic in model.deletions:
-            continue  # what was made anew may have passed by between two of its looks
+            continue  # a recreated topic may come and go between two of its looks
         lacks = outsider.world.uploaded(queue) - checkpoint.found.get(queue, {}).keys()
         assert not lacks, f"the stream lacks {sorted(lacks)} of {queue}"
 
@@ -72,8 +72,8 @@ def _reader(outsider: Outsider) -> TierStreamReader:
 
 
 def _trigger(outsider: Outsider, reader: TierStreamReader) -> bool:
-    """One batch: that which was planned before the query died, or else the next. Whether there was
-    anything new."""
+    """Read the batch that was planned before the query died, or else the next one. Returns whether
+    there was anything new."""
     checkpoint = outsider.checkpoint
     if checkpoint.start is None:
         checkpoint.start = reader.initialOffset()

@@ -31,7 +31,7 @@ ROTTEN_LOCALLY = 60
 
 
 def simulated(seed: int, count: int, *options: str) -> str:
-    """In a process of its own: there sets of texts have the same order each time."""
+    """Run in a separate process, where sets of texts always have the same order."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.simulation", f"{seed}", "--count", f"{count}", *options],
         cwd=ROOT,
@@ -75,14 +75,14 @@ def test_a_seed_makes_the_same_history_each_time(tmp_path: Path) -> None:
 
 
 def test_a_history_leaves_hardly_an_open_file_behind(tmp_path: Path) -> None:
-    """Else a process could run a few hundred of them. The lock of a process that died stays."""
+    """Otherwise a process could run only a few hundred. The lock of a process that died stays."""
 
     def open_files_after_one() -> int:
         run(Plan(seed=3, ops=3), tmp_path / "world")
         gc.collect()
         return len(os.listdir("/proc/self/fd"))
 
-    first = open_files_after_one()  # some are opened once, with what is imported late
+    first = open_files_after_one()  # late imports open some files once
     assert open_files_after_one() - first < 5
 
 
@@ -134,7 +134,7 @@ def test_a_store_that_compares_nothing_with_its_tier_is_found_out(
 
 
 def test_a_search_by_time_ends_where_the_units_end() -> None:
-    """With a full disk a queue ends before messages that are in the log already."""
+    """With a full disk a queue may end before messages of the log."""
     queue, model = QueueKey("Kept", 0), Model(kept_ms=HOUR_MS)
     model.newest_ms = START_MS
     for offset in range(3):

@@ -1,9 +1,9 @@
-"""One history of a broker's whole tier, which a seed decides to the last step.
+"""One history of a broker's whole tier; its seed decides every step.
 
-A `Plan` says what takes part. The director opens the store, lets its clients loose, waits until
-the process dies or all are through, decides what a power cut leaves, and opens the next life. At
-the end nothing goes wrong any more, and all that was acknowledged must be there: by offset, time
-and key, here and for a reader elsewhere, with nothing for `audit` and `verify` to find.
+A `Plan` lists actors and faults. The director opens the store, starts its clients, waits until the
+process dies or all are done, decides what a power cut leaves, and opens the next life. At the end
+faults stop, and everything acknowledged must be there: by offset, time and key, here and for a
+reader elsewhere, and `audit` and `verify` must find nothing.
 """
 
 from __future__ import annotations
@@ -106,21 +106,21 @@ from tieredstore.testing.disk import Crash, ForgetfulDisk
 
 BROKER: Final = "broker-a"
 CLUSTER: Final = "cluster-a"
-RECOVER: Final = "recover"  # the disk is lost once, and another one goes on with the tier
-RESTORE: Final = "restore"  # an older copy of the disk takes its place once
-REWIND: Final = "rewind"  # or an older copy of the tier
-REPAIR: Final = "repair"  # between two lives what `audit --repair` does, and
-REINDEX: Final = "reindex"  # all index files are made anew
+RECOVER: Final = "recover"  # once the disk is lost, and another one continues with the tier
+RESTORE: Final = "restore"  # once an older copy replaces the disk
+REWIND: Final = "rewind"  # once an older copy replaces the tier
+REPAIR: Final = "repair"  # between two lives: what `audit --repair` does
+REINDEX: Final = "reindex"  # between two lives: all index files are made anew
 AWAITER: Final = "awaiter"
 SETTINGS: Final = "settings"  # each life may have others
-LOAD: Final = "load"  # or messages are loaded
-ADOPT: Final = "adopt"  # or the queues of another broker are added,
-MOVE: Final = "move"  # or the tier moves, once,
-CUTTER: Final = "cutter"  # also from under a broker that writes
+LOAD: Final = "load"  # between two lives: messages are loaded
+ADOPT: Final = "adopt"  # between two lives: the queues of another broker are added
+MOVE: Final = "move"  # between two lives: the tier moves, once
+CUTTER: Final = "cutter"  # the tier moves while the broker writes
 SEALER: Final = "sealer"  # in the last life before a tool copies the tier
 NEIGHBOUR: Final = "neighbour"
 CARES: Final = (REPAIR, REINDEX, LOAD, ADOPT)
-START_MS: Final = 4_000_000_000_000  # behind all times of real files: these are always old
+START_MS: Final = 4_000_000_000_000  # after all times of real files, so these are always old
 HOUR_MS: Final = 3_600_000
 CLIENTS: Final = {**ACTS, AWAITER: await_things, HISTORIES: ask_again, SEALER: seal}
 ONE_HISTORY: Final = frozenset(
@@ -187,13 +187,13 @@ CLOCK: Final = "clock"
 SHORT: Final = "short"
 PAGED: Final = "paged"
 FAULTS: Final = (REQUESTS, REFUSALS, POWER, KILLS, ROOM, CLOCK, SHORT, PAGED)
-ROT: Final = "rot"  # no plan draws it, nor the next: bits of the tier flip,
-LOCAL_ROT: Final = "local-rot"  # or of the broker's own disk
+ROT: Final = "rot"  # bits of the tier flip; only on request
+LOCAL_ROT: Final = "local-rot"  # bits of the broker's own disk flip; only on request
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What takes part in a history; a smaller one may show the same."""
+    """The actors and faults of a history; a smaller plan may show the same defect."""
 
     seed: int
     tier: str = "bucket"
@@ -203,9 +203,9 @@ class Plan:
 
     @classmethod
     def of(cls, seed: int, *, tier: str = "", is_crowd: bool = False) -> Self:
-        """Nine of ten are about a pair beside a producer, for most defects took only two things
-        at once and such a history costs a fourth of a crowd's. What those leave takes long
-        histories of a crowd, which can be asked for."""
+        """Nine of ten plans have a pair beside a producer: most defects need only two things at
+        once, and such a history costs a fourth of a crowd's. The defects that pairs miss need long
+        histories of a crowd (`is_crowd`)."""
         dice = Random(f"{seed} plan")
         is_pair = dice.random() < 0.9 and not is_crowd
         if is_pair:
@@ -218,7 +218,7 @@ class Plan:
         tier = tier or chosen
         if tier == "posix":  # two brokers of one name on one directory are not promised
             clients = [each for each in clients if each != "successor"]
-        if AWAITER in clients:  # asyncio knows of one running loop in a thread
+        if AWAITER in clients:  # asyncio allows one running loop in a thread
             clients = [each for each in clients if each not in {"successor", AWAITER}]
             clients.append(AWAITER)
         odds = 0.3 if is_pair else 0.5
@@ -241,31 +241,31 @@ class Plan:
             return not self.is_rotting
         if HISTORIES in self.clients and client in ONE_HISTORY and self.takes(HISTORIES):
             return False
-        if client in {LOAD, ADOPT}:  # whether it was made may be what nobody can read
+        if client in {LOAD, ADOPT}:  # damage may hide whether it was made
             return not self.is_rotting
-        if client == RESTORE:  # else the copy may have another history: then its queues stop
+        if client == RESTORE:  # otherwise the copy may have another history, and queues stop
             return (
                 not self.is_rotting
                 and not {POWER} & {*self.faults}
                 and "deleter" not in self.clients
             )
-        if client == NEIGHBOUR:  # on the same disk, in a directory: then that must go on
+        if client == NEIGHBOUR:  # in a directory it shares the disk, which must keep working
             return not self.is_rotting and not (
                 self.tier == "posix" and {POWER, ROOM} & {*self.faults}
             )
         if client == CUTTER and (self.tier == "posix" or "successor" in self.clients):
-            return False  # nobody is fenced off there; nor twice
-        if client in {MOVE, CUTTER}:  # the copy of a mover is of one tier
+            return False  # a directory fences nobody off, a bucket only once
+        if client in {MOVE, CUTTER}:  # a mover copies only one tier
             return not self.is_rotting and "mover" not in self.clients
         return True
 
 
 class Forked(Exception):
-    """Another machine is the broker now: what this one says is about a history of its own."""
+    """Another machine is the broker now: the answers of this one belong to a separate history."""
 
 
 class Client:
-    """Somebody who asks the broker for things, life after life."""
+    """An actor that calls the broker, life after life."""
 
     def __init__(self, world: World, kind: str, number: int, ops: int) -> None:
         self.world, self.kind, self.name = world, kind, f"{kind}{number}"
@@ -274,7 +274,7 @@ class Client:
         self.offsets: dict[QueueKey, int] = {}
 
     def heir(self) -> Client:
-        """The same with another broker: nobody is in two of its calls at once."""
+        """The same client for another broker: a client makes only one call at a time."""
         heir = Client(self.world, self.kind, 0, self.left)
         heir.name, heir.dice = f"{self.name}-again", Random(f"{self.name} {self.dice.random()}")
         return heir
@@ -287,7 +287,7 @@ class Client:
 
 
 class Outsider:
-    """Somebody elsewhere, who works in a process and on a machine of his own."""
+    """An actor elsewhere, with its own process and machine."""
 
     neighbour: Neighbour
 
@@ -311,7 +311,7 @@ class Outsider:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether it sees nothing of the broker's disk but a tier in a directory."""
+        """Whether it sees nothing of the broker's disk, except a tier in a directory."""
         return self.config.store_path == self.world.tier_config(self.machine).store_path
 
     def run(self) -> None:
@@ -320,8 +320,8 @@ class Outsider:
             try:
                 OUTSIDERS[self.kind](self)
             except self.world.is_away as error:
-                # Time leaps while others wait, a topic may be deleted under a scan, and nothing
-                # may be published yet.
+                # Time jumps while others wait, a topic may be deleted during a scan, and possibly
+                # nothing is published yet.
                 self.world.scheduler.note(f"{error!r:.200}")
             except MetadataError as error:
                 if not (self.world.has_lost_disk and "its files are gone" in str(error)):
@@ -341,9 +341,9 @@ class Life:
             self.local, world.tier_config(machine), runtime=self.runtime
         )
         self.is_open = self.is_settled = self.is_ending = self.is_over = self.is_forked = False
-        self.is_refused = False  # its tier, which is damaged, cannot be opened
+        self.is_refused = False  # its damaged tier cannot be opened
         self.parts: LocalStore | None = None
-        self.forced_count = 0  # how often a client has had the tier alone asked
+        self.forced_count = 0  # how often a client switched to reading the tier alone
 
     def run(self, clients: list[Client]) -> None:
         """The process's main thread."""
@@ -371,7 +371,7 @@ class Life:
         ]
         scheduler.wait(lambda: self.is_ending or all(each.is_done for each in actors))
         if self.is_forked:
-            return  # it lives on, and knows nothing of it
+            return  # the process continues, unaware of it
         self.is_ending = True
         self.shutdown()
 
@@ -381,11 +381,11 @@ class Life:
 
     @cached_property
     def awaited(self) -> AsyncTieredStore:
-        """Made by one of its own actors, whose process its threads belong to."""
+        """Must first be used by an actor of this process, to which its threads then belong."""
         return AsyncTieredStore(self.store)
 
     def saw(self) -> None:
-        """A call has returned, and its answer is about to be looked at."""
+        """To be called after each call returned, before its answer is checked."""
         self.world.saw_time()
         if self.is_forked:
             raise Forked
@@ -399,12 +399,12 @@ class Life:
         self.is_over = True
 
     def flushed_offset(self) -> int | None:
-        """Also of a store that is being closed, and has let go of its parts."""
+        """Works even for a store that is closing and has released its parts."""
         return None if self.parts is None else self.parts.log.flushed_offset
 
 
 class World:
-    """One history. `run` raises for the first thing that must not be."""
+    """One history. `run` raises for the first violation."""
 
     current: ClassVar[World]
 
@@ -415,8 +415,8 @@ class World:
         self.dice = Random(f"{plan.seed} world")
         self.scheduler = Scheduler(f"{plan.seed} {salt}", now_ms=START_MS)
         self.disks = Disks(self.scheduler)
-        self.place = FORMER  # where its tier lies
-        self.is_moving = False  # from under a broker; nobody starts another one
+        self.place = FORMER  # where the tier is
+        self.is_moving = False  # while the broker writes; nobody starts another one
         rounds = ObjectLayout(CLUSTER).rounds(BROKER)
         places = (FORMER, MOVED, ELSEWHERE)
         self.buckets = {place: WatchedBucket(rounds, self._landed) for place in places}
@@ -430,7 +430,7 @@ class World:
         self.reserve_hours = self.dice.choice([1, 48, 48])
         self.sync_flush = self.dice.random() < 0.5
         self._set_up()
-        self.sizes: dict[str, Any] = {}  # settings that change from life to life
+        self.sizes: dict[str, Any] = {}  # settings that each life may change
         self.kill_odds = self.dice.choice([0.0003, 0.001, 0.003]) if KILLS in plan.faults else 0
         self.model = Model(kept_ms=self.reserve_hours * HOUR_MS)
         self.rot = LocalRot(self) if LOCAL_ROT in plan.faults else Rot(self)
@@ -447,14 +447,14 @@ class World:
         self.queues += OLD if ADOPT in plan.clients else []
         self.loads = Loads(self)
         self.adoption = Adoption(self)
-        self.furthest = dict.fromkeys(self.queues, 0)  # where each queue ever ended in the bucket
-        self.former: Life | None = None  # another machine has taken over from it
+        self.furthest = dict.fromkeys(self.queues, 0)  # the largest end of each queue in the bucket
+        self.former: Life | None = None  # the life that another machine took over from
         self.graves: list[object] = []
         """What a dead process has left: no finalizer of it may run before the end."""
         self.names = 0
         self.sure_below: int | None = None
         """Of the local log, since it was last opened; None: all of it was on disk then."""
-        self.is_sound = False  # nothing goes wrong any more
+        self.is_sound = False  # faults have stopped
         self.has_lost_disk = False
         self.carer: Process | None = None  # an operator's, while no broker runs
         self.care_kill_odds = CARE_KILL_ODDS
@@ -482,14 +482,14 @@ class World:
     @contextmanager
     def _installed(self) -> Iterator[None]:
         dice = Random(f"{self.plan.seed} names")
-        tempfile.gettempdir()  # the first time under a lock that is not the scheduler's
+        tempfile.gettempdir()  # its first call needs a lock that is not the scheduler's
         of = LocalStore.of.__func__  # type: ignore[attr-defined]
 
         def with_our_lock(cls: type[LocalStore], *arguments: Any, **named: Any) -> LocalStore:
             import threading
 
             parts: LocalStore = of(cls, *arguments, **named)
-            parts.flushing = threading.Lock()  # its default is from before we were installed
+            parts.flushing = threading.Lock()  # the default predates our locks
             return parts
 
         with ExitStack() as stack:
@@ -503,7 +503,7 @@ class World:
             patch.setattr(durable, "_held_guard", threading.Lock())
             patch.setattr(local_files, "_lock_guard", threading.Lock())
             patch.setattr(load, "_ONE_INDEX", threading.Lock())
-            # A log that goes on behind a tier gets there by files: two of these, and not 500.
+            # A log that continues after a tier skips whole files: two of this size, not 500.
             patch.setattr(log_mark, "_STEP_MIN", 4_096)
             patch.setattr(LocalStore, "of", classmethod(with_our_lock))
             patch.setattr(Runtime, "threads", lambda **named: self.runtime_here())
@@ -525,7 +525,7 @@ class World:
         if ADOPT in plan.clients:
             self.adoption.begin()
         if LOAD in plan.clients and self.dice.random() < 0.5:
-            self._take_care(machine, LOAD)  # of a tier that is not there yet
+            self._take_care(machine, LOAD)  # into a tier that does not exist yet
         while any(each.left for each in clients) and self.lives < self.lives_max:
             self._live(machine, clients)
             self.scheduler.wait(lambda: not self.is_moving)
@@ -547,14 +547,14 @@ class World:
             self.bucket.land_one()
         self._end_neighbours(outsiders)
         if self.histories.is_on and self.dice.random() < 0.7:
-            self._live(machine, [])  # which finds out where two histories are
+            self._live(machine, [])  # finds out which queues have two histories
             self.histories.settle_all(machine)
         self._end_with(machine)
-        if self.has_segments(machine):  # without, verify takes a tier for the wrong one
+        if self.has_segments(machine):  # verify refuses a tier without any as the wrong one
             self._look_elsewhere(outsiders, machine)
 
     def _look_after(self, machine: Machine) -> None:
-        """What befalls the broker's disk and its tier between two lives."""
+        """What happens to the broker's disk and its tier between two lives."""
         if self.is_rotting:
             self.rot.flip_between_lives()
         for loss, lose in ((RECOVER, self._lose_disk), (RESTORE, self._restore)):
@@ -575,7 +575,7 @@ class World:
                 self._do_elsewhere(lambda outsider: outsider.neighbour.end(), each)
 
     def _end_with(self, machine: Machine) -> None:
-        """Its last life."""
+        """The last life of the broker."""
         if self.is_rotting:
             self.rot.flip()
         if self.is_refused:
@@ -614,7 +614,7 @@ class World:
         bucket.pages_lists = PAGED in faults
 
     def _look_elsewhere(self, outsiders: list[Outsider], machine: Machine) -> None:
-        """At a tier that nobody changes any more."""
+        """Check a tier that nobody changes any more from elsewhere."""
         here = [(verify_elsewhere, Outsider(self, "verify", 0, 1))]
         last = {"exporter": export_rest, "stream": follow_rest, "mover": cut_over}
         if not self.rot.harms_tier:
@@ -652,8 +652,8 @@ class World:
         return put.offset < max(self.durable_end(put.queue), self.model.committed.get(put.queue, 0))
 
     def uploaded(self, queue: QueueKey) -> set[int]:
-        """What must be in the tier when nothing goes wrong any more: all, but where the upload of
-        the queue cannot go on, or nobody could begin it."""
+        """What must be in the tier after all faults: everything, unless the upload of the queue
+        cannot continue, or could not begin; then what is committed."""
         there = self.model.required(queue)
         if not (self.is_refused or self.rot.is_hit(queue)):
             return there
@@ -661,8 +661,8 @@ class World:
         return {at for at in there if self.is_committed(known[at])}
 
     def durable_end(self, queue: QueueKey) -> int:
-        """Where a queue ends in a fold of the bucket; 0 where all of it has expired. Of a directory
-        nobody keeps count: what is published there comes later."""
+        """Where a queue ends in a fold of the bucket; 0 if all of it has expired. Always 0 for a
+        directory, where the catalogue is published later."""
         if self.is_posix:
             return 0
         path = f"{BROKER}/{queue.topic}/{queue.queue_id}"
@@ -714,16 +714,16 @@ class World:
         self.is_refused |= life.is_refused
         if life.is_forked and not life.process.is_dead:
             return
-        if life.is_over:  # whatever threads it has left end with the process
+        if life.is_over:  # its remaining threads end with the process
             self.scheduler.kill(life.process, machine.free_locks)
             self.scheduler.wait(lambda: True)
-        # Again behind the burial: nothing of it goes on.
+        # Continue only when no actor of the process is left.
         self.scheduler.wait(
             lambda: not any(each.process is life.process for each in self.scheduler.actors)
         )
 
     def _lose_disk(self, machine: Machine) -> None:
-        """What the broker had on its own disk is gone; not a tier in a directory beside it."""
+        """Everything on the broker's own disk is lost, but not a tier in a directory beside it."""
         if not self._may_lose(machine):
             return
         self.scheduler.note("the disk is lost")
@@ -734,7 +734,7 @@ class World:
         return self.former is None and self.has_segments(machine) and not self.adoption.is_half_done
 
     def _restore(self, machine: Machine) -> None:
-        """An older copy of the broker's disk, which was made between two lives."""
+        """The first time, copy the broker's disk; the second time, replace the disk by the copy."""
         store, copy = machine.folder / "store", self.folder / "copy"
         if not self._may_lose(machine):
             return
@@ -751,7 +751,7 @@ class World:
         self._go_on(machine, also_copies=True)
 
     def _go_on(self, machine: Machine, *, also_copies: bool) -> None:
-        """With what the disk has now, where the tier ends."""
+        """Continue after the end of the tier with what the disk has now."""
         self.has_lost_disk = True
         self.loads.lose_notes(of_tier=self.is_posix)
         machine.disk = ForgetfulDisk(machine.folder)
@@ -760,7 +760,7 @@ class World:
         self.recover(machine)
 
     def recover(self, machine: Machine) -> None:
-        """A tier in a directory has its catalogue on the broker's disk."""
+        """Run `recover` for a tier in a directory, whose catalogue is on the broker's disk."""
         if self.is_posix:
             process = Process("recover", machine)
             actor = self.scheduler.spawn("recover", process, lambda: self._recover(machine))
@@ -787,7 +787,7 @@ class World:
         call: Callable[[StoreConfig], object],
         expected: tuple[type[Exception], ...] = (),
     ) -> Process:
-        """In a process that may die of it."""
+        """Run an operator's command in a process that may be killed."""
         machine.is_full, machine.lies = False, 0
         expected = (NoCatalogueError, *expected, *self.expected)
         self.scheduler.note(f"{care} begins")
@@ -811,7 +811,7 @@ class World:
 
     @property
     def may_move(self) -> bool:
-        """What was copied of an adoption that was cut short is in the way of a cut-over."""
+        """Whether the tier may move: a half-done adoption would block the cut-over."""
         if self.is_sound or self.adoption.is_half_done:
             return False
         return self.place == FORMER and self.has_segments(self.machine)
@@ -823,7 +823,7 @@ class World:
         return self.dice.choice([plan.tier, "bucket", "posix"])
 
     def _move(self, machine: Machine) -> None:
-        # Of a bucket a directory cannot have what lies beside RocketMQ's keys.
+        # A directory cannot hold what a bucket has beside RocketMQ's keys.
         is_out = self.kinds[FORMER] == "bucket" and self.kinds[MOVED] == "posix"
         is_possible = not is_out and self.former is None
         if is_possible and self.dice.random() < 0.3:
@@ -832,7 +832,7 @@ class World:
         self._until_moved(machine, partial(move, self))
 
     def _until_moved(self, machine: Machine, call: Callable[[StoreConfig], None]) -> None:
-        """Again until it is done: a broker on the former tier would begin another history."""
+        """Repeat until it is done: a broker on the former tier would begin another history."""
         for number in range(TRIES_MAX):
             if self.former is not None or not self.has_segments(machine):
                 return
@@ -844,7 +844,7 @@ class World:
         raise AssertionError("the tier cannot be moved")
 
     def _move_by_hand(self, machine: Machine) -> None:
-        """What was not sealed would be missed in the copy."""
+        """Seal, then copy with a tool: the copy would lack what is not sealed."""
         self.is_sealed = False
         self._live(machine, [Client(self, SEALER, 0, 1)])
         if self.is_sealed and self.former is None and self.has_segments(machine):
@@ -853,8 +853,8 @@ class World:
             self._until_moved(machine, self._rebuild_copy)
 
     def _rebuild_copy(self, config: StoreConfig) -> None:
-        if not self.kinds[FORMER] == self.kinds[MOVED] == "bucket":  # else its log came along
-            with suppress(NewerCatalogueError):  # one that died of it had come to its end
+        if not self.kinds[FORMER] == self.kinds[MOVED] == "bucket":  # else the log came along
+            with suppress(NewerCatalogueError):  # a killed try had finished
                 self.rebuild(at_place(self, config, MOVED))
             self.loads.lose_notes(of_tier=True)
             for each in self.outsiders:
@@ -900,13 +900,13 @@ class World:
     def _load(self, config: StoreConfig) -> None:
         try:
             self.loads.take(config, self.runtime_here())
-        except LoadRefusedError as error:  # a backend that is away is the cause of one, too
+        except LoadRefusedError as error:  # the cause may be a backend that is away
             if not self.expected:
                 raise
             self.scheduler.note(f"{error!r:.200}")
 
     def _recover(self, machine: Machine) -> None:
-        """As the command does: a catalogue from what is published, and from the bytes."""
+        """What the command does: make a catalogue from the published one and from the bytes."""
         config, runtime = self.tier_config(machine), self.runtime_here()
         machine.is_full, machine.lies = False, 0
         while True:
@@ -921,7 +921,7 @@ class World:
                 runtime.clock.sleep(1)
 
     def rebuild(self, config: StoreConfig) -> None:
-        """As the command does."""
+        """What the command does."""
         runtime = self.runtime_here()
         with written_tier(config, runtime, creates=True) as opened:
             assert opened is not None
@@ -958,7 +958,7 @@ class World:
             self.kill(life, what)
 
     def _may_end(self, process: Process) -> bool:
-        """Not one that was taken over from: it has to find out."""
+        """Not one that was taken over from: it must find that out."""
         return self.life is not None and self.life.process is process and not self.life.is_forked
 
     def _end(self, what: str) -> None:
@@ -989,7 +989,7 @@ class World:
 
         self.scheduler.kill(process, after)
 
-    # What parts are made of
+    # Configurations and runtimes
 
     def runtime(self, process: Process) -> ActorRuntime:
         dice = Random(f"{self.plan.seed} {process.name}")
@@ -1059,7 +1059,7 @@ class World:
         if REFUSALS in self.plan.faults:
             found.append(BackendRefusedError)
         if CLOCK in self.plan.faults or self.former is not None:
-            found.append(BackendUnavailableError)  # a machine was halted for longer than it waits
+            found.append(BackendUnavailableError)  # a machine was halted longer than a wait lasts
         if ROOM in self.plan.faults:
             found += [BackendRefusedError, MetadataError, BackendUnavailableError]
         return (*found, *self.rot.errors)
@@ -1072,7 +1072,7 @@ class World:
         return (*away, *self.rot.errors_elsewhere)
 
     def attempt(self, call: Callable[[], object]) -> None:
-        """What a client does; a fault is no error of the store."""
+        """Run an act of a client; faults of the plan are not errors of the store."""
         expected: tuple[type[Exception], ...] = (StoreClosedError, *self.expected)
         try:
             call()
@@ -1080,11 +1080,11 @@ class World:
             if self.former is None and CUTTER not in self.plan.clients:  # nobody has taken over
                 raise
             self.scheduler.note(f"{error!r:.200}")
-        except (*expected, *self.rot.errors) as error:  # perhaps it was hit meanwhile
+        except (*expected, *self.rot.errors) as error:  # perhaps a bit flipped meanwhile
             self.scheduler.note(f"{error!r:.200}")
 
     def failed(self, error: BaseException) -> None:
-        """A thread of the store has seen this; it is a bug unless it is an error of ours."""
+        """A thread of the store raised this; it is a bug unless it is an expected type of error."""
         running = self.scheduler.running
         is_dying = running is not None and running.process.is_dead
         if not is_dying and not isinstance(error, (TieredStoreError, OSError, Crash)):
@@ -1093,7 +1093,7 @@ class World:
     # Between lives
 
     def settle(self, life: Life) -> None:
-        """What is there now was durable when the store had opened."""
+        """Tell the model which messages are there: they were durable when the store opened."""
         model = self.model
         self._wait_for_ends(life)
         offsets = life.store.consumer_offsets
@@ -1104,9 +1104,9 @@ class World:
         if model.deletions.get(BRIEF.topic, 0) % 2:
             self._delete_again(life)
         life_puts = [each for each in model.puts.values() if each.state == SENT]
-        unread = {*model.murky}  # there a message may be that nobody can read
+        unread = {*model.murky}  # queues that may have a message that nobody can read
         for queue in self.queues:
-            # The tier's, where the local queue could not begin behind it: then puts are refused.
+            # The tier's end, if the local queue could not begin after it: puts are refused then.
             ends = life.local.max_offset(*queue), life.store.committed_offset(*queue)
             end = max(each or 0 for each in ends)
             first = model.first_unknown(queue)
@@ -1138,7 +1138,7 @@ class World:
         self.loads.settle()
 
     def _wait_for_ends(self, life: Life) -> None:
-        """Until every queue could be opened: before that the tier may have more than it says."""
+        """Wait until every queue is opened: before that the tier may have more than it says."""
         for _ in range(TRIES_MAX):
             problems = [each.problem or "" for each in life.store.health().queues]
             if not any(problem.startswith("not recovered") for problem in problems):
@@ -1154,7 +1154,7 @@ class World:
                 continue
             self.model.end_deletion(BRIEF.topic)
             return
-        # A disk that failed once is not trusted again: the next life goes on with it.
+        # A disk that failed once is not trusted again: the next life deletes the topic.
 
     def acknowledged(self, puts: Sequence[Put], results: Sequence[PutResult]) -> None:
         for put, result in zip(puts, results, strict=True):
@@ -1167,7 +1167,7 @@ class World:
 
 
 class PartsOfProcesses:
-    """What each process has made for its jobs; in truth each has a `_PARTS` of its own."""
+    """The parts that each simulated process made for its jobs; real ones have a `_PARTS` each."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         vars(self).update(scheduler=scheduler, of={})
@@ -1184,7 +1184,7 @@ class PartsOfProcesses:
 
 
 class SimProvider(ObjectProvider):
-    """The bucket of the world that is running."""
+    """A provider over the buckets of the running world."""
 
     @classmethod
     def from_config(cls, config: StoreConfig, runtime: Runtime) -> Self:
@@ -1194,7 +1194,7 @@ class SimProvider(ObjectProvider):
 
 
 def has_bytes(path: Path) -> bool:
-    """A file without any is no segment yet: who was killed before the first write has left it."""
+    """An empty file is not a segment yet: a process was killed before its first write."""
     with suppress(FileNotFoundError):
         return path.stat().st_size > 0
     return False
@@ -1204,7 +1204,7 @@ def has_bytes(path: Path) -> bool:
 def hearing(
     failed: Callable[[BaseException], None], heard: Callable[[logging.LogRecord], None]
 ) -> Iterator[None]:
-    """What the code under test logs as an exception, and goes on; and all that it warns of."""
+    """Pass exceptions that the code under test only logs to `failed`, and warnings to `heard`."""
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -1226,15 +1226,15 @@ def hearing(
 
 
 def collect() -> None:
-    """Generators that are closed now come to their ends without a process."""
+    """Collect garbage; errors of generators that are closed without a process are ignored."""
     hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
     gc.collect()
     sys.unraisablehook = hook
 
 
 def close_files_below(folder: Path) -> None:
-    """Those that an earlier world has left: nothing closes the descriptors of a process that died,
-    and a thousand worlds would have more of them than a process may."""
+    """Close files that an earlier world left: nothing closes the descriptors of a process that
+    died, and a thousand worlds would need more than a process may have."""
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError):
             if os.readlink(f"/proc/self/fd/{name}").startswith(f"{folder}/"):
@@ -1242,12 +1242,12 @@ def close_files_below(folder: Path) -> None:
 
 
 def run(plan: Plan, folder: Path, *, salt: int = 0) -> World:
-    """Raises what must not be; the world has its story then, in `__notes__`."""
+    """Raises the first violation, with the story of the world in `__notes__`."""
     was_enabled = gc.isenabled()
-    collect()  # an earlier world
+    collect()  # the earlier world
     close_files_below(folder)
     shutil.rmtree(folder, ignore_errors=True)
-    gc.freeze()  # what there is now stays: nobody looks at it again
+    gc.freeze()  # existing objects stay, and need not be examined again
     gc.disable()  # a finalizer at another moment would be another history
     world = World(plan, folder, salt=salt)
     try:
@@ -1266,7 +1266,7 @@ def run(plan: Plan, folder: Path, *, salt: int = 0) -> World:
 
 
 def smaller(plan: Plan) -> Iterator[Plan]:
-    """The same with one thing less."""
+    """Plans with one thing less."""
     for fault in plan.faults:
         yield replace(plan, faults=tuple(each for each in plan.faults if each != fault))
     for place in range(len(plan.clients)):

@@ -42,10 +42,10 @@ import org.apache.rocketmq.tieredstore.index.IndexStoreFile;
 import org.apache.rocketmq.tieredstore.provider.PosixFileSegment;
 
 /**
- * Does with RocketMQ's own classes what a benchmark of ours does, whenever a line asks for it.
+ * Does the work of our benchmarks with RocketMQ's own classes, one command a line.
  *
- * A line is a command and its arguments, {@code name=value}, apart by tabs; the answer is a line
- * with seconds. The process stays between two questions, so what it compiled stays compiled.
+ * A line is a command and its arguments, {@code name=value}, separated by tabs; the answer is a
+ * line with seconds. The process stays alive between commands, so compiled code stays compiled.
  */
 public final class Twin {
 
@@ -59,7 +59,7 @@ public final class Twin {
 
     public static void main(String[] argv) throws Exception {
         PrintStream out = System.out;
-        System.setOut(System.err); // what libraries print is no answer
+        System.setOut(System.err); // what libraries print is not an answer
         BufferedReader in = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
         Twin twin = new Twin();
         for (String line = in.readLine(); line != null; line = in.readLine()) {
@@ -164,7 +164,7 @@ public final class Twin {
             new ConcurrentHashMap<>());
     }
 
-    /** A tier before a local store; {@code tier} has its segments, {@code store} its catalogue. */
+    /** A tier over a local store; {@code tier} has its segments, {@code store} its catalogue. */
     private static TieredMessageStore tieredStore(DefaultMessageStore local, String localFolder, String store,
         String tier) {
         Properties properties = new Properties();
@@ -210,7 +210,7 @@ public final class Twin {
         return spent;
     }
 
-    /** Seconds of the puts; the messages are made before. */
+    /** Seconds of the puts; the messages are made beforehand. */
     private double putMany(DefaultMessageStore store, int first, int count, int batch) throws Exception {
         byte[] body = new byte[number("body")];
         for (int i = 0; i < body.length; i++) {
@@ -235,7 +235,7 @@ public final class Twin {
         return sent(message, number & 3);
     }
 
-    /** As it comes from a producer: its messages are encoded already. */
+    /** A batch as it comes from a producer, with its messages already encoded. */
     private static MessageExtBrokerInner batch(byte[] body, int first, int count) {
         List<Message> messages = new ArrayList<>(count);
         for (int number = first; number < first + count; number++) {
@@ -262,7 +262,7 @@ public final class Twin {
         MessageAccessor.putProperty(message, "TAGS", "TagA");
     }
 
-    /** Seconds to pull {@code count} messages just put, {@code batch} a call. */
+    /** Seconds to pull {@code count} messages that were just put, {@code batch} a call. */
     private double pull() throws Exception {
         String folder = text("folder");
         DefaultMessageStore store = localStore(folder);
@@ -323,7 +323,7 @@ public final class Twin {
         return spent;
     }
 
-    /** Each record of a run of them, in a buffer of its own. */
+    /** Each record of a run, in its own buffer. */
     private static List<ByteBuffer> records(ByteBuffer all) {
         List<ByteBuffer> found = new ArrayList<>();
         while (all.hasRemaining()) {
@@ -401,7 +401,7 @@ public final class Twin {
         return String.format("order-%012d", number);
     }
 
-    /** Seconds to put so many keys into a new file. */
+    /** Seconds to put {@code count} keys into a new file. */
     private double indexPut() throws Exception {
         IndexStoreFile file = new IndexStoreFile(indexConfig(), System.currentTimeMillis());
         int count = number("count");
