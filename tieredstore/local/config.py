@@ -73,7 +73,7 @@ class LocalConfig(Settings):
     store_path: str = computed(
         default_store_path, "Directory of the store", "storePathRootDir", is_path=True
     )
-    # sizes that no file contains
+    # the sizes that no file carries
     commit_log_file_bytes: int = setting(
         GIB, "Size of a commit log file", "mappedFileSizeCommitLog", minimum=256, maximum=INT32_MAX
     )
