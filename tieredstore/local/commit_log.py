@@ -170,7 +170,7 @@ class CommitLog:
         )
         self.lost = LostParts(StoreFiles(config.root).config / LOST_FILE)
         self.last_store_timestamp = 0
-        self.time_min = 0  # of new records; ignored beyond a day ahead of the clock
+        self.time_min = 0  # of new records; capped at a day ahead of the clock
         self.check_property_crc = config.property_crc_enabled
         self.property_crc_from = INT64_MAX  # from this log offset on each record carries a CRC
         self._clock = runtime.clock
@@ -294,11 +294,12 @@ class CommitLog:
         return max(time_min, self.last_store_timestamp)
 
     def skip_to(self, offset: int) -> None:
-        """Durably move the end of the log to `offset` or to the next start of a file after it.
+        """Durably move the end of the log to the first start of a file at or after `offset`,
+        unless the log already reaches `offset`.
 
-        An empty log then begins there. A log that ends before it is filled up with blank records:
-        a hole would count as damage. Raises BackendRefusedError, with nothing done, if the offset
-        is too far away. After a crash the log may end before the offset.
+        An empty log then begins there. Other logs are filled up with blank records, because a hole
+        would count as damage. Raises BackendRefusedError, with nothing done, if the offset is too
+        far away. After a crash the log may end before the offset.
         """
         queue, size = self.queue, self.queue.file_bytes
         end = queue.max_offset
@@ -367,9 +368,9 @@ class CommitLog:
     def message_bytes(self, log_offset: int, size: int | None = None) -> bytes | None:
         """The record at this offset; None if no record starts there or it has been deleted.
 
-        With `size`, taken from a queue, a record must be there: raises SegmentCorruptError if not,
-        and if it is damaged. Raises it too, with or without `size`, if a file is missing between
-        others. An offset below the log gives None.
+        Raises SegmentCorruptError for a damaged record, for an offset in a file that is missing
+        between others and, with `size` (as a queue has it), if no record of that size is there. An
+        offset below the log gives None.
         """
         if size is not None and size < RECORD_BYTES_MIN:
             record = None

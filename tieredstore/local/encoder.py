@@ -72,8 +72,8 @@ LAYOUTS: Final = {
     (4, 16): (STORE_HOST_IPV6, FIXED_LAYOUTS[STORE_HOST_IPV6]),
     (16, 16): (HOSTS_IPV6, FIXED_LAYOUTS[HOSTS_IPV6]),
 }
-# Properties that no producer may send: only a store may write them, and rebuilding queues
-# believes them.
+# Properties that no producer may send: the store would have to write them, and a rebuild of
+# queues believes them.
 NEVER_SENT: Final = {
     INNER_COUNT: "inner batches are not stored here",
     LIGHT_QUEUES: "light queues are not written here",

@@ -369,7 +369,7 @@ class MappedFile:
         return end
 
     def truncate_to(self, position: int) -> None:
-        """Durably replace everything from `position` on by zeros.
+        """Durably replace everything from `position` on with zeros.
 
         RocketMQ leaves the old bytes. After another crash they could follow a shorter new tail and
         pass for records; zeros cannot.

@@ -69,7 +69,7 @@ class ReadLimits:
     def first_full(
         self, units: QueueUnits, start: int, stop: int, *, count: int, size: int
     ) -> int | None:
-        """The first of the rows [start, stop) for which `is_full` is true; None if none.
+        """The first of the rows [start, stop) for which `is_full` is true; None if there is none.
 
         An empty batch has room for any message.
         """

@@ -98,7 +98,7 @@ class CheckpointValues:
     def min_timestamp(self) -> int:
         """Messages stored before this are in the log and in their queues, whatever happened.
 
-        The margin is Java's: its times of nearly the same moment may be out of order.
+        The margin is Java's: its times within one moment may be out of order.
         """
         return max(0, min(self.log_timestamp, self.queue_timestamp) - MARGIN_MS)
 
@@ -349,7 +349,7 @@ class Recovery:
 
     * `ends` is the table of what the queues held. If it is missing, a store of ours is compared
       with its whole log. A store that Java made has no table; there Java's rule holds: the furthest
-      end of a queue counts for all queues.
+      end of a queue decides for all queues.
     * After a crash, units beyond what was surely on disk are made again, not believed: half of a
       unit that spans two pages may be lost, and the rest can look sound.
     * `begin_repair` is called before any repair that a second crash could leave half done, so that
@@ -449,7 +449,8 @@ class Recovery:
         return told
 
     def _lost_ends(self, told: Iterable[Mapping[QueueKey, QueueEnd]]) -> dict[QueueKey, int]:
-        """By sources that can be believed: after a crash the ends of the queues may be torn."""
+        """Where queues once ended that now end earlier. `told` has only what can be believed:
+        after a crash the ends of the queues may be torn."""
         lost: dict[QueueKey, int] = {}
         for ends in told:
             for key, end in ends.items():
@@ -539,7 +540,7 @@ class Recovery:
         )
 
     def _lacking(self, minimum: int, replay_from: int) -> Lacking:
-        """What the queues lack before their ends; removes the broken ones."""
+        """What the queues lack and no later record would reveal; removes the broken queues."""
         table = self.ends if self.ends is not None else QueueEnds()
         lacking = table.lacking(self.queues, self.begun, log_min=minimum)
         lacking = lacking._replace(replay_from=min(replay_from, lacking.replay_from))

@@ -323,8 +323,8 @@ class LocalStore:
         """Set the next offsets of queues, and the next offset and time of the log.
 
         The order makes a crash harmless: first the log, then the file that says where the queues
-        begin, and only then the deletion of their old contents. The log's next offset must be high
-        enough that as many messages fit below it, or a recovery would reject their numbers.
+        begin, and only then the deletion of their old contents. Below the log's next offset there
+        must be room for as many messages as the new offsets say, or a recovery would reject them.
         """
         begun = dict(self.begun.items())
         firsts = {
@@ -398,7 +398,7 @@ class LocalStore:
             return None
 
     def store_time_at(self, log_offset: int, size: int) -> int | None:
-        """The store time of a record; None where it is gone or damaged."""
+        """The store time of a record; None if the record is gone or damaged."""
         try:
             record = self.log.message_bytes(log_offset, size)
         except SegmentCorruptError:
@@ -940,7 +940,7 @@ class LocalMessageStore(StoreReads):
 
     def put_at_once(self, message: Message) -> PutResult | None:
         """Store one message in microseconds; None, with nothing done, if the put would have to wait
-        or create something first: a sync, another put, a new file, the dispatch, a large body.
+        or create something first: a sync, another put, a new file, a dispatch, a large body.
 
         The put still writes to the page cache, where the system may slow down a process that writes
         faster than its disk.
@@ -967,7 +967,7 @@ class LocalMessageStore(StoreReads):
         return record.result(PutStatus.PUT_OK)
 
     def put_messages_at_once(self, messages: Sequence[Message]) -> PutResults | None:
-        """Like `put_message_at_once`, for a few messages: puts none of them if they are more than
+        """Like `put_at_once`, for a few messages: puts none of them if they are more than
         AT_ONCE_MESSAGES_MAX, or their bodies more than AT_ONCE_BYTES_MAX.
 
         Raises what `put_messages` raises.
@@ -1053,7 +1053,7 @@ class LocalMessageStore(StoreReads):
     ) -> Future[T]:
         """Run `put`; one thread then waits for the disk on behalf of all futures.
 
-        A sync that hangs delays all of them.
+        A sync that hangs delays all of them, as it delays the put that runs it.
         """
         future.set_running_or_notify_cancel()  # a record in the log cannot be taken back
         if parts.promised.is_full:
