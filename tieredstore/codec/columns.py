@@ -656,7 +656,7 @@ def _entries(
     np.add(ends[:-1], widths, out=starts[1:])
     marks = np.flatnonzero(units == _NAME_END)
     if len(marks) != len(ends) or not ((marks > starts) & (marks < ends - 1)).all():
-        # A value holds a mark, or an entry lacks its name, its mark or its value.
+        # A value contains the mark that ends names, or an entry lacks its name, mark or value.
         marks = np.append(marks, len(units) + 1)
         marks = marks[np.searchsorted(marks, starts)]
         counts = (marks > starts) & (marks < ends - 1)

@@ -1,4 +1,4 @@
-"""The bytes of the tier's key index files, as they are written and as they are uploaded.
+"""The bytes of the tier's key index files, as written and as uploaded.
 
 Header of both forms:
 

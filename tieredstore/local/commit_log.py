@@ -1,4 +1,4 @@
-"""The commit log: every message of the store, one after the other, in files of one size.
+"""The commit log: every message of the store, one after another, in files of one size.
 
 A record never spans two files. A file takes a record only if 8 bytes remain after it; otherwise a
 blank record fills the file, and the next file begins with the record.

@@ -99,8 +99,8 @@ class Doubt(NamedTuple):
 class ConsumeQueue:
     """The units of one queue, [min_offset, max_offset) of which are messages that can be read.
 
-    * Puts, cuts and corrections of the minimum come from any thread, one at a time. Reads take no
-      lock: units below `max_offset` do not change.
+    * Any thread may put, cut or correct the minimum; one does so at a time. Reads take no lock:
+      units below `max_offset` do not change.
     * Puts are idempotent: known messages are skipped, so a dispatch that failed or was interrupted
       is simply repeated.
     * Opening writes nothing. Leftovers of a crash after the end are removed before the first put.

@@ -156,7 +156,7 @@ class MappedFileQueue:
             return None
         try:
             return file.read(offset - file.start_offset, length)
-        except SegmentNotFoundError:  # deleted between the two lines
+        except SegmentNotFoundError:  # deleted just now
             self.forget_gone()
             return None
 

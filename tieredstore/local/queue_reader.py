@@ -107,7 +107,7 @@ _Answer = tuple[GetStatus, int, Sequence[SelectedMessage]]
 
 
 class QueueReader:
-    """Answers reads from one log and its queues. Any thread may ask at any time."""
+    """Answers reads from one log and its queues. Any thread may read at any time."""
 
     def __init__(
         self, config: LocalConfig, commit_log: CommitLog, queues: ConsumeQueues, truth: UnitTruth
