@@ -1,11 +1,11 @@
-"""A broker's consumer offsets and topics, in RocketMQ's own files.
+"""A broker's consumer offsets and topics, in the format of RocketMQ's files.
 
     | file                | member           | a row                                          |
     | ------------------- | ---------------- | ---------------------------------------------- |
     | consumerOffset.json | offsetTable      | `topic@group`: the offset of each queue id     |
     | topics.json         | topicConfigTable | a topic's name: its queues, rights, attributes |
 
-Besides its table each file has a `dataVersion`, and perhaps members that are unknown here: these
+Besides its table each file has a `dataVersion`, and perhaps members that are unknown here, which
 are kept.
 """
 
@@ -33,7 +33,7 @@ _QUEUE_ID: Final = re.compile("[0-9]{1,10}")
 
 @dataclass(frozen=True, slots=True, order=True)
 class DataVersion:
-    """How often a table was changed, and when last: the greater is the newer, as in RocketMQ."""
+    """How often a table was changed, and when last. The greater one is newer, as in RocketMQ."""
 
     state_version: int = 0
     counter: int = 0
@@ -51,15 +51,15 @@ class DataVersion:
 
     @classmethod
     def from_json(cls, value: Json) -> DataVersion:
-        """The first one where there is none. Raises ValueError for what is no version."""
+        """The version in a document; the initial one if absent. Raises ValueError if invalid."""
         row = _object(_VERSION, {} if value is None else value)
         return cls(*(_number(row, name, 0) for name in ("stateVersion", "counter", "timestamp")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicConfig:
-    """A topic as a broker of RocketMQ keeps it; `perm` is a sum of 4 to read, 2 to write, and 1 for
-    one whose settings new topics take. `others` are fields that are not known here."""
+    """A topic as a RocketMQ broker keeps it. `perm` is a sum of 4 (read), 2 (write) and 1 (new
+    topics inherit its settings). `others` are fields that are not known here."""
 
     name: str
     read_queue_count: int = 16
@@ -80,7 +80,7 @@ class TopicConfig:
         if not all(0 <= number <= INT32_MAX for number in numbers):
             raise InvalidArgumentError(f"topic {self.name}: not each of {numbers} is a count")
         require_text("filter_type", self.filter_type)
-        if not isinstance(self.is_ordered, bool):  # 1 would be written, and no broker reads that
+        if not isinstance(self.is_ordered, bool):  # a broker cannot read 1 or 0
             raise InvalidArgumentError(f"is_ordered: want a truth, not {self.is_ordered!r:.80}")
         for name, given in (("attributes", self.attributes), ("others", self.others)):
             if not isinstance(given, Mapping):
@@ -94,7 +94,7 @@ OffsetRow: TypeAlias = dict[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableContents(Generic[R]):
-    """All that a file says: `others` are members that are not known here."""
+    """The contents of a file. `others` are members that are not known here."""
 
     rows: Mapping[str, R] = field(default_factory=dict)
     version: DataVersion = DataVersion()
@@ -103,7 +103,7 @@ class TableContents(Generic[R]):
 
 @dataclass(frozen=True, slots=True)
 class TableFormat(Generic[R]):
-    """How one of the tables is written, in its file and row by row."""
+    """The format of one of the tables: its file and its rows."""
 
     file_name: str
     member: str
@@ -114,7 +114,7 @@ class TableFormat(Generic[R]):
     """Members that RocketMQ makes from the table, and never reads."""
 
     def decode(self, data: bytes) -> TableContents[R]:
-        """Raises ValueError, naming the row, for what is no such table."""
+        """The contents of a file. Raises ValueError, naming the row, if it is not such a table."""
         document = fastjson.decode(data)
         table = document.get(self.member)
         known = {self.member, _VERSION} | self.derived
@@ -130,13 +130,13 @@ class TableFormat(Generic[R]):
         return {key: self.read_row(key, value) for key, value in table.items()}
 
     def encode(self, contents: TableContents[R]) -> bytes:
-        """The text that RocketMQ writes for the same table, but for the order of its rows."""
+        """The text that RocketMQ writes for the same table, except for the order of its rows."""
         document: dict[str, Document] = {_VERSION: contents.version.as_json(), **contents.others}
         document[self.member] = {key: self.write_row(row) for key, row in contents.rows.items()}
         return fastjson.encode(dict(sorted(document.items())))
 
     def as_json(self, row: R) -> dict[str, Json]:
-        """The row alone, as any JSON has it."""
+        """One row as plain JSON, with texts as keys."""
         return {str(name): value for name, value in self.write_row(row).items()}
 
 

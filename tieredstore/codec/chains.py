@@ -1,8 +1,8 @@
 """Items of a hash index, chained by slot: a batch is linked to a file as single puts would link it.
 
 Items are numbered from 1 on in the order of their puts. A slot begins with the number of its newest
-item, and an item has the number of the next older one of its slot; 0 is none. A slot's number
-counts only if it is possible: any other number counts as none.
+item, and an item has the number of the next older item of its slot; 0 means none. An impossible
+number in a slot also counts as none.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ Numbers = NDArray[np.int64] | list[int]
 
 
 class Links(NamedTuple):
-    """What a batch does to its chains: arrays, or of a few items lists.
+    """What a batch changes in its chains, as arrays; as lists for a few items.
 
-    A writer stores the items first and `newest` into `slots` last: so a reader in another thread
-    never meets a slot whose item is not there yet.
+    A writer stores the items first and `newest` into `slots` last, so that a reader in another
+    thread never sees a slot whose item is not there yet.
     """
 
     previous: Numbers  # of each item of the batch
-    slots: Numbers  # those that the batch touches, each once
-    newest: Numbers  # and the newest item of each
-    fresh: int  # how many of them were empty
+    slots: Numbers  # that the batch changes, each once
+    newest: Numbers  # item of each of these slots
+    fresh: int  # how many of these slots were empty
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainLayout:
-    """Where the slots of a file lie: behind its header, each `slot_bytes` wide.
+    """Where the slots of a file are: after its header, each `slot_bytes` wide.
 
     `names_next` is Java's rule for the local store: a slot may also name the item that is about to
     be put into it.
@@ -57,17 +57,18 @@ class ChainLayout:
         return numbers[::words]
 
     def head(self, data: mmap, slot: int) -> int:
-        """The number in one slot, as it stands there."""
+        """The number in one slot, unchecked."""
         item: int = _SLOT.unpack_from(data, self.header_bytes + self.slot_bytes * slot)[0]
         return item
 
     def link(
         self, data: mmap, slots: NDArray[np.int32], *, first_item: int, slot_count: int
     ) -> Links:
-        """Chain a batch, inside and to the file; `slots` are those of its items, in order."""
+        """Chain the items of a batch to each other and to the file; `slots` are their slots, in
+        order."""
         if len(slots) < VECTOR_ITEMS_MIN:
             return self._link_few(data, slots, first_item)
-        if len(slots) ** 2 < slot_count:  # so few that two seldom meet in one slot
+        if len(slots) ** 2 < slot_count:  # so few that two seldom share a slot
             in_order = np.sort(slots)
             if not (in_order[1:] == in_order[:-1]).any():
                 return self._link_distinct(data, slots, first_item, slot_count)
@@ -76,8 +77,8 @@ class ChainLayout:
     def _link_distinct(
         self, data: mmap, slots: NDArray[np.int32], first_item: int, slot_count: int
     ) -> Links:
-        """Items of which no two have one slot, as a rule with some hundred items among millions of
-        slots: half of the calls, for there is no order to be found."""
+        """Link items that all have different slots, as is usual for some hundred items among
+        millions of slots. Takes half of the calls, because no order is needed."""
         numbers = np.arange(first_item, first_item + len(slots))
         touched = slots.astype(np.int64)
         previous = self.heads(data, slot_count)[touched].astype(np.int64)
@@ -105,7 +106,7 @@ class ChainLayout:
         self, data: mmap, slots: NDArray[np.int32], first_item: int, slot_count: int
     ) -> Links:
         count = len(slots)
-        order = _order_by_slot(slots, slot_count)  # and within a slot as they came
+        order = _order_by_slot(slots, slot_count)  # stable: in put order within a slot
         in_order = slots[order]
         numbers = order + first_item
         starts = np.empty(count, np.bool_)
@@ -125,18 +126,18 @@ class ChainLayout:
         return Links(previous, touched, numbers[ends], int(np.count_nonzero(heads == 0)))
 
     def store_heads(self, data: mmap, links: Links, *, slot_count: int) -> None:
-        """Show the items of a batch to readers."""
+        """Make the items of a batch visible to readers."""
         if not isinstance(links.slots, list):
             self.heads(data, slot_count)[links.slots] = links.newest
             return
         for slot, item in zip(links.slots, links.newest, strict=True):
             at = self.header_bytes + self.slot_bytes * slot
-            # One copy: `pack_into` writes byte by byte, and a kill would leave half a number.
+            # One copy: `pack_into` writes byte by byte, so a kill could leave half a number.
             data[at : at + _SLOT.size] = _SLOT.pack(item)
 
 
 def _order_by_slot(slots: NDArray[np.int32], slot_count: int) -> NDArray[np.int64]:
-    """A stable order. Numbers of 16 bits are sorted by radix, several times as fast."""
+    """A stable order. Uses 16-bit numbers, which numpy sorts by radix, several times as fast."""
     if slot_count <= 1 << SORT_BITS:
         return np.argsort(slots.astype(np.uint16), kind="stable")
     low = np.argsort(slots.astype(np.uint16), kind="stable")

@@ -10,7 +10,7 @@ a property that is always its last 20 bytes:
     |      9 |    10 | the value in ASCII digits, the last digit first, zeros behind |
     |     19 |     1 | 0x02                                                          |
 
-The second covers every byte before it, the log offset too: a record whose log offset is rewritten,
+The second covers every byte before it, even the log offset: a record whose log offset is rewritten,
 as the tier does, no longer matches.
 """
 
@@ -52,7 +52,7 @@ def require(data: Buffer, *, position: int, size: int, path: str, what: str) -> 
 
 
 def require_multiple(data: Buffer, *, size: int, path: str, what: str) -> None:
-    """Raise SegmentCorruptError unless the data are whole entries of `size` bytes."""
+    """Raise SegmentCorruptError unless the data is a whole number of entries of `size` bytes."""
     rest = len(data) % size
     if rest:
         raise SegmentCorruptError(
@@ -61,7 +61,7 @@ def require_multiple(data: Buffer, *, size: int, path: str, what: str) -> None:
 
 
 def pack_fields(layout: Struct, names: Sequence[str], *values: Any) -> bytes:
-    """Pack the values; one that does not fit raises a ValueError with the name of its field."""
+    """Pack the values. Raises ValueError, with the field's name, for one that does not fit."""
     try:
         return layout.pack(*values)
     except error:
@@ -82,7 +82,8 @@ def misfit(layout: Struct, names: Sequence[str], values: Sequence[Any]) -> Value
 
 
 def column(name: str, values: ArrayLike, *, bits: int = 64) -> NDArray[np.int64]:
-    """The values as one column of int64; ValueError if one is not a whole number of `bits` bits."""
+    """The values as a column of int64. Raises ValueError if one is not a whole number of `bits`
+    signed bits."""
     try:
         array = np.asarray(values)
     except OverflowError:
@@ -112,7 +113,7 @@ def view_entries(
 
 
 def encode_entries(layout: np.dtype[np.void], **columns: tuple[ArrayLike, int]) -> bytes:
-    """Entries packed from columns given as (values, bits); all must be of one length."""
+    """Entries packed from columns given as (values, bits), all of the same length."""
     checked = {name: column(name, values, bits=bits) for name, (values, bits) in columns.items()}
     counts = {len(values) for values in checked.values()}
     if len(counts) != 1:
@@ -152,7 +153,7 @@ def encode_property_crc(value: int) -> bytes:
 
 
 def reserve_property_crc(property_bytes: bytes) -> bytes:
-    """The property bytes with an empty CRC property at the end; one that was there is dropped."""
+    """The property bytes with an empty CRC property at the end; an existing one is dropped."""
     kept = b"".join(
         piece for piece in _PIECE.findall(property_bytes) if not piece.startswith(_START)
     )
@@ -178,7 +179,7 @@ def has_property_crc(record: Buffer) -> bool:
 
 
 def matches_property_crc(record: Buffer) -> bool:
-    """Whether the record ends in a property CRC that is right. Give exactly one record."""
+    """Whether the record ends in a right property CRC. `record` must be exactly one record."""
     tail = bytes(record[-PROPERTY_CRC_BYTES:])
     if _ENTRY.fullmatch(tail) is None:
         return False
@@ -186,12 +187,12 @@ def matches_property_crc(record: Buffer) -> bool:
 
 
 def property_crc_ok(record: Buffer, has_crc: bool) -> bool:
-    """Whether its property CRC is right, which must be there if `has_crc`."""
+    """Whether the property CRC is right; it may be missing unless `has_crc`."""
     return matches_property_crc(record) if has_crc else not gainsays_property_crc(record)
 
 
 def gainsays_property_crc(record: Buffer) -> bool:
-    """Whether the record ends in a property CRC that is wrong. One that carries none may be right:
-    it may be older than the setting."""
+    """Whether the record ends in a wrong property CRC. A record without one may be sound: it may
+    be older than the setting."""
     tail = bytes(record[-PROPERTY_CRC_BYTES:])
     return _ENTRY.fullmatch(tail) is not None and not matches_property_crc(record)

@@ -4,7 +4,7 @@ Row i of a column belongs to record i. Only `Records` decides which records are 
 lengths add up, so that `decode_message` can raise only for the CRC of a body. An index, a scan of
 the local log, a job and a check all use it, so none accepts a record that another refuses.
 
-`Properties` counts an entry as `decode_properties` does. No object is created for each message,
+`Properties` accepts the same entries as `decode_properties`. No object is created per message,
 except texts that a caller asks for.
 """
 
@@ -60,7 +60,7 @@ from tieredstore.model.property_text import NAME_END, VALUE_END
 _NAME_END: Final = ord(NAME_END)
 _VALUE_END: Final = ord(VALUE_END)
 _KEY_END: Final = ord(" ")
-_MANY_TEXTS: Final = 128  # fewer are quicker one by one
+_MANY_TEXTS: Final = 128  # fewer texts are faster one by one
 
 Spans = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 """Rows, in order; where a piece of each begins; where it ends. A row may have none, or several."""
@@ -94,19 +94,19 @@ class Words:
         count = len(self.data) - width + 1
         if count <= 0:
             return np.zeros(len(at), np.int64)
-        # Overlapping entries, one for each byte: numpy then reads words that are not aligned.
+        # Overlapping entries, one per byte, let numpy read unaligned words.
         words: NDArray[Any] = np.ndarray((count,), layout, self.data, strides=(1,))
         try:
             found = words[at]
-        except IndexError:  # only damage leads there
+        except IndexError:  # only damage leads here
             found = words[np.clip(at, 0, count - 1)]
         return found.astype(np.int64)
 
 
 class Bodies(Words):
-    """Many records in one buffer, up to their bodies: the rest is not examined.
+    """Many records in one buffer, up to their bodies; the rest is not examined.
 
-    `has_body` says of each row whether a record of this size may lie there, with its body in it.
+    `has_body` says for each row whether a record of this size, with its body, may lie there.
     """
 
     def __init__(
@@ -123,18 +123,18 @@ class Bodies(Words):
             self.ends = np.where(self.has_body, self.ends, 0)
         self._find_heads()
         self.sys_flags = self._head(">i4", SYS_FLAG_POSITION)
-        self.born_ipv6: NDArray[np.int64] | None = None  # extra bytes of each; None: of none
+        self.born_ipv6: NDArray[np.int64] | None = None  # extra bytes per row; None if all are 0
         self._find_body()
 
     def _find_heads(self) -> None:
-        """The fixed parts of all records, side by side: fields are then read without a search."""
+        """Copy the fixed parts of all records side by side, so that fields have fixed places."""
         data = self.data if len(self.data) >= FIXED_BYTES else bytes(FIXED_BYTES)
         count = len(data) - FIXED_BYTES + 1
         windows: NDArray[Any] = np.ndarray((count,), f"V{FIXED_BYTES}", data, strides=(1,))
         self._heads = windows[self.starts]
 
     def _head(self, layout: str, position: int) -> NDArray[np.int64]:
-        """A field of all records, where the fields before it are of fixed lengths."""
+        """One field of all records; the fields before it must have fixed lengths."""
         field = np.dtype(
             {
                 "names": ["value"],
@@ -166,13 +166,13 @@ class Bodies(Words):
         return self._head(">i4", BODY_CRC_POSITION)
 
     def body_crc_ok(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Whether the bodies have the checksum that their records say."""
+        """Whether each body has the checksum in its record."""
         starts, sizes = self.body_starts[rows], self.body_bytes[rows]
         return bodies_match(self.data, starts, sizes, self.body_crcs()[rows])
 
     def sound_bodies(self) -> NDArray[np.bool_]:
-        """Of each row whether its body lies within the record and has the checksum that this says,
-        whatever the rest of the record is."""
+        """For each row, whether its body lies within the record and has the checksum in it; the
+        rest of the record does not matter."""
         sound = self.has_body.copy()
         rows = np.flatnonzero(sound)
         sound[rows] = self.body_crc_ok(rows)
@@ -180,11 +180,11 @@ class Bodies(Words):
 
 
 class Records(Bodies):
-    """Many records in one buffer, and where their parts of any length are.
+    """Many records in one buffer, and where their parts of variable length are.
 
-    * `sound` says for each row whether exactly this record is there, whole: magic and size are a
-      message's, and its lengths add up to the size. Other fields of an unsound row are meaningless.
-      Nothing is read beyond a record, whatever its lengths say.
+    * `sound` says for each row whether exactly one whole record is there: magic and size are those
+      of a message, and its lengths add up to the size. Other fields of an unsound row are
+      meaningless. Nothing is read beyond a record, whatever its lengths say.
     * Only `sound_bodies` and `body_crc_ok` check checksums.
     """
 
@@ -232,11 +232,11 @@ class Records(Bodies):
         return self._head(">i4", FLAG_POSITION)
 
     def own_queue_offsets(self) -> NDArray[np.int64]:
-        """What each record says that its queue offset is."""
+        """The queue offset that each record contains."""
         return self._head(">i8", QUEUE_OFFSET_POSITION)
 
     def own_log_offsets(self) -> NDArray[np.int64]:
-        """What each record says that its place is."""
+        """The log offset that each record contains."""
         return self._head(">i8", LOG_OFFSET_POSITION)
 
     def born_times(self) -> NDArray[np.int64]:
@@ -248,7 +248,7 @@ class Records(Bodies):
         return self.int64(self._behind_born_host(STORE_TIMESTAMP_POSITION))
 
     def born_hosts(self) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Where the address begins, and whether it is one of IPv6."""
+        """Where each address begins, and whether it is an IPv6 address."""
         return self.starts + BORN_HOST_POSITION, (self.sys_flags & BORN_HOST_IPV6) != 0
 
     def store_hosts(self) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
@@ -262,13 +262,13 @@ class Records(Bodies):
     # Checks
 
     def body_crc_ok(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """The same. They are not looked at again behind `leave_out_damaged_bodies`."""
+        """As in `Bodies`; after `leave_out_damaged_bodies` bodies are not checked again."""
         if self._only_checked_are_sound and self.sound[rows].all():
             return np.ones(len(rows), np.bool_)
         return super().body_crc_ok(rows)
 
     def leave_out_damaged_bodies(self) -> NDArray[np.int64]:
-        """The rows that were sound but for their bodies; they are so no more."""
+        """Mark the sound rows with a damaged body as unsound; returns them."""
         rows = np.flatnonzero(self.sound)
         damaged: NDArray[np.int64] = rows[~self.body_crc_ok(rows)]
         self.sound[damaged] = False
@@ -276,7 +276,7 @@ class Records(Bodies):
         return damaged
 
     def properties(self, rows: NDArray[np.int64]) -> Properties:
-        """Those of these rows, which are sound."""
+        """The properties of these rows, all of which must be sound."""
         return Properties.within(self.data, self.property_starts[rows], self.property_bytes[rows])
 
 
@@ -290,7 +290,7 @@ class RecordFields(Records):
 
 
 class Properties:
-    """The property texts of many messages, taken apart together.
+    """The property texts of many messages, parsed together.
 
     Text i ends at `ends[i]`, where the next one begins. It may lack its last separator.
     """
@@ -309,14 +309,14 @@ class Properties:
     def within(
         cls, data: Buffer, starts: NDArray[np.int64], sizes: NDArray[np.int64]
     ) -> Properties:
-        """Of the texts `data[start : start + size]`, all of which lie within the data."""
+        """The properties of the texts `data[start : start + size]`, all of them within the data."""
         return cls(joined_texts(data, starts, sizes), sizes.cumsum())
 
     def __len__(self) -> int:
         return len(self._row_ends)
 
     def values(self, name: str) -> Spans:
-        """The value under this name in each text that has one: the last of them."""
+        """The value under this name in each text that has one; the last one if several."""
         text = name.encode()
         if self._columns is not None:
             column = self._columns.get(text)
@@ -333,15 +333,16 @@ class Properties:
         return rows, self._marks[found] + 1, self._ends[found]
 
     def keys(self) -> tuple[Spans, NDArray[np.int64]]:
-        """The single keys of KEYS, doubles too; and the rows where one is empty, which is none."""
+        """The single keys of KEYS with duplicates but without empty ones, and the rows that have
+        an empty one."""
         return _pieces(self._units, self.values(KEYS))
 
     def entries(self) -> tuple[Spans, NDArray[np.int64]]:
-        """All entries that count, also those that a later one replaces; where each name ends."""
+        """All valid entries, even those that a later one replaces; and where each name ends."""
         return (self._rows, self._starts, self._ends), self._marks
 
     def tags_codes(self) -> NDArray[np.int64]:
-        """What a consume queue stores for the tags of each message: see `record.tags_code`."""
+        """The tags code of each message, as a consume queue stores it: see `record.tags_code`."""
         rows, starts, ends = self.values(TAGS)
         codes = np.zeros(len(self), np.int64)
         codes[rows] = self._hashes(starts, ends, np.uint32).astype(np.uint32).view(np.int32)
@@ -352,7 +353,7 @@ class Properties:
         if self._is_ascii:
             text = str(self.data, "ascii")
             return [text[start:end] for start, end in places]
-        data = bytes(self.data)  # no copy where it is bytes
+        data = bytes(self.data)  # copies nothing if it is bytes already
         return [decode_utf8(data[start:end]) for start, end in places]
 
     def hashes_behind(
@@ -362,8 +363,8 @@ class Properties:
         ends: NDArray[np.int64],
         kind: type[np.unsignedinteger[Any]] = np.uint64,
     ) -> Hashes:
-        """The hashes of these texts, each behind another one, of which there is the hash. Of a
-        shorter `kind` the lower bits count."""
+        """The hash of each of these texts with another text before it; `before` has the hashes of
+        those. A narrower `kind` gives the lower bits."""
         lengths = ends - starts if self._is_ascii else utf16_lengths(self.texts(starts, ends))
         return hashes_behind(before, self._hashes(starts, ends, kind), lengths)
 
@@ -388,8 +389,8 @@ class Properties:
 
     @cached_property
     def _columns(self) -> Mapping[bytes, int] | None:
-        """Where all texts have the same names in the same order, as most do: which entry of a text
-        has which name."""
+        """If all texts have the same names in the same order, as is usual: the position of each
+        name in a text. Otherwise None."""
         each, ends = self._each, self._row_ends
         if not 0 < each <= len(self) or each * len(self) != len(self._starts):
             return None
@@ -407,16 +408,16 @@ class Properties:
 
     @cached_property
     def _rows(self) -> NDArray[np.int64]:
-        """Whose each entry is."""
-        ends = np.searchsorted(self._starts, self._row_ends)  # fewer searches than one for each
+        """The row of each entry."""
+        ends = np.searchsorted(self._starts, self._row_ends)  # fewer searches than one per entry
         return np.repeat(np.arange(len(self)), np.diff(ends, prepend=0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HashedKeys:
-    """The keys of messages, those of the first one first, and how many each message has.
+    """The keys of messages, in the order of the messages, and how many keys each message has.
 
-    `gaps` are the messages in whose KEYS a space begins, ends, or follows another one.
+    `gaps` are the messages whose KEYS begin or end with a space, or have two in a row.
     """
 
     hashes: Hashes
@@ -425,7 +426,7 @@ class HashedKeys:
 
 
 def keys_behind(prefix: str, properties: Properties) -> HashedKeys:
-    """UNIQ_KEY and each of KEYS, each once for each message, hashed with `prefix` before it."""
+    """UNIQ_KEY and each of KEYS, once per message, hashed with `prefix` before it."""
     return hashed_keys(properties, np.full(len(properties), key_hash(prefix), np.uint64))
 
 
@@ -439,14 +440,14 @@ class ParsedRun(MessageRun):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundKeys:
-    """The keys of a run that was parsed, in few bytes: the properties themselves can go."""
+    """The keys of a parsed run in few bytes, so that the properties need not be kept."""
 
     keys: HashedKeys
     store_timestamps: NDArray[np.int64]
 
     @classmethod
     def of(cls, topic: str, run: MessageRun) -> FoundKeys | None:
-        """None for a run that is to be parsed, or is only a part of what was."""
+        """None for a run that is not parsed yet, or is only a part of a parsed one."""
         if not isinstance(run, ParsedRun) or len(run) != len(run.properties):
             return None
         keys = keys_behind(f"{topic}#", run.properties)
@@ -460,8 +461,8 @@ class FoundKeys:
 def hashed_keys(
     properties: Properties, before: Hashes, kind: type[np.unsignedinteger[Any]] = np.uint64
 ) -> HashedKeys:
-    """The same where `before` are the hashes of what stands before the keys of each message. Of a
-    shorter `kind` the lower bits of the hashes count."""
+    """Like `keys_behind`; `before` has, for each message, the hash of the prefix of its keys. A
+    narrower `kind` gives the lower bits of the hashes."""
     keys, gaps = properties.keys()
     unique = properties.values(UNIQUE_KEY)
     rows, starts, ends = spans = _together(unique, keys) if len(unique[0]) else keys
@@ -478,7 +479,7 @@ def hashed_keys(
 class RecordColumns:
     """Row i is one sound record: `data[positions[i] : positions[i] + sizes[i]]`.
 
-    The numbers are copies; `data` is a view and keeps the file mapped while it is held.
+    The numbers are copies; `data` is a view that keeps the file mapped.
     """
 
     data: memoryview
@@ -511,7 +512,7 @@ class RecordColumns:
         return decode_utf8(self.data[start : start + int(self.topic_bytes[row])])
 
     def topics(self) -> list[str]:
-        """All topics; one text for all rows that have it."""
+        """The topic of each row; rows with the same topic share one string."""
         known: dict[bytes, str] = {}
         texts = []
         ends = self.topic_starts + self.topic_bytes
@@ -528,7 +529,7 @@ class RecordColumns:
         return bytes(self.data[start : start + int(self.property_bytes[row])])
 
     def rows_with(self, text: bytes) -> list[int]:
-        """The rows whose properties hold this text somewhere: cheaper than to decode them all."""
+        """The rows whose properties contain this text: cheaper than decoding all of them."""
         starts, ends = self.property_starts, self.property_starts + self.property_bytes
         return [
             row
@@ -551,11 +552,11 @@ def sound_columns(
     check_property_crc: bool = False,
     property_crc_from: int = 0,
 ) -> RecordColumns:
-    """The records between these bounds, up to the first that is not sound. Those before
-    `property_crc_from` may carry no property CRC: they are older than the setting.
+    """The records between these bounds, up to the first that is not sound. Records before
+    `property_crc_from` may lack a property CRC: they are older than the setting.
 
-    Two things are asked for beyond `Records.sound`: each record must say that it lies at its log
-    offset, and its last text must not end in zeros, which a crash leaves of what was not written.
+    Two conditions go beyond `Records.sound`: each record must contain its own log offset, and its
+    last text must not end in zeros, which a crash leaves where bytes were not written.
     """
     records = Records(data, bounds[:-1], np.diff(bounds))
     texts = records.topic_bytes + records.property_bytes
@@ -588,15 +589,15 @@ def sound_columns(
 
 
 def sound_count(ok: NDArray[np.bool_]) -> int:
-    """How many there are before the first that is not."""
+    """How many rows come before the first that is not ok."""
     return len(ok) if ok.all() else int(ok.argmin())
 
 
 def joined_texts(data: Buffer, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> bytes:
-    """The texts `data[start : start + size]`, all of which lie within the data, one behind another.
+    """The texts `data[start : start + size]`, all within the data, joined.
 
-    Many that are about equally long are windows of one width that end where they do, without what
-    stands before each: no object a text, and most of it without the interpreter.
+    Many texts of similar length are read as windows of one width with the same ends; the bytes
+    before each text are then cut off. This makes no object per text and is mostly done by numpy.
     """
     count, ends = len(starts), starts + sizes
     width = int(sizes.max()) if count >= _MANY_TEXTS else 0
@@ -613,7 +614,7 @@ def joined_texts(data: Buffer, starts: NDArray[np.int64], sizes: NDArray[np.int6
 def texts_are(
     data: Any, starts: NDArray[np.int64], sizes: NDArray[np.int64], text: bytes
 ) -> NDArray[np.bool_]:
-    """Whether each `data[start : start + size]`, all of which lie within the data, is this text."""
+    """Whether each `data[start : start + size]`, all of them within the data, is this text."""
     same: NDArray[np.bool_] = sizes == len(text)
     rows = np.flatnonzero(same)
     if text and len(rows):
@@ -622,12 +623,12 @@ def texts_are(
 
 
 def _begins(data: Any, starts: NDArray[np.int64], text: bytes) -> NDArray[np.bool_]:
-    """Whether this text, which is not empty and fits there, begins at each of these places."""
+    """Whether this text begins at each of these places; it is not empty and fits there."""
     if not len(starts):
         return np.zeros(0, np.bool_)
     found = np.ones(len(starts), np.bool_)
     at, left = 0, len(text)
-    for width in (8, 4, 2, 1):  # as numbers: numpy compares texts byte by byte
+    for width in (8, 4, 2, 1):  # compare as numbers: numpy compares texts byte by byte
         while left >= width:
             layout = f"u{width}"
             count = len(data) - width + 1
@@ -640,21 +641,22 @@ def _begins(data: Any, starts: NDArray[np.int64], text: bytes) -> NDArray[np.boo
 def _entries(
     units: NDArray[np.uint8], row_ends: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Where each entry that counts begins, where its name ends, and where its value does."""
+    """Where each valid entry begins, where its name ends, and where its value ends."""
     ends = np.flatnonzero(units == _VALUE_END)
-    widths: Any = 1  # of what stands behind each entry
-    # Where a text lacks its last separator; an empty text may seem to, which makes an empty entry.
+    widths: Any = 1  # of the separator after each entry
+    # The ends of texts without a last separator. An empty text may look like one: its entry is
+    # empty too, and not valid.
     borders = row_ends[units[row_ends - 1] != _VALUE_END] if len(units) else row_ends[:0]
     if len(borders):
         both = np.concatenate((borders, ends))
-        order = np.argsort(both, kind="stable")  # a border comes before what lies behind it
+        order = np.argsort(both, kind="stable")  # a border sorts before a separator at its place
         ends = both[order]
         widths = (order >= len(borders))[:-1]
     starts = np.zeros_like(ends)
     np.add(ends[:-1], widths, out=starts[1:])
     marks = np.flatnonzero(units == _NAME_END)
     if len(marks) != len(ends) or not ((marks > starts) & (marks < ends - 1)).all():
-        # A value holds a mark, or an entry lacks its name, its mark or its value.
+        # A value contains the mark that ends names, or an entry lacks its name, mark or value.
         marks = np.append(marks, len(units) + 1)
         marks = marks[np.searchsorted(marks, starts)]
         counts = (marks > starts) & (marks < ends - 1)
@@ -663,8 +665,8 @@ def _entries(
 
 
 def _pieces(units: NDArray[np.uint8], values: Spans) -> tuple[Spans, NDArray[np.int64]]:
-    """The single keys of each value, which only a space parts; and the rows where one is empty,
-    which is none."""
+    """The single keys of each value, separated by spaces only, without empty ones; and the rows
+    that have an empty one."""
     rows, starts, ends = values
     spaces = np.flatnonzero(units == _KEY_END)
     if not len(rows) or not len(spaces):
@@ -672,8 +674,8 @@ def _pieces(units: NDArray[np.uint8], values: Spans) -> tuple[Spans, NDArray[np.
     owners = np.searchsorted(starts, spaces, side="right") - 1
     inside = (owners >= 0) & (spaces < ends[owners])
     spaces, owners = spaces[inside], owners[inside]
-    # Values come one behind the other, so sorted bounds are those of the pieces in order. What is
-    # sorted is two ordered halves: a stable sort merges them in a tenth of the time.
+    # Values do not overlap, so sorting the bounds puts the pieces in order. Each input is two
+    # sorted halves, which a stable sort merges in a tenth of the time.
     firsts = np.sort(np.concatenate((starts, spaces + 1)), kind="stable")
     lasts = np.sort(np.concatenate((spaces, ends)), kind="stable")
     rows = np.repeat(rows, np.bincount(owners, minlength=len(rows)) + 1)
@@ -686,7 +688,7 @@ def _pieces(units: NDArray[np.uint8], values: Spans) -> tuple[Spans, NDArray[np.
 
 
 def _together(first: Spans, second: Spans) -> Spans:
-    """Both in the order of the rows, and of one row the first before the second."""
+    """Both spans merged in the order of the rows; within a row `first` comes before `second`."""
     rows, starts, ends = (np.concatenate(both) for both in zip(first, second, strict=True))
     order = np.argsort(rows, kind="stable")
     return rows[order], starts[order], ends[order]
@@ -695,7 +697,8 @@ def _together(first: Spans, second: Spans) -> Spans:
 def _said_again(
     properties: Properties, spans: Spans, hashes: Hashes, counts: NDArray[np.int64]
 ) -> list[int]:
-    """The keys that stand a second time in one message. Hashes alone do not tell."""
+    """The keys that repeat an earlier key of the same message. Equal hashes are not enough: the
+    texts are compared."""
     rows, starts, ends = spans
     firsts = np.cumsum(counts) - counts
     pairs = np.flatnonzero(counts == 2)

@@ -1,6 +1,6 @@
-"""JSON as RocketMQ's brokers keep it in their files: fastjson's text, with tabs and bare keys.
+"""JSON as in the files of RocketMQ's brokers: written by fastjson, with tabs and bare keys.
 
-{                                       one member a line, indented by tabs
+{                                       one member per line, indented by tabs
     "commitLogFileSegmentTable":{         no space after the colon
             "broker/topic/3":{0:{               an integer key stays on the line, bare
                             "path":"broker/topic/3",
@@ -21,16 +21,16 @@ from tieredstore.model.values import Json
 NESTING_MAX: Final = 100
 """How deep a note may nest, and a field that we do not know but carry along."""
 
-# What can be written: as Json, and objects may have integer keys.
+# What can be written: like Json, but objects may have integer keys.
 Document: TypeAlias = (
     "bool | int | float | str | list[Json] | Mapping[str, Document] | Mapping[int, Document] | None"
 )
 
-# A bare key, or something in a string that looks like one. There is no quote in it, so it lies in a
-# string as a whole or not at all.
+# A bare key, or something in a string that looks like one. It contains no quote, so it is either
+# completely inside a string or completely outside.
 _KEY: Final = re.compile(rb"[{,]\s*(-?[0-9]+)\s*:")
 _ESCAPE: Final = re.compile(rb"\\.", re.DOTALL)
-# fastjson escapes these; everything else goes out as it is.
+# fastjson escapes these and writes everything else as it is.
 _SPECIAL = re.compile('[\x00-\x1f"\\\\\x7f-\x9f\u2028\u2029]')
 _SHORT_ESCAPES = {
     "\b": "\\b",
@@ -44,14 +44,14 @@ _SHORT_ESCAPES = {
 
 
 def decode(data: bytes) -> dict[str, Json]:
-    """The object in a file, bare keys quoted or not. Raises ValueError for anything else."""
+    """The object in a file, with or without bare keys. Raises ValueError for anything else."""
     if not data.strip():
         raise ValueError("the file is empty")
     try:
         document = msgspec.json.decode(_quote_keys(data))
     except RecursionError as error:
         raise ValueError("it nests too deep") from error
-    except ValueError as error:  # msgspec's errors, wrong UTF-8, numbers out of all range
+    except ValueError as error:  # msgspec's errors, invalid UTF-8, numbers out of range
         raise ValueError(f"it is no JSON: {error}") from error
     if not isinstance(document, dict):
         raise ValueError("it holds no JSON object")

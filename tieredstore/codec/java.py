@@ -2,13 +2,14 @@
 
 Java hashes UTF-16 code units: h = 31 * h + unit, modulo 2^32. For many texts this is one pass over
 all units. 31 is odd, so it has an inverse modulo 2^32: multiply unit i by 31^-(i+1), sum up from
-the left, subtract the sums at both ends of a text, and multiply by 31^(end).
+the left, take the difference of the sums at both ends of a text, and multiply it by 31^(end).
 
 Signs of index hashes. The local index takes the absolute value, and 0 for -2^31. The index of
-the tier negates negative hashes, which leaves -2^31 as it is; its slot, a remainder in Java, is
-then negative unless the slot count is a power of two. Java writes to that place before the slots:
-with few slots it overwrites the header, else it throws and the key is lost. See `tiered_place` for
-what we do. Later brokers are said to mask the hash instead, so readers try both: `tiered_probes`.
+the tier negates negative hashes, which does not change -2^31; the slot of that hash, a remainder in
+Java, is negative unless the slot count is a power of two. Java writes to that place before the
+slots: with few slots it overwrites the header, otherwise it throws and the key is lost. See
+`tiered_place` for what we do. Later brokers are said to mask the hash instead, so readers try both:
+`tiered_probes`.
 """
 
 from __future__ import annotations
@@ -56,14 +57,14 @@ def string_hash(text: str) -> int:
 
 
 def _units(text: str) -> bytes | memoryview[int]:
-    """UTF-16 code units as numbers; for ASCII the bytes are just that."""
+    """UTF-16 code units as numbers; for ASCII they are the bytes."""
     if text.isascii():
         return text.encode()
     return memoryview(text.encode(_UTF16, "surrogatepass")).cast("H")
 
 
 def string_hashes(texts: Sequence[str]) -> NDArray[np.int32]:
-    """String.hashCode of many texts; quicker than one by one from about eight on."""
+    """String.hashCode of many texts; faster than one by one from about eight on."""
     count = len(texts)
     if count < _VECTOR_KEYS_MIN:
         return np.fromiter(map(string_hash, texts), np.int32, count)
@@ -74,7 +75,7 @@ def string_hashes(texts: Sequence[str]) -> NDArray[np.int32]:
     start = before = 0
     while start < count:
         stop = int(np.searchsorted(ends, before + _GROUP_CHARACTERS, side="right"))
-        if stop == start:  # one text that is longer than a group
+        if stop == start:  # a text longer than a group
             hashes[start] = string_hash(texts[start])
             stop = start + 1
         else:
@@ -113,7 +114,7 @@ def _unit_ends(joined: str, ends: NDArray[np.int64]) -> NDArray[np.int64]:
 
 @cache
 def _power_tables() -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-    """31^i and 31^-i for all units of a group: 256 KiB each, made once."""
+    """31^i and 31^-i for all units of a group: 256 KiB each, computed once."""
     tables = []
     for base in (31, _INVERSE_OF_31):
         table = np.full(2 * _GROUP_CHARACTERS + 1, base, np.uint32)
@@ -138,7 +139,7 @@ def local_key_hashes(texts: Sequence[str]) -> NDArray[np.int32]:
 
 
 def _local(hashes: NDArray[np.int32]) -> NDArray[np.int32]:
-    return np.abs(hashes) & INT32_MAX  # -2^31 has no other absolute value, and becomes 0
+    return np.abs(hashes) & INT32_MAX  # -2^31 is its own absolute value, and becomes 0
 
 
 def joined_key_hashes(
@@ -146,9 +147,9 @@ def joined_key_hashes(
 ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
     """`local_key_hash` of `index_key(topic, piece)` for each piece of each row of a text.
 
-    `joined` holds one row for each topic; both separators are ASCII. Empty pieces are passed over.
-    The second column is the number of each row's pieces. No text is made of a single piece: the
-    hash of its topic is multiplied by 31 for each of its units.
+    `joined` holds one row for each topic; both separators are ASCII. Empty pieces are skipped. The
+    second result is the number of pieces in each row. No string is made per piece: the hash of its
+    topic is multiplied by 31 for each unit of the piece.
     """
     units: NDArray[np.uint8] | NDArray[np.uint16]
     if joined.isascii():
@@ -183,8 +184,8 @@ def local_slot(key_hash: int, slot_count: int) -> int:
 def tiered_place(key_hash: int, slot_count: int) -> tuple[int, int]:
     """The hash and the slot that we write.
 
-    Where Java's slot is negative, nobody can find the key by Java's rule, so it is written as hash
-    0 in slot 0: there a broker that masks hashes finds it, and so do our `tiered_probes`.
+    If Java's slot is negative, nobody can find the key by Java's rule. So it is written as hash 0
+    in slot 0, where a broker that masks hashes finds it, and so do our `tiered_probes`.
     """
     slot = java_remainder(key_hash, slot_count)
     return (key_hash, slot) if slot >= 0 else (0, 0)
@@ -193,7 +194,7 @@ def tiered_place(key_hash: int, slot_count: int) -> tuple[int, int]:
 def tiered_places(
     key_hashes: NDArray[np.int32], slot_count: int
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """`tiered_place` for many: hashes and slots."""
+    """`tiered_place` for many hashes: hashes and slots."""
     slots = np.fmod(key_hashes, np.int32(slot_count))  # fmod has the sign of Java's remainder
     if slots.size and slots.min() < 0:
         lost = slots < 0
@@ -224,17 +225,17 @@ def java_remainder(dividend: int, divisor: int) -> int:
 
 
 def wrap_int32(value: int) -> int:
-    """A cast to int."""
+    """Java's cast to int."""
     return ((value & _MASK) ^ _SIGN) - _SIGN
 
 
 def trim(text: str) -> str:
-    """Java's `String.trim`: wide blanks, which Python's `strip` takes away, are part of a text."""
+    """Java's `String.trim`: unlike Python's `strip` it keeps wide blanks."""
     return text.strip(_TRIMMED)
 
 
 def encode_utf8(text: str) -> bytes:
-    """UTF-8; a surrogate without its partner becomes `?`."""
+    """UTF-8; a lone surrogate becomes `?`."""
     try:
         return text.encode()
     except UnicodeEncodeError:
@@ -244,12 +245,12 @@ def encode_utf8(text: str) -> bytes:
 
 
 def decode_utf8(data: bytes | bytearray | memoryview) -> str:
-    """Text; what is not UTF-8 becomes U+FFFD, as many as Java makes. Never raises."""
+    """Text; bytes that are not UTF-8 become U+FFFD, as many as in Java. Never raises."""
     return str(data, "utf-8", _REPLACE)
 
 
 def _replace_like_java(problem: UnicodeError) -> tuple[str, int]:
-    """Java counts an encoded surrogate (ED A0..BF xx) as one mistake, Python as two or three."""
+    """Java counts an encoded surrogate (ED A0..BF xx) as one error, Python as two or three."""
     assert isinstance(problem, UnicodeDecodeError)
     wrong = problem.object[problem.start : problem.start + 3]
     if wrong[0] != 0xED or len(wrong) < 2 or not 0xA0 <= wrong[1] <= 0xBF:

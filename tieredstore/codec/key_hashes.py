@@ -25,7 +25,7 @@ _MASK: Final = (1 << 64) - 1
 _UTF16: Final = "utf-16-le" if sys.byteorder == "little" else "utf-16-be"
 _GROUP_CHARACTERS: Final = 1 << 15
 _GROUP_TEXTS: Final = 1 << 10
-_SPAN_CHARACTERS: Final = 1 << 17  # together: eight bytes each
+_SPAN_CHARACTERS: Final = 1 << 17  # hashed together; each takes eight bytes
 _END: Final = "\0"
 _VECTOR_KEYS_MIN: Final = 8
 
@@ -45,7 +45,7 @@ def key_hash(text: str) -> int:
 
 
 def key_hashes(texts: Sequence[str], *, prefix: str = "") -> Hashes:
-    """The hashes of `prefix + text` for many texts: give `topic#` once and the keys alone."""
+    """The hashes of `prefix + text` for many texts, such as `topic#` and its keys."""
     count = len(texts)
     if count <= _GROUP_TEXTS:
         return _hash_group(texts, prefix)
@@ -62,8 +62,8 @@ def span_hashes(
     ends: NDArray[np.int64],
     kind: type[np.unsignedinteger[Any]] = np.uint64,
 ) -> NDArray[np.unsignedinteger[Any]]:
-    """The hashes of the ASCII texts `data[start:end]`, or the lower bits of them, in a shorter
-    `kind`: String.hashCode has 32 bits. Those of one length are made together."""
+    """The hashes of the ASCII texts `data[start:end]`. A narrower `kind` gives their lower bits:
+    String.hashCode has 32. Texts of one length are hashed together."""
     lengths = ends - starts
     hashes = np.zeros(len(starts), kind)
     powers = _power_tables()[0]
@@ -88,8 +88,8 @@ def span_hashes(
 
 
 def hashes_behind(before: Hashes, hashes: Hashes, lengths: NDArray[np.int64]) -> Hashes:
-    """The hashes of texts that stand behind others, of which there are these hashes, and of how
-    many units each of them has."""
+    """The hashes of texts with a prefix: `before` has the hashes of the prefixes, `hashes` those of
+    the texts alone, `lengths` the number of units of each text."""
     powers, _ = _power_tables()
     longest = len(powers) - 1
     factors = powers[np.minimum(lengths, longest)]
@@ -121,7 +121,7 @@ def _hash_group(texts: Sequence[str], prefix: str) -> Hashes:
         wide = np.frombuffer(joined.encode(_UTF16, "surrogatepass"), np.uint16)
         ends = np.flatnonzero(wide == ord(_END))
         terms = wide.astype(np.uint64)
-    if len(ends) != count:  # a text that holds what was to part them
+    if len(ends) != count:  # a text contains the separator
         return np.fromiter((key_hash(prefix + text) for text in texts), np.uint64, count)
     starts = np.empty(count, np.int64)
     starts[0] = 0
@@ -138,7 +138,7 @@ def _hash_group(texts: Sequence[str], prefix: str) -> Hashes:
 
 @cache
 def _power_tables() -> tuple[Hashes, Hashes]:
-    """M^i and M^-i for all units of a group: 256 KiB each, made once."""
+    """M^i and M^-i for all units of a group: 256 KiB each, computed once."""
     tables = []
     for factor in (MULTIPLIER, _INVERSE):
         table = np.full(2 * _GROUP_CHARACTERS + 1, factor, np.uint64)
@@ -157,17 +157,18 @@ def item_places(hashes: Hashes, slot_count: int) -> tuple[NDArray[np.int32], NDA
 
 
 def slots_of(item_hashes: NDArray[np.int32], slot_count: int) -> NDArray[np.int32]:
-    """The slots of hashes as items hold them: none is negative but -2^31 with a power of two."""
+    """The slots of item hashes. None may be negative, except -2^31 with a power of two as
+    `slot_count`."""
     unsigned = item_hashes.view(np.uint32)
     divisor = np.uint32(slot_count)
-    quotients = unsigned // divisor  # numpy divides quicker than it takes remainders
+    quotients = unsigned // divisor  # numpy divides faster than it takes remainders
     quotients *= divisor
     np.subtract(unsigned, quotients, out=quotients)
     return quotients.view(np.int32)
 
 
 def mixed(hashes: Hashes) -> Hashes:
-    """Every bit of a hash spread over all bits: what a filter works with."""
+    """Spread every bit of a hash over all bits, for use in a filter."""
     values = hashes ^ (hashes >> np.uint64(30))
     values *= np.uint64(0xBF58476D1CE4E5B9)
     values ^= values >> np.uint64(27)

@@ -11,7 +11,7 @@
     | slot h | 40 + 4 * h         | i32 number of the newest item, 0 = none          |
     | item i | 40 + 4 * S + 20 * i | i32 key hash, i64 log offset, i32 seconds, i32 previous item |
 
-Item 0 is never used, so a file of N holds N - 1 items.
+Item 0 is never used, so a file with capacity N holds N - 1 items.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ def decode_header(
     item_capacity: int = INT32_MAX,
     path: str = "",
 ) -> LocalIndexHeader:
-    """The header; counts that exceed the capacities are damage. A next item of 0 becomes 1."""
+    """The header. Raises SegmentCorruptError for counts beyond the capacities. A next item of 0
+    becomes 1."""
     require(data, position=0, size=HEADER_BYTES, path=path, what="the index header")
     header = LocalIndexHeader._make(_HEADER.unpack_from(data))
     if not 0 <= header.used_slot_count <= slot_count:
@@ -97,7 +98,7 @@ def encode_slot(item: int) -> bytes:
 
 
 def decode_slot(data: Buffer, position: int = 0, *, path: str = "") -> int:
-    """The number of the newest item. Java takes what is not within 1 to the next item for 0."""
+    """The number of the newest item. Java reads any number not within 1 to the next item as 0."""
     require(data, position=position, size=SLOT_BYTES, path=path, what="an index slot")
     return int(_SLOT.unpack_from(data, position)[0])
 
@@ -110,8 +111,8 @@ def decode_item(data: Buffer, position: int = 0, *, path: str = "") -> LocalInde
 def seconds_after_begin(store_timestamp: int, *, begin_timestamp: int) -> int:
     """The time an item stores: whole seconds, never negative, 0 while the file has no begin.
 
-    The first item of a file is measured from the begin its predecessor left, but read against its
-    own: readers may take it for 0.
+    The first item of a file is measured from the begin that the previous file left, but is read
+    against its own file's begin: readers may treat it as 0.
     """
     if begin_timestamp <= 0 or store_timestamp <= begin_timestamp:
         return 0
@@ -119,5 +120,5 @@ def seconds_after_begin(store_timestamp: int, *, begin_timestamp: int) -> int:
 
 
 def item_timestamp(seconds: int, *, begin_timestamp: int) -> int:
-    """The time an item stands for: up to 999 ms before the message was stored."""
+    """The time of an item: up to 999 ms before the message was stored."""
     return begin_timestamp + 1000 * seconds

@@ -1,14 +1,14 @@
 """One stored record: decoded to a `StoredMessage`, and encoded to bytes.
 
-Two other things may stand where a record could begin. A blank record fills a file of the local
-log up to its end. Only these 8 bytes are defined:
+Two other things may be where a record could begin. A blank record fills a file of the local log up
+to its end. Only these 8 bytes are defined:
 
     | offset | width | field                                   |
     | ------ | ----- | --------------------------------------- |
     |      0 | i32   | bytes left in the file, these included  |
     |      4 | u32   | magic CBD43194                          |
 
-A coda closes a segment that RocketMQ 5.1.0 to 5.2.0 sealed. It counts into the segment's size:
+A coda closes a segment that RocketMQ 5.1.0 to 5.2.0 sealed. It is included in the segment's size:
 
     | offset | width | field                                   |
     | ------ | ----- | --------------------------------------- |
@@ -90,14 +90,14 @@ _NO_OFFSET: Final = (TRANSACTION_PREPARED, TRANSACTION_ROLLBACK)
 
 
 def encode_blank(rest_bytes: int) -> bytes:
-    """The 8 bytes that say: the rest of this file is empty."""
+    """The 8 bytes that mark the rest of a file as empty."""
     if rest_bytes < BLANK_BYTES:
         raise ValueError(f"rest_bytes: {rest_bytes} leave no room for a blank record")
     return pack_fields(_BLANK, ("rest_bytes", "magic"), rest_bytes, BLANK_MAGIC)
 
 
 def is_blank(data: Buffer, position: int = 0) -> bool:
-    """Whether a blank record or a coda starts here; False where there is too little to tell."""
+    """Whether a blank record or a coda starts here; False if too few bytes are left."""
     if position < 0 or position + BLANK_BYTES > len(data):
         return False
     magic: int = _BLANK.unpack_from(data, position)[1]
@@ -115,7 +115,7 @@ def is_coda(data: Buffer, position: int = 0) -> bool:
 class StoredMessage:
     """One record of a commit log, field by field.
 
-    `property_bytes` is the truth; `properties` is read from it when first asked for.
+    `property_bytes` is authoritative; `properties` is decoded from it on first use.
     """
 
     topic: str
@@ -145,7 +145,7 @@ class StoredMessage:
         return MappingProxyType(known)
 
     def body_decompressed(self, limit: int = PLAIN_BYTES_MAX) -> bytes:
-        """The body as its producer made it: see `message_body.plain_body` for limit and errors."""
+        """The body as its producer made it; see `message_body.plain_body` for limit and errors."""
         return plain_body(self.body, self.sys_flag, limit=limit)
 
     @property
@@ -194,10 +194,10 @@ def encode_message(
     version: int | None = None,
     append_property_crc: bool = False,
 ) -> bytes:
-    """One record. Raises ValueError, with the field, for what does not fit.
+    """One record. Raises ValueError, with the field's name, for a value that does not fit.
 
     The host bits of `sys_flag` follow from the addresses. The queue offset of a prepared or
-    rolled back message is written as 0. `version` and `body_crc` are found if not given.
+    rolled-back message is written as 0. `version` and `body_crc` are computed if not given.
     """
     crc = crc_of(body) if body_crc is None else body_crc
     topic_bytes = encode_utf8(topic)
@@ -250,10 +250,10 @@ def _host_bits(born_host: Host, store_host: Host) -> int:
 def decode_message(
     data: Buffer, position: int = 0, *, path: str = "", check_crc: bool = True
 ) -> StoredMessage:
-    """The record that starts at `position`; what follows it is not looked at.
+    """The record that starts at `position`; bytes after it are ignored.
 
-    Raises SegmentCorruptError unless it is a whole record whose lengths add up and, if asked,
-    whose body has the CRC it should have.
+    Raises SegmentCorruptError unless it is a whole record whose lengths add up and, with
+    `check_crc`, whose body has the right CRC.
     """
     sys_flag, end = _check_frame(data, position, path)
     fixed = FIXED_LAYOUTS[sys_flag & HOSTS_IPV6]
@@ -289,7 +289,7 @@ def decode_message(
 
 
 def _check_frame(data: Buffer, position: int, path: str) -> tuple[int, int]:
-    """The system flag and the end of a record whose fixed part is all there."""
+    """The system flag and the end of a record; checks that its fixed part is complete."""
     require(data, position=position, size=8, path=path, what="a record")
     total_bytes: int = INT32.unpack_from(data, position)[0]
     magic: int = UINT32.unpack_from(data, position + 4)[0]

@@ -31,7 +31,7 @@ _FIELDS: Final = ("port", "log_offset")
 
 
 def h8(text: str) -> str:
-    """The short hash. Its use is to spread names, not to protect anything."""
+    """The short hash, used to spread names, not to protect anything."""
     return md5(encode_utf8(text), usedforsecurity=False).hexdigest()[:8]
 
 
@@ -40,7 +40,7 @@ def segment_name(base_offset: int) -> str:
 
 
 def parse_segment_name(name: str) -> int:
-    """The base offset; the hash in front must be its own."""
+    """The base offset of a segment; raises ValueError if the hash before it does not match."""
     if len(name) != _SEGMENT_CHARACTERS:
         raise ValueError(f"no segment name: {name!r:.80}")
     base_offset = parse_local_file_name(name[-_OFFSET_DIGITS:])
@@ -58,7 +58,7 @@ def queue_path(broker: str, topic: str, queue_id: int) -> str:
 
 
 def is_message_queue(path: str) -> bool:
-    """Whether a path of segments is a queue's of messages: what else lies there may have any."""
+    """Whether a path of segments is that of a message queue; other paths may have any last part."""
     _, topic, number = path.split("/", 2)
     return topic != INDEX_TOPIC and number.isascii() and number.isdigit()
 

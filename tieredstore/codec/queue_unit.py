@@ -1,6 +1,6 @@
 """The 20-byte units of consume queues, one at a time and many at once.
 
-Unit number k of a queue is at byte 20 * k of its consume queue:
+Unit k of a queue is at byte 20 * k of its consume queue:
 
     | offset | width | field                                                         |
     | ------ | ----- | ------------------------------------------------------------- |
@@ -35,7 +35,7 @@ UNIT_DTYPE: Final = np.dtype(
     [("log_offset", ">i8"), ("message_bytes", ">i4"), ("tags_code", ">i8")]
 )
 _UNIT: Final = Struct(">qiq")
-# So many units stay in the cache of a core while their three columns are taken out of them.
+# This many units stay in a core's cache while their three columns are extracted.
 _BLOCK_UNITS: Final = 1 << 14
 _DOZENS_MAX: Final = 64
 EXTENSION_ADDRESS_MAX: Final = -(2**31) - 1
@@ -53,13 +53,13 @@ class QueueUnit(NamedTuple):
 
     @property
     def is_prefill(self) -> bool:
-        """Whether it only fills the place of a message the queue never had."""
+        """Whether the unit only fills the place of a message that the queue never had."""
         return self.log_offset == 0 and self.message_bytes == INT32_MAX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class QueueUnits:
-    """Many units as three columns of one length, in the byte order of this machine."""
+    """Many units as three columns of the same length, in the byte order of this machine."""
 
     log_offsets: NDArray[np.int64]
     message_bytes: NDArray[np.int32]
@@ -78,7 +78,7 @@ def encode_unit(*, log_offset: int, message_bytes: int, tags_code: int) -> bytes
 
 
 def decode_unit(data: Buffer, position: int = 0, *, path: str = "") -> QueueUnit:
-    """The unit at `position`. Any 20 bytes are a unit: its meaning is for the caller to check."""
+    """The unit at `position`. Any 20 bytes are a unit: the caller must check its meaning."""
     require(data, position=position, size=UNIT_BYTES, path=path, what="a queue unit")
     return QueueUnit._make(_UNIT.unpack_from(data, position))
 
@@ -86,7 +86,7 @@ def decode_unit(data: Buffer, position: int = 0, *, path: str = "") -> QueueUnit
 def encode_units(
     *, log_offsets: ArrayLike, message_bytes: ArrayLike, tags_codes: ArrayLike
 ) -> bytes:
-    """Units from columns of one length."""
+    """Units from columns of the same length."""
     return encode_entries(
         UNIT_DTYPE,
         log_offset=(log_offsets, 64),
@@ -103,7 +103,7 @@ def view_units(data: Buffer, *, path: str = "") -> NDArray[Any]:
 
 
 def decode_units(data: Buffer, *, path: str = "") -> QueueUnits:
-    """All units as columns that are quick to compute with."""
+    """All units as columns in native byte order, which are fast to compute with."""
     view = view_units(data, path=path)
     units = QueueUnits(
         log_offsets=np.empty(len(view), np.int64),
@@ -119,7 +119,7 @@ def decode_units(data: Buffer, *, path: str = "") -> QueueUnits:
 
 
 def unpack_units(data: Buffer) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """All units as three tuples: of some dozens these are quicker than columns."""
+    """All units as three tuples, which are faster than columns for some dozens of units."""
     count = len(data) // UNIT_BYTES
     if count > _DOZENS_MAX:
         log_offsets, message_bytes, tags_codes = zip(*_UNIT.iter_unpack(data), strict=True)

@@ -39,8 +39,8 @@ MESSAGE_MAGIC_V1: Final = 0xDAA320A7
 MESSAGE_MAGIC_V2: Final = 0xDAA320AB
 MESSAGE_MAGICS: Final = frozenset({MESSAGE_MAGIC_V1, MESSAGE_MAGIC_V2})
 
-FIXED_BYTES: Final = 88  # up to the body, where both hosts are of IPv4
-IPV6_BYTES: Final = 12  # so much longer is an address of IPv6
+FIXED_BYTES: Final = 88  # up to the body, if both hosts are IPv4
+IPV6_BYTES: Final = 12  # how much longer an IPv6 address is
 RECORD_BYTES_MIN: Final = FIXED_BYTES + 3  # no body, no topic, no properties
 
 MAGIC_POSITION: Final = 4
@@ -52,7 +52,7 @@ LOG_OFFSET_POSITION: Final = 28
 SYS_FLAG_POSITION: Final = 36
 BORN_TIMESTAMP_POSITION: Final = 40
 BORN_HOST_POSITION: Final = 48
-STORE_TIMESTAMP_POSITION: Final = 56  # and IPV6_BYTES more where the born host is of IPv6
+STORE_TIMESTAMP_POSITION: Final = 56  # plus IPV6_BYTES if the born host is IPv6
 STORE_HOST_POSITION: Final = 64  # likewise
 
 TRANSACTION_MASK: Final = 0x0C
@@ -87,7 +87,7 @@ def _peek(layout: Struct, data: Buffer, position: int, offset: int, path: str, w
 
 
 def peek_message_bytes(data: Buffer, position: int = 0, *, path: str = "") -> int:
-    """The total size the record claims: not checked against what there is."""
+    """The total size that the record claims, not checked against the data."""
     return _peek(INT32, data, position, 0, path, "total size")
 
 
@@ -113,7 +113,7 @@ def peek_sys_flag(data: Buffer, position: int = 0, *, path: str = "") -> int:
 
 
 def peek_store_timestamp(data: Buffer, position: int = 0, *, path: str = "") -> int:
-    """The store timestamp, wherever the born host lets it begin."""
+    """The store timestamp, whose place depends on the born host."""
     born_ipv6 = peek_sys_flag(data, position, path=path) & BORN_HOST_IPV6
     offset = STORE_TIMESTAMP_POSITION + (IPV6_BYTES if born_ipv6 else 0)
     return _peek(INT64, data, position, offset, path, "store timestamp")
@@ -153,10 +153,10 @@ def fixed_bytes(sys_flag: int) -> int:
 
 
 def encode_properties(properties: Mapping[str, str]) -> bytes:
-    """The property string, in the order of the mapping. Empty values are written, as Java does.
+    """The property string, in the order of the mapping. Empty values are written, as in Java.
 
-    A name that is empty or holds a separator, or a value that holds 0x02, is a ValueError: it
-    would come back as something else.
+    Raises ValueError for a name that is empty or holds a separator, and for a value that holds
+    0x02: they would decode to something else.
     """
     pieces = []
     for name, value in properties.items():
@@ -169,12 +169,12 @@ def encode_properties(properties: Mapping[str, str]) -> bytes:
 
 
 def decode_properties(data: bytes | bytearray | memoryview) -> dict[str, str]:
-    """The properties by name. Never raises: Java skips entries that are not whole, so do we."""
+    """The properties by name. Never raises: like Java, it skips incomplete entries."""
     return split_property_text(decode_utf8(data))
 
 
 def property_bytes_of(message: Message) -> bytes:
-    """The property string of a message that is to be stored: its own text, where it has one."""
+    """The property string of a message to be stored: its own text, if it has one."""
     text = message.properties_text
     if text is None:
         return encode_properties(message.properties)
@@ -182,7 +182,7 @@ def property_bytes_of(message: Message) -> bytes:
 
 
 def split_keys(keys: str | None) -> tuple[str, ...]:
-    """The single keys: only U+0020 separates, empty pieces are dropped, doubles stay."""
+    """The single keys: only U+0020 separates them; empty ones are dropped, duplicates stay."""
     if not keys:
         return ()
     return tuple([key for key in keys.split(" ") if key])
@@ -191,7 +191,7 @@ def split_keys(keys: str | None) -> tuple[str, ...]:
 def tags_code(tags: str | None) -> int:
     """What a consume queue stores for these tags: the hash of the whole string, 0 for none.
 
-    Delayed messages (topic SCHEDULE_TOPIC_XXXX) carry their delivery time instead: that is for
-    the store, which knows the delays.
+    For delayed messages (topic SCHEDULE_TOPIC_XXXX) a queue stores the delivery time instead; only
+    the store, which knows the delays, can compute it.
     """
     return string_hash(tags) if tags else 0

@@ -1,4 +1,4 @@
-"""The message that a read returns: a record that is decoded on first use."""
+"""The message that a read returns: a record decoded on first use."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _SET_RECORD: Final = _SETTERS["record"].__set__
 
 
 class SelectedRecord(SelectedMessage):
-    """A message as every store here returns it. Creating one costs no more than its four fields."""
+    """A message as every store here returns it. Creating one only sets its four fields."""
 
-    __slots__ = ("_message",)  # empty until it is needed; no part of equality, copies and pickles
+    __slots__ = ("_message",)  # unset until needed; not part of equality, copies and pickles
     _message: StoredMessage
 
     @property
@@ -59,8 +59,8 @@ def selected_records(
     tags_codes: Iterable[int],
     records: Sequence[bytes],
 ) -> list[SelectedMessage]:
-    """Many at once. The loops run in C, field by field: a call of the constructor for each message
-    takes longer than everything else in a read of many."""
+    """Many messages at once. The loops run in C, field by field: calling the constructor for each
+    message would take longer than everything else in a read of many."""
     messages: list[SelectedMessage] = list(
         map(object.__new__, repeat(SelectedRecord, len(records)))
     )

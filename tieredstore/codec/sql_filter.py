@@ -1,4 +1,4 @@
-"""A consumer's choice of messages by their properties, in the SQL92 of RocketMQ.
+"""A consumer's choice of messages by their properties, in RocketMQ's SQL92.
 
     condition = and { OR and }                     and = equality { AND equality }
     equality  = comparison { (= | <>) comparison | IS [NOT] NULL }
@@ -7,15 +7,16 @@
     unary     = (+ | - | NOT) unary | text | number | TRUE | FALSE | NULL | name | ( condition )
 
 Names of properties are case-sensitive, other words are not. `--` to the end of its line and
-`/* … */` are comments. The value of a property is a text, and becomes a number or a truth where it
-is compared with one. What Java does is done here, strange as it is:
+`/* … */` are comments. The value of a property is a text; compared with a number or a truth value,
+it is converted to that kind. This follows Java, strange as it is:
 
 * NOT binds closer than a comparison. `NOT a = 'x'` is `(NOT a) = 'x'`; write `NOT (a = 'x')`.
-* A property alone is no truth: `a` is never true, whatever it holds, and `a = TRUE` may be.
-* What cannot be compared (`a > 5` where a is `red`, or beyond 32 bits) makes the whole condition
-  false, unless its other side had been enough.
-* An absent property is unknown, as in SQL; but CONTAINS and its like are false for it, NOT or not,
-  and two absent properties are equal.
+* A property alone is not a truth value: `a` is never true, whatever it holds, but `a = TRUE` may
+  be.
+* A comparison that is impossible (`a > 5` if a is `red`, or beyond 32 bits) makes the whole
+  condition false, unless an earlier part has already decided it.
+* An absent property is unknown, as in SQL. But CONTAINS and its like are false for it, with or
+  without NOT, and two absent properties are equal.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ from tieredstore.model.values import INT32_MAX, INT64_MAX, require_text
 TAG: Final = "TAG"
 SQL92: Final = "SQL92"
 EXPRESSION_CHARACTERS_MAX: Final = 16_384
-DEPTH_MAX: Final = 50  # of what stands within each other
-INT64_DIGITS: Final = 19  # of INT64_MAX; no leading zeros are read
+DEPTH_MAX: Final = 50  # levels of nesting
+INT64_DIGITS: Final = 19  # of INT64_MAX; numbers have no leading zeros
 
 _Value = str | int | float | bool | None
 _Evaluate = Callable[[Mapping[str, str]], _Value]
@@ -61,7 +62,7 @@ _SEARCHES: Final[Mapping[str, Callable[[str, str], bool]]] = {
 _RESERVED: Final = frozenset(
     {"NOT", "AND", "OR", "BETWEEN", "IN", "IS", *_CONSTANTS, *_SEARCHES},
 )
-_WHOLE: Final = re.compile(r"[+-]?\d+")  # the digits of any script, as Java reads them
+_WHOLE: Final = re.compile(r"[+-]?\d+")  # digits of any script, as in Java
 _REAL: Final = re.compile(
     r"[+-]?(?:NaN|Infinity|(?:(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|"
     r"(?P<hex>0[xX](?:[0-9a-fA-F]+\.?[0-9a-fA-F]*|\.[0-9a-fA-F]+)[pP][+-]?\d+))[fFdD]?)",
@@ -70,10 +71,10 @@ _REAL: Final = re.compile(
 
 
 def filter_of(expression: str, kind: str = TAG) -> TagsFilter | SqlFilter | None:
-    """The filter of a subscription; None if it takes every message.
+    """The filter of a subscription; None if it accepts every message.
 
-    `kind` is RocketMQ's type of an expression: TAG, which may be left empty, or SQL92. Raises
-    InvalidArgumentError for other kinds, and for an expression that is none.
+    `kind` is RocketMQ's expression type: TAG, also written as "", or SQL92. Raises
+    InvalidArgumentError for other kinds, and for an invalid expression.
     """
     require_text("kind of expression", kind)
     if kind == SQL92:
@@ -85,13 +86,13 @@ def filter_of(expression: str, kind: str = TAG) -> TagsFilter | SqlFilter | None
 
 
 class SqlFilter:
-    """A `MessageFilter` that takes the messages for whose properties a condition is true.
+    """A `MessageFilter` that accepts messages whose properties fulfil a condition.
 
-    Raises InvalidArgumentError, with the place, for what is no condition, is longer than
-    EXPRESSION_CHARACTERS_MAX, or deeper than DEPTH_MAX.
+    Raises InvalidArgumentError, with the place, for an invalid condition, one longer than
+    EXPRESSION_CHARACTERS_MAX, or one nested deeper than DEPTH_MAX.
     """
 
-    tags_codes: Final = None  # every record has to be looked at
+    tags_codes: Final = None  # every record must be checked
 
     def __init__(self, expression: str) -> None:
         require_text("sql", expression)
@@ -107,7 +108,8 @@ class SqlFilter:
         return self.matches(decode_properties(peek_property_bytes(record)))
 
     def matches(self, properties: Mapping[str, str]) -> bool:
-        """Whether the condition is true: neither false, nor unknown, nor impossible to tell."""
+        """Whether the condition is true: not false, not unknown, and without an impossible
+        comparison."""
         try:
             return self._evaluate(properties) is True
         except _NotComparableError:
@@ -115,12 +117,12 @@ class SqlFilter:
 
 
 class _NotComparableError(Exception):
-    """Two values have no order, nor are they equal or different."""
+    """Two values cannot be compared, not even for equality."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Term:
-    """A part of a condition, as far as it is understood."""
+    """A parsed part of a condition, and what the parser knows about it."""
 
     evaluate: _Evaluate
     depth: int = 1
@@ -131,7 +133,8 @@ class _Term:
 
 
 class _Parser:
-    """Reads a condition once, from the left; what it gives evaluates without looking at it."""
+    """Reads a condition once, from the left, and makes a function that evaluates it without the
+    text."""
 
     def __init__(self, expression: str) -> None:
         self._text = expression
@@ -263,7 +266,7 @@ class _Parser:
             return _Term(evaluate=lambda properties: properties.get(name), is_property=True)
         if self._kind == "whole":
             digits = self._token.rstrip("lL")
-            # The length first: Python refuses to read thousands of digits, by an error of its own.
+            # Check the length first: Python raises an error of its own for thousands of digits.
             if len(digits) > INT64_DIGITS or int(digits) > INT64_MAX:
                 self._fail("the number has more than 64 bits")
             self._advance()
@@ -278,7 +281,7 @@ class _Parser:
     # -- words --------------------------------------------------------------------------------
 
     def _advance(self) -> None:
-        """To the next token; one at a time, so that an error ends the work."""
+        """Go to the next token; only one, so that parsing stops at an error."""
         while True:
             self._start = self._end
             found = _TOKENS.match(self._text, self._start)
@@ -341,7 +344,7 @@ class _Parser:
         raise InvalidArgumentError(f"sql: {reason}, {place}")
 
 
-# -- what a part of a condition gives ------------------------------------------------------------
+# -- evaluation of the parts of a condition ------------------------------------------------------
 
 
 def _constant(value: _Value) -> _Evaluate:
@@ -357,7 +360,8 @@ def _any(parts: Sequence[_Evaluate]) -> _Evaluate:
 
 
 def _until(decisive: bool, parts: Sequence[_Evaluate]) -> _Evaluate:
-    """The first part that decides it all; else whether none of them is unknown."""
+    """Evaluate parts until one has the decisive value; otherwise None if any is unknown, else the
+    opposite of the decisive value."""
 
     def evaluate(properties: Mapping[str, str]) -> _Value:
         undecided: _Value = not decisive
@@ -440,8 +444,8 @@ def _search(
 def _compare(left: _Value, right: _Value) -> int:
     """Below, at or above 0, as Java compares values of these kinds.
 
-    A text becomes what the other side is. A truth comes before a number and the other way round;
-    on the left, it has no order with a text.
+    A text is converted to the kind of the other side. Between a truth value and a number, the left
+    one is always the smaller. A truth value on the left cannot be compared with a text.
     """
     if isinstance(left, bool) and isinstance(right, str):
         raise _NotComparableError
@@ -463,13 +467,13 @@ def _sign(left: object, right: object) -> int:
 
 
 def _place(value: _Value) -> tuple[bool, float, float]:
-    """Java's order of numbers: 0.0 comes behind -0.0, and NaN behind all others."""
+    """Java's order of numbers: 0.0 comes after -0.0, and NaN after all others."""
     number = float(value)  # type: ignore[arg-type]
     return (True, 0.0, 0.0) if isnan(number) else (False, number, copysign(1.0, number))
 
 
 def _like(number: _Value, text: str) -> int | float:
-    """The number in a text, where it is one of the kind of the other."""
+    """The number in a text, which must be of the same kind as `number`."""
     if isinstance(number, float):
         return _real(text)
     most = INT32_MAX if INT32_MIN < number <= INT32_MAX else INT64_MAX  # type: ignore[operator]

@@ -16,10 +16,11 @@ _LOW_BITS: Final = 0xFFFFFFFF
 
 
 class TagsFilter:
-    """A `MessageFilter` that takes the messages which have one of the tags.
+    """A `MessageFilter` that accepts messages with one of the tags.
 
-    A message has one tag: all of its property TAGS. A queue knows only its hash; of two tags with
-    one hash a broker of RocketMQ gives both, and leaves the rest to the client. This gives one.
+    A message has one tag: the whole of its property TAGS. A queue knows only the hash of the tag.
+    If two tags have the same hash, a RocketMQ broker returns messages with either and leaves the
+    rest to the client; this filter returns only the right ones.
 
     Raises InvalidArgumentError for an expression without a tag.
     """

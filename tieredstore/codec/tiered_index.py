@@ -1,4 +1,4 @@
-"""The bytes of the tier's key index files, as they are written and as they are uploaded.
+"""The bytes of the tier's key index files, as written and as uploaded.
 
 Header of both forms:
 
@@ -69,7 +69,7 @@ class TieredIndexHeader:
 
 
 class CompactedItem(NamedTuple):
-    """One key of one message, as an uploaded file holds it."""
+    """One key of one message in an uploaded file."""
 
     key_hash: int
     topic_id: int
@@ -80,7 +80,7 @@ class CompactedItem(NamedTuple):
 
 
 class CompactedSlot(NamedTuple):
-    """Where the items of a slot are; an empty slot has a position too."""
+    """Where the items of a slot are; even an empty slot has a position."""
 
     position: int
     items_bytes: int
@@ -90,12 +90,12 @@ _HEADER_FIELDS: Final = tuple(TieredIndexHeader.__dataclass_fields__)
 
 
 def file_bytes(*, slot_count: int, item_capacity: int) -> int:
-    """The size of a file as it is written."""
+    """The size of a file as written."""
     return HEADER_BYTES + SLOT_BYTES * slot_count + ITEM_BYTES * item_capacity
 
 
 def compacted_file_bytes(*, slot_count: int, item_count: int) -> int:
-    """The size of a file as it is uploaded; without items nothing is."""
+    """The size of a file as uploaded; 0 without items, because then nothing is uploaded."""
     if item_count == 0:
         return 0
     return HEADER_BYTES + SLOT_BYTES * slot_count + COMPACTED_ITEM_BYTES * item_count
@@ -122,7 +122,7 @@ def decode_header(
     item_capacity: int = INT32_MAX,
     path: str = "",
 ) -> TieredIndexHeader:
-    """The header; another magic, or counts beyond the capacities, are damage."""
+    """The header. Raises SegmentCorruptError for another magic, or counts beyond the capacities."""
     require(data, position=0, size=HEADER_BYTES, path=path, what="the index header")
     values = _HEADER.unpack_from(data)
     header = TieredIndexHeader(**dict(zip(_HEADER_FIELDS, values, strict=True)))
@@ -138,7 +138,7 @@ def decode_header(
 
 
 def decode_compacted_slot(data: Buffer, position: int = 0, *, path: str = "") -> CompactedSlot:
-    """The slot; a length that is no whole number of items is damage."""
+    """The slot. Raises SegmentCorruptError if its length is not a whole number of items."""
     require(data, position=position, size=SLOT_BYTES, path=path, what="an index slot")
     slot = CompactedSlot._make(_SLOT.unpack_from(data, position))
     if slot.position < 0 or slot.items_bytes < 0 or slot.items_bytes % COMPACTED_ITEM_BYTES:
@@ -152,8 +152,8 @@ def seconds_after_begin_many(
 ) -> NDArray[np.int32]:
     """The times that items store: truncated toward zero, negative if older than the file.
 
-    A difference that does not fit is cut to 32 bits, as Java's cast does. That happens where Java
-    takes part of an IPv6 address for the store timestamp.
+    A difference that does not fit is cut to 32 bits, as by Java's cast. That happens when Java
+    reads part of an IPv6 address as the store timestamp.
     """
     differences = store_timestamps - np.int64(begin_timestamp)
     seconds = differences // 1000  # rounds down; the remainder is never negative
@@ -162,22 +162,22 @@ def seconds_after_begin_many(
 
 
 def item_timestamp(seconds: int, *, begin_timestamp: int) -> int:
-    """The time an item stands for: within 999 ms of the store timestamp, nearer to begin."""
+    """The time of an item: up to 999 ms from the store timestamp, toward the file's begin."""
     return begin_timestamp + 1000 * seconds
 
 
 def is_legacy_compacted(header: TieredIndexHeader, *, file_bytes: int, slot_count: int) -> bool:
     """Whether RocketMQ 5.1 made this uploaded file.
 
-    Those end in 4 bytes more than whole items, which settles it. If the length fits neither form,
-    the header does: there the slot field is the capacity.
+    The files of 5.1 have 4 bytes more than whole items, which settles it. If the length fits
+    neither form, the header decides: in 5.1 its slot field is the capacity.
     """
     rest = (file_bytes - HEADER_BYTES - SLOT_BYTES * slot_count) % COMPACTED_ITEM_BYTES
     return rest == 4 or (rest != 0 and header.used_slot_count == slot_count)
 
 
 def is_legacy_written(*, file_bytes: int, slot_count: int, item_capacity: int) -> bool:
-    """Whether RocketMQ 5.1 made this file that was not uploaded yet: they are 16 bytes longer."""
+    """Whether RocketMQ 5.1 wrote this file, not uploaded yet: its files are 16 bytes longer."""
     return file_bytes == 44 + SLOT_BYTES * slot_count + ITEM_BYTES * item_capacity
 
 
@@ -191,7 +191,7 @@ COMPACTED_ITEM_DTYPE: Final = np.dtype(_COLUMNS[:-1])
 
 
 def view_items(data: Buffer, *, slot_count: int, item_count: int, path: str = "") -> NDArray[Any]:
-    """Items 1 to `item_count` of a file as it is written."""
+    """Items 1 to `item_count` of a file as written."""
     position = item_position(1, slot_count=slot_count)
     return view_entries(
         data, ITEM_DTYPE, position=position, count=item_count, path=path, what="index items"
@@ -199,7 +199,7 @@ def view_items(data: Buffer, *, slot_count: int, item_count: int, path: str = ""
 
 
 def view_compacted_items(data: Buffer, *, path: str = "") -> NDArray[Any]:
-    """Uploaded items, for example those of one slot: `data` holds nothing else."""
+    """Uploaded items, such as those of one slot; `data` must hold nothing else."""
     require_multiple(data, size=COMPACTED_ITEM_BYTES, path=path, what="index items")
     count = len(data) // COMPACTED_ITEM_BYTES
     layout = COMPACTED_ITEM_DTYPE

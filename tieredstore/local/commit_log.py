@@ -1,4 +1,4 @@
-"""The commit log: every message of the store, one after the other, in files of one size.
+"""The commit log: every message of the store, one after another, in files of one size.
 
 A record never spans two files. A file takes a record only if 8 bytes remain after it; otherwise a
 blank record fills the file, and the next file begins with the record.
@@ -62,9 +62,9 @@ T = TypeVar("T")
 
 FOLDER: Final = "commitlog"
 PROMISED_MAX: Final = 10_000
-SKIPPED_FILES_MAX: Final = 4_096  # of four kilobytes each, on disk
+SKIPPED_FILES_MAX: Final = 4_096  # each takes four kilobytes on disk
 _ALLOCATE_INTERVAL_MS: Final = 1_000
-_PROMISE_INTERVAL_MS: Final = 1_000  # each wakes it
+_PROMISE_INTERVAL_MS: Final = 1_000  # each new promise wakes the thread
 
 
 class LogScan:
@@ -100,7 +100,7 @@ class LogScan:
         self._killed_from = killed_from
 
     def __iter__(self) -> Iterator[RecordColumns]:
-        open_end: Damage | None = None  # where the last file broke off: the end, or only damage
+        open_end: Damage | None = None  # where a file broke off: the log's end, or damage
         for file in self._files:
             base = file.start_offset
             scan = RecordScan(
@@ -119,7 +119,7 @@ class LogScan:
             for columns in scan:
                 first = int(columns.positions[0]) + base
                 if int(columns.store_timestamps[0]) < self.last_store_timestamp and open_end:
-                    break  # what an earlier crash left behind, not what follows the damage
+                    break  # leftovers of an earlier crash, not the records after the damage
                 if open_end is not None:
                     self.damages.append(open_end._replace(unused=False, resumed_at=first))
                     open_end = None
@@ -140,7 +140,7 @@ class LogScan:
 
 
 class AppendedRun(NamedTuple):
-    """Where an append put its records, in the order they were given; all have one store time."""
+    """Where an append put its records, in the order given; all have the same store time."""
 
     log_offsets: list[int]
     sizes: Sequence[int]
@@ -148,17 +148,17 @@ class AppendedRun(NamedTuple):
 
     @property
     def end_offset(self) -> int:
-        """Wait for this offset to know that all of them are on disk."""
+        """Once the log is flushed up to this offset, all the records are on disk."""
         return self.log_offsets[-1] + self.sizes[-1]
 
 
 class CommitLog:
     """The log of one store.
 
-    * An append is whole: the files it needs exist before its first byte is written, and readers
-      see each record only when it is complete.
-    * Store times never go back, whatever the clock does.
-    * After a failed sync no more puts are accepted: it is unknown what the disk lost.
+    * An append succeeds or fails as a whole: the files it needs exist before its first byte is
+      written, and readers see a record only when it is complete.
+    * Store times never decrease, whatever the clock does.
+    * After a failed sync no more puts are accepted: nobody knows what the disk lost.
     """
 
     def __init__(self, config: LocalConfig, runtime: Runtime, files: MappedFiles) -> None:
@@ -170,9 +170,9 @@ class CommitLog:
         )
         self.lost = LostParts(StoreFiles(config.root).config / LOST_FILE)
         self.last_store_timestamp = 0
-        self.time_min = 0  # for new records; but no more than a day ahead of the clock
+        self.time_min = 0  # of new records; capped at a day ahead of the clock
         self.check_property_crc = config.property_crc_enabled
-        self.property_crc_from = INT64_MAX  # from here on each record carries one
+        self.property_crc_from = INT64_MAX  # from this log offset on each record carries a CRC
         self._clock = runtime.clock
         self._runtime = runtime
         self._append_guard = threading.Lock()
@@ -180,19 +180,19 @@ class CommitLog:
         self._failure: BackendError | None = None
 
     def load(self) -> None:
-        """Find the files. Then scan, and `truncate` to where the scan ended."""
+        """Find the files. The caller then scans, and truncates the log to the end of the scan."""
         self.queue.load()
         self.lost.load()
 
     def start(self) -> None:
-        """Keep a file ready behind the last one from now on."""
+        """From now on keep a spare file ready after the last one."""
         if self._allocator is None:
             self._allocator = self._runtime.service(
                 "allocate-log", self.queue.reserve, interval_ms=_ALLOCATE_INTERVAL_MS
             )
 
     def close(self) -> None:
-        """Release the files; nothing is synced. Idempotent."""
+        """Release the files without a sync. Idempotent."""
         if self._allocator is not None:
             self._allocator.stop()
             self._allocator = None
@@ -217,15 +217,15 @@ class CommitLog:
         return self.queue.flushed_offset
 
     def file_start_of(self, offset: int) -> int:
-        """Where the file that holds this offset begins, whether it is there or not."""
+        """Where the file of this offset begins, whether or not the file exists."""
         return offset - offset % self.queue.file_bytes
 
     def append(self, batch: RecordBatch, queue_offsets: Sequence[int]) -> AppendedRun:
-        """Put the records behind the last one, in one critical section.
+        """Put the records after the last one, in one critical section.
 
-        Raises PutRefusedError where one cannot fit any file, BackendRefusedError where a file
-        cannot be made or written, or a sync failed before. Nothing of it stays in the log; where
-        that cannot be brought about, nothing more is taken.
+        Raises PutRefusedError if a record fits no file; BackendRefusedError if a file cannot be
+        made or written, or if a sync failed earlier. A failed append leaves nothing in the log. If
+        its bytes cannot be removed, the log refuses all further appends.
         """
         sizes = batch.sizes
         if len(sizes) != len(queue_offsets):
@@ -259,9 +259,9 @@ class CommitLog:
         return AppendedRun(log_offsets, sizes, store_timestamp)
 
     def append_one(self, record: Record) -> None:
-        """The same for one record, which then knows its place.
+        """`append` for one record, which then knows its place.
 
-        Where it does not fit the last file, it is a batch of one.
+        A record that does not fit the last file is appended as a batch of one.
         """
         with self._append_guard:
             files = self.queue.files
@@ -279,12 +279,12 @@ class CommitLog:
         record.placed(run.log_offsets[0], run.store_timestamp)
 
     def has_room(self, size: int) -> bool:
-        """Whether a record of this size fits the last file: then no other is made for it."""
+        """Whether a record of this size fits the last file, so that no new one is needed."""
         files = self.queue.files
         return bool(files) and size <= _room_in(files[-1])
 
     def _time_of_append(self) -> int:
-        """The store time of what is appended now; refused after a failure."""
+        """The store time for an append now. Raises BackendRefusedError after a failure."""
         if self._failure is not None:
             raise BackendRefusedError(
                 self.queue.directory, "append", f"reopen the store: {self._failure}"
@@ -294,11 +294,12 @@ class CommitLog:
         return max(time_min, self.last_store_timestamp)
 
     def skip_to(self, offset: int) -> None:
-        """Let all that is appended from now on lie at or behind this offset, durably.
+        """Durably move the end of the log to the first start of a file at or after `offset`,
+        unless the log already reaches `offset`.
 
-        An empty log begins there, with a whole file. In one that ends before it, blank records
-        fill files up to there: a hole would be damage. Raises BackendRefusedError for a place
-        that is too far away, with nothing done. A crash leaves a log that ends before it.
+        An empty log then begins there. Other logs are filled up with blank records, because a hole
+        would count as damage. Raises BackendRefusedError, with nothing done, if the offset is too
+        far away. After a crash the log may end before the offset.
         """
         queue, size = self.queue, self.queue.file_bytes
         end = queue.max_offset
@@ -316,16 +317,16 @@ class CommitLog:
             while queue.files and queue.max_offset < boundary:
                 file = queue.files[-1] if not queue.files[-1].full else queue.roll(sparse=True)
                 file.fill_up(encode_blank(file.size - file.wrote))
-                queue.flush()  # before the next: a file without its length may only be the last
-            queue.roll(boundary)  # RocketMQ takes a log that ends in a blank for one that is open
-            queue.sync_from(boundary)  # nothing was written there, but it has a length and a name
+                queue.flush()  # before the next file: only the last may lack its length
+            queue.roll(boundary)  # RocketMQ takes a log that ends in a blank as still open
+            queue.sync_from(boundary)  # the new file is empty, but has a length and a name
 
     def _take_back(self, end: int) -> None:
-        """Let the log end where it ended before an append that failed half way.
+        """Cut the log back to `end`, where it ended before an append that failed half way.
 
-        What is not taken back would meet the messages that come next: both would have the same
-        queue offsets, and queues that are made anew could believe the wrong ones. The sync comes
-        first: `truncate_dirty` counts all files before the last one as synced.
+        Records left there would have the same queue offsets as the next messages, and rebuilt
+        queues could take the wrong ones. The sync comes first because `truncate_dirty` counts all
+        files before the last one as synced.
         """
         failure = BackendRefusedError(
             self.queue.directory, "append", f"the log may hold unwanted bytes from {end} on"
@@ -341,7 +342,7 @@ class CommitLog:
             self._failure = None
 
     def _spans(self, file: MappedFile, sizes: Sequence[int]) -> list[range]:
-        """Which records go to this file, and which to each that follows."""
+        """Which records go into this file, and which into each file after it."""
         room = _room_in(file)
         ends = list(accumulate(sizes))
         spans = []
@@ -365,11 +366,11 @@ class CommitLog:
         return following
 
     def message_bytes(self, log_offset: int, size: int | None = None) -> bytes | None:
-        """The record at this offset; None where none starts there or it is deleted.
+        """The record at this offset; None if no record starts there or it has been deleted.
 
-        With `size`, as a queue has it, there must be one: anything else, and a record that is
-        damaged, is a SegmentCorruptError. So is any offset of a file that is missing between
-        others. None is what begins below the log.
+        Raises SegmentCorruptError for a damaged record, for an offset in a file that is missing
+        between others and, with `size` (as a queue has it), if no record of that size is there. An
+        offset below the log gives None.
         """
         if size is not None and size < RECORD_BYTES_MIN:
             record = None
@@ -385,7 +386,7 @@ class CommitLog:
             record = self.queue.read(log_offset, size)
         if record is None:
             self.look_again()
-            if log_offset < (self.min_offset or 0):  # looked at now: it may have gone just so
+            if log_offset < (self.min_offset or 0):  # checked only now: it may just have expired
                 return None
             raise self._corrupt(log_offset, "no record of this size is there")
         check = check_record(record, log_offset=log_offset)
@@ -396,7 +397,7 @@ class CommitLog:
         return record
 
     def look_again(self) -> None:
-        """Find the files anew if another process has deleted all that were there."""
+        """Find the files again if another process has deleted all the known ones."""
         if self.queue.read_only and not self.queue.files:
             self.queue.load()
 
@@ -414,10 +415,10 @@ class CommitLog:
         doubt_times: bool = False,
         killed_from: int = INT64_MAX,
     ) -> LogScan:
-        """Every record from this offset, where one starts, on.
+        """Every record from this offset on; a record must start there.
 
-        With `doubt_times` a store time far ahead of the clock is damage and not the last one. A
-        put that was killed half way, at `killed_from` or behind it, is where the log ends.
+        With `doubt_times` a store time far ahead of the clock is damage and does not become the
+        last store time. The log ends at a put that was killed half way, at or after `killed_from`.
         """
         return LogScan(
             self.queue.files_from(offset),
@@ -430,7 +431,7 @@ class CommitLog:
         )
 
     def flush(self) -> int:
-        """Put on disk what was appended before; the new `flushed_offset`."""
+        """Sync everything appended so far; returns the new `flushed_offset`."""
         try:
             return self.queue.flush()
         except BackendError as error:
@@ -445,7 +446,7 @@ class CommitLog:
 
 
 def _room_in(file: MappedFile) -> int:
-    """What the records of a file may take yet: a blank record closes it."""
+    """How many bytes of records a file can still take, with room left for a closing blank."""
     return file.size - file.wrote - BLANK_BYTES
 
 
@@ -456,9 +457,9 @@ def read_records(
     *,
     check_property_crc: bool = False,
 ) -> tuple[RecordColumns, bytearray]:
-    """Those that are there and sound, up to the first that is not, as columns of the bytes beside.
+    """The records up to the first that is missing or damaged: their columns, and their bytes.
 
-    The bytes are copied once, neighbours in the log together.
+    The bytes are copied once; neighbours in the log are copied together.
     """
     count = sound_count((sizes >= RECORD_BYTES_MIN) & (log_offsets <= INT64_MAX - sizes))
     log_offsets, sizes = log_offsets[:count], sizes[:count]
@@ -488,7 +489,7 @@ def read_records(
 def _pieces(
     whole: memoryview, starts: NDArray[np.int64], ends: NDArray[np.int64]
 ) -> map[memoryview]:
-    """The parts of a file between these places, as few as can be."""
+    """The parts of a file between these places, as few as possible."""
     parted = starts[1:] != ends[:-1]
     firsts = starts[np.append(True, parted)].tolist()
     lasts = ends[np.append(parted, True)].tolist()
@@ -512,10 +513,10 @@ def _sound_rows(
 
 
 class PutResults(Sequence[PutResult]):
-    """One result for each message, in the order they were given.
+    """One result for each message, in the order given.
 
-    `refused` holds the results of those that were not stored, by their place; the others follow
-    each other in `appended`. The messages are a tuple: a list would be the caller's.
+    `refused` holds the results of messages that were not stored, by their place; `appended` has
+    the others in order. The messages are not a list, which the caller could change.
     """
 
     def __init__(
@@ -531,7 +532,7 @@ class PutResults(Sequence[PutResult]):
         self._queue_offsets = queue_offsets
         self._appended = appended
         self._status = status
-        self._rows: dict[int, int] | None = None  # place to row, where some were refused
+        self._rows: dict[int, int] | None = None  # place to row, once needed
 
     def __len__(self) -> int:
         return len(self._messages)
@@ -584,7 +585,7 @@ class PutResults(Sequence[PutResult]):
 
 
 class Appended(NamedTuple):
-    """What became of the messages of one put: in the log, but not yet waited for."""
+    """The outcome of one put: its messages are in the log or refused; no sync was waited for."""
 
     messages: tuple[Message, ...] | MessageColumns
     refused: Mapping[int, PutResult]
@@ -594,7 +595,7 @@ class Appended(NamedTuple):
 
     @property
     def wanted_offset(self) -> int:
-        """The put has succeeded when everything below this log offset is on disk."""
+        """The put succeeds once everything below this log offset is on disk; 0 if at once."""
         return self.run.end_offset if self.run is not None and self.waits_for_disk else 0
 
     def results(self, status: PutStatus = PutStatus.PUT_OK) -> PutResults:
@@ -602,7 +603,7 @@ class Appended(NamedTuple):
 
 
 class _Group:
-    """Threads that share one sync: the first to get the lock runs it, the others find it done."""
+    """Threads that share one sync: the first to get the lock runs it for the others."""
 
     __slots__ = ("ended", "lock")
 
@@ -614,13 +615,13 @@ class _Group:
 
 
 class Flusher:
-    """Syncs a log for all threads that wait.
+    """Syncs a log for all waiting threads.
 
-    * The first thread to wait syncs; those that come meanwhile form the next group, one of which
-      syncs for all of it. A lone waiter so never waits for another thread, sixteen share
-      one sync, and each of them is woken once.
-    * No offset counts as on disk before a sync that covers it has returned.
-    * After a sync has failed every wait fails, for ever.
+    * The first thread that waits runs the sync; threads that come meanwhile form the next group,
+      and one of them syncs for the whole group. So a lone waiter never waits for another thread;
+      sixteen waiters share one sync, and each is woken once.
+    * An offset counts as on disk only after a sync that covers it has returned.
+    * After a failed sync every wait fails, for good.
     """
 
     def __init__(
@@ -637,30 +638,30 @@ class Flusher:
         self._runtime = runtime
         self._interval_ms = interval_ms
         self._path = path
-        self._coming = _Group(must_wait=False)  # a sync that begins from now on is theirs
+        self._coming = _Group(must_wait=False)  # the threads that the next sync serves
         self._failure: BackendError | None = None
         self._service: Service | None = None
 
     def start(self) -> None:
-        """Sync after each interval from now on, and when woken."""
+        """From now on sync after each interval, and when woken."""
         if self._service is None:
             self._service = self._runtime.service(
                 "flush", self._periodic, interval_ms=self._interval_ms
             )
 
     def stop(self) -> None:
-        """End the service; nothing is synced. Idempotent."""
+        """End the service without a sync. Idempotent."""
         if self._service is not None:
             self._service.stop()
             self._service = None
 
     def wake(self) -> None:
-        """Sync soon, without waiting for it."""
+        """Ask for a sync soon; does not wait for it."""
         if self._service is not None:
             self._service.wake()
 
     def flush(self) -> int:
-        """Sync now what was appended before this call; the offset below which all is on disk."""
+        """Sync everything appended before this call; returns the new flushed offset."""
         group = self._coming
         with group.lock:
             if not group.ended:
@@ -669,9 +670,9 @@ class Flusher:
         return self._flushed_offset()
 
     def wait_until_flushed(self, offset: int, timeout_ms: int) -> bool:
-        """Whether everything below the offset is on disk before the time is up.
+        """Wait, at most for the timeout; returns whether everything below `offset` is on disk.
 
-        Raises BackendRefusedError where the disk has failed: it is not known what it holds.
+        Raises BackendRefusedError after a failed sync: nobody knows what the disk holds.
         """
         deadline: Deadline | None = None
         while self._flushed_offset() < offset:
@@ -692,7 +693,7 @@ class Flusher:
         return True
 
     def _lead(self, group: _Group) -> None:
-        """Sync for the group, whose lock is held. What its members appended is there by now."""
+        """Sync for the group, whose lock the caller holds; its members have appended by now."""
         following = self._coming = _Group(must_wait=True)
         try:
             self._refuse_after_failure()
@@ -702,7 +703,7 @@ class Flusher:
             raise
         finally:
             group.ended = True
-            following.lock.release()  # before the group's: the next sync begins at once
+            following.lock.release()  # before the group's lock: the next sync starts at once
 
     def _refuse_after_failure(self) -> None:
         if self._failure is not None:
@@ -711,15 +712,15 @@ class Flusher:
             ) from self._failure
 
     def _periodic(self) -> None:
-        if self._failure is None:  # it was logged once, and every put is refused for it
+        if self._failure is None:  # a failure was logged once, and every put is refused since
             self.flush()
 
 
 class PromisedPuts:
     """Puts that wait for the disk without a thread for each: one thread waits for all of them.
 
-    It takes all waiting puts, waits for one sync, and sets their results; later puts are in the
-    next group. `before_results` is called before that, as a put does before it returns.
+    The thread takes all waiting puts, waits for one sync, and sets their results; later puts form
+    the next group. It calls `before_results` first, as a plain put does before it returns.
     """
 
     def __init__(
@@ -750,14 +751,14 @@ class PromisedPuts:
             )
 
     def stop(self) -> None:
-        """End the service, and keep the promises that are left. Idempotent."""
+        """End the service, and answer the puts that are left. Idempotent."""
         if self._service is not None:
             self._service.stop()
             self._service = None
         self._step()
 
     def add(self, wanted_offset: int, answer: Callable[[PutStatus], T], future: Future[T]) -> None:
-        """Give the future its answer when all below the offset is on disk; `wake` afterwards."""
+        """Answer the future once everything below the offset is on disk; call `wake` afterwards."""
         self._coming.append((wanted_offset, answer, future))
 
     def wake(self) -> None:

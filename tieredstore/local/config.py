@@ -16,13 +16,13 @@ from tieredstore.model.settings import Settings, computed, setting
 from tieredstore.model.topics import SCHEDULE_TOPIC
 from tieredstore.model.values import INT32_MAX
 
-DELAY_MS_MAX: Final = 100 * 365 * 86_400_000  # a delivery time has to fit its 8 bytes
+DELAY_MS_MAX: Final = 100 * 365 * 86_400_000  # a delivery time must fit into 8 bytes
 _UNITS_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DIGITS_MAX: Final = 18
 
 
 class DelayLevels:
-    """Level 1 is the first of the texts in the setting, `1s 5s 10s`; a higher one than the last
+    """The delays of a setting like `1s 5s 10s`. Level 1 is the first; a level beyond the last
     counts as the last."""
 
     def __init__(self, text: str) -> None:
@@ -38,9 +38,10 @@ class DelayLevels:
             self._delays_ms.append(int(number) * _UNITS_MS[unit])
 
     def delay_ms(self, topic: str, properties: Mapping[str, str]) -> int | None:
-        """How long this message waits; None if it does not. ValueError if its level is no number.
+        """How long this message waits; None if it does not. Raises ValueError if its level is not a
+        number.
 
-        Only messages of the schedule topic wait. RocketMQ takes 1000 ms where it has no levels.
+        Only messages of the schedule topic wait. Without levels RocketMQ uses 1000 ms.
         """
         text = properties.get(DELAY_LEVEL) if topic == SCHEDULE_TOPIC else None
         if not text:
@@ -54,10 +55,10 @@ class DelayLevels:
         return self._delays_ms[level - 1] if self._delays_ms else 1_000
 
     def tags_code(self, topic: str, properties: Mapping[str, str], store_timestamp: int) -> int:
-        """What a consume queue stores for a message that is in the log."""
+        """The tags code that a consume queue stores for a message in the log."""
         try:
             delay = self.delay_ms(topic, properties)
-        except ValueError:  # written by another: a log is never refused for it
+        except ValueError:  # another program wrote it: a log is never refused for that
             delay = None
         return tags_code(properties.get(TAGS)) if delay is None else store_timestamp + delay
 
@@ -170,12 +171,12 @@ class LocalConfig(Settings):
         self._check()
         if self.flush_disk_type not in ("ASYNC_FLUSH", "SYNC_FLUSH"):
             raise InvalidConfigError("flush_disk_type: want ASYNC_FLUSH or SYNC_FLUSH")
-        DelayLevels(self.message_delay_levels)  # which says what is wrong with them
+        DelayLevels(self.message_delay_levels)  # raises an error that says what is wrong
         units = -(-self.queue_file_bytes // UNIT_BYTES)
         object.__setattr__(self, "queue_file_bytes", units * UNIT_BYTES)
 
     def _refuse_ignored(self) -> None:
-        """A log elsewhere: the one here would be empty, and all queues be cut to it."""
+        """Refuse a log elsewhere: the log here would be empty, and all queues be cut to it."""
         log, place = str(self.root / "commitlog"), self.ignored.get("storePathCommitLog")
         if place and os.path.realpath(place) != os.path.realpath(log):
             raise InvalidConfigError(f"storePathCommitLog: {place}: a store has its log in {log}")

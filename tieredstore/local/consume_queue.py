@@ -6,16 +6,16 @@ Queue offset k is the unit at byte 20 * k. This avoids known faults of Java:
 * A message that would leave a hole is refused with PositionMismatchError. Java appends it at the
   current end, and from then on the queue disagrees with the messages' own queue offsets.
 * A cut leaves zeros. Java leaves the old units, and they can become valid again.
-* The minimum follows the log through all files. Java looks only in the first file, and until that
-  is deleted its minimum names messages that do not exist.
-* Units that only fill a place are never messages, also after a restart.
+* The minimum follows the log through all files. Java looks only in the first file; until that file
+  is deleted, its minimum names messages that do not exist.
+* Units that only fill a place are never messages, not even after a restart.
 
-Recovery accepts a unit if its log offset is not negative and its size is positive, as in Java; and
-its record must not begin before the end of the previous one. Without the second rule units that
-survived a cut would come back: they are valid, but belong to an older history.
+Recovery accepts a unit if its log offset is not negative and its size is positive, as in Java; in
+addition its record must not begin before the end of the previous one. Without the second rule,
+units that survived a cut would come back: they are valid, but belong to an older history.
 
-A binary search may meet single damaged units. It also checks the neighbours of the place that it
-found, and continues if they disagree, so that one wrong unit does not hide them.
+A binary search may meet single damaged units. It also checks the neighbours of the place it found,
+and continues if they disagree, so one wrong unit does not mislead it.
 
 Search by time, for a queue of messages [minimum, maximum) whose times do not decrease:
 
@@ -72,14 +72,15 @@ log = log_of(__name__)
 StoreTime = Callable[[int, int], int | None]
 """The store time of the record at (log_offset, message_bytes); None if it cannot be read."""
 _FILES_SCANNED: Final = 3
-_LOG_OFFSET_MAX: Final = INT64_MAX - INT32_MAX  # the end of any record is a number, too
-_PACKED_TOGETHER: Final = 256  # units: one of each length up to that takes 3 MB in all
+_LOG_OFFSET_MAX: Final = INT64_MAX - INT32_MAX  # so that the end of any record fits 64 bits
+_PACKED_TOGETHER: Final = 256  # units: the cached structs up to this length take 3 MB in all
 _BLOCK_BYTES: Final = UNIT_BYTES << 14
 _FIRST_BLOCK_BYTES: Final = UNIT_BYTES << 9
 
 
 class QueueEnd(NamedTuple):
-    """The queue offsets where it begins and ends, and where its newest message ends in the log."""
+    """The queue offsets where a queue begins and ends, and where its newest message ends in the
+    log."""
 
     first: int
     end: int
@@ -88,7 +89,7 @@ class QueueEnd(NamedTuple):
 
 class Doubt(NamedTuple):
     """The result of `distrust`: the queue offset of the first unreliable unit, how far units after
-    it confirm the queue, and whether there are any bytes at all."""
+    the queue's end confirm it, and whether any bytes follow that end."""
 
     offset: int
     borne_out: QueueEnd | None
@@ -98,8 +99,8 @@ class Doubt(NamedTuple):
 class ConsumeQueue:
     """The units of one queue, [min_offset, max_offset) of which are messages that can be read.
 
-    * Puts, cuts and corrections of the minimum come from any thread, one at a time. Reads take no
-      lock: units below `max_offset` do not change.
+    * Any thread may put, cut or correct the minimum; one does so at a time. Reads take no lock:
+      units below `max_offset` do not change.
     * Puts are idempotent: known messages are skipped, so a dispatch that failed or was interrupted
       is simply repeated.
     * Opening writes nothing. Leftovers of a crash after the end are removed before the first put.
@@ -122,7 +123,7 @@ class ConsumeQueue:
     def open(
         cls, directory: str | os.PathLike[str], *, file_bytes: int, files: MappedFiles
     ) -> ConsumeQueue:
-        """Find the end of what is there; an unknown directory is an empty queue."""
+        """Open a queue and find its end; a missing directory is an empty queue."""
         queue_files = MappedFileQueue(directory, file_bytes=file_bytes, files=files)
         queue_files.load()
         return cls(queue_files, scan(queue_files.files))
@@ -146,7 +147,7 @@ class ConsumeQueue:
 
     @property
     def first_kept(self) -> int:
-        """The queue offset where the first file starts: it moves only when files go."""
+        """The queue offset where the first file starts: it moves only when files are deleted."""
         return (self._files.min_offset or 0) // UNIT_BYTES
 
     @property
@@ -169,14 +170,14 @@ class ConsumeQueue:
         message_bytes: Sequence[int],
         tags_codes: Sequence[int],
     ) -> int:
-        """Append consecutive messages, the first of which has this queue offset; how many were new.
+        """Append consecutive messages, the first at this queue offset; returns how many were new.
 
-        Messages whose record ends at or below `last_log_end` are here already, and so are those
-        below `max_offset`: both are passed over. A queue without any message begins where its
-        first one says, with units before it that fill its file.
+        Messages whose record ends at or below `last_log_end`, or whose offset is below
+        `max_offset`, are here already and are skipped. A queue without messages begins at the
+        offset of its first one; fill units take the places before it in its file.
 
-        Raises PositionMismatchError where messages are missing in between, in units, with nothing
-        written: what lies between must be put first.
+        Raises PositionMismatchError, with nothing written, if messages are missing in between;
+        its positions are in units. The missing messages must be put first.
         """
         if queue_offset < 0:
             raise ValueError(f"queue_offset: {queue_offset} is negative")
@@ -201,14 +202,14 @@ class ConsumeQueue:
     def _append(self, start: int, data: bytes) -> None:
         if not self._tidy:
             self._files.truncate_dirty(self._max * UNIT_BYTES)
-        self._tidy = self._is_cut = False  # until all of it has been written
+        self._tidy = self._is_cut = False  # until everything is written
         at, end = self._max * UNIT_BYTES, start * UNIT_BYTES
-        if start != self._max or not self._files.files:  # no message is there: it begins anew
+        if start != self._max or not self._files.files:  # no message yet: the queue begins at start
             same_file = self._files.find(at) is self._files.find(end) is not None
             if start < self._max or not same_file:
                 self._files.destroy()
                 at = end - end % self._files.file_bytes
-            # Before the bytes: a reader never sees that a fill is a message.
+            # Before the bytes, so that a reader never takes a fill unit as a message.
             self._max = min(self._max, start)
             self._min = start
             data = PREFILL_BYTES * ((end - at) // UNIT_BYTES) + data
@@ -217,7 +218,7 @@ class ConsumeQueue:
         self._tidy = True
 
     def unit(self, offset: int) -> QueueUnit:
-        """The unit of one message; OffsetOutOfRangeError where there is none."""
+        """The unit of one message. Raises OffsetOutOfRangeError if the queue does not have it."""
         self._check(offset, self._max - 1)
         data = self._files.read(offset * UNIT_BYTES, UNIT_BYTES)
         return decode_unit(self._found(offset, data))
@@ -227,7 +228,7 @@ class ConsumeQueue:
         return decode_units(self.unit_bytes(offset, count))
 
     def unit_bytes(self, offset: int, count: int) -> bytes:
-        """The same as they are stored."""
+        """The bytes of `units`, as stored."""
         if count < 0:
             raise ValueError(f"count: {count} is negative")
         maximum = self._max
@@ -251,9 +252,10 @@ class ConsumeQueue:
         min_log_offset: int = 0,
         unit: Callable[[int], QueueUnit | None] | None = None,
     ) -> int:
-        """The queue offset to start from for a time: the table above says which.
+        """The queue offset to start from for a time, by the table of this module.
 
-        Units are taken as they are, unless `unit` says what each must be, or None of a damaged one.
+        `unit` gives the correct unit of an offset, None if it is damaged; without it the units
+        are taken as stored.
         """
         return offset_by_time(
             timestamp,
@@ -266,13 +268,13 @@ class ConsumeQueue:
         )
 
     def correct_min_offset(self, min_log_offset: int) -> int:
-        """Leave out the messages whose record has gone from the log; the new minimum."""
+        """Skip the messages whose record has gone from the log; returns the new minimum."""
         with self._guard:
             self._min = self.first_from(min_log_offset)
             return self._min
 
     def first_from(self, min_log_offset: int) -> int:
-        """The first message whose record has not gone from the log, or `max_offset`."""
+        """The first message whose record is still in the log, or `max_offset`."""
         minimum, maximum = self._min, self._max
         if self._last_log_end <= min_log_offset and self._last_log_end:
             return maximum
@@ -286,26 +288,27 @@ class ConsumeQueue:
         return first
 
     def _is_damaged(self, offset: int, min_log_offset: int) -> bool:
-        """Whether this unit says wrongly that its record has gone."""
+        """Whether this unit wrongly says that its record has gone."""
         unit = self._peek_any(offset)
         if unit is None or unit.is_prefill:
             return False
         return unit.log_offset >= min_log_offset or self.is_kept(offset, unit)
 
     def delete_before(self, min_log_offset: int) -> int:
-        """Delete files all of whose messages have gone from the log, never the last; how many."""
+        """Delete files, never the last, whose messages have all gone from the log; returns how many
+        files."""
         self.correct_min_offset(min_log_offset)
         with self._guard:
             return len(self._files.delete_before(self._min * UNIT_BYTES))
 
     def truncate(self, log_offset: int) -> int:
-        """Drop the messages whose record starts at or behind `log_offset`; how many.
+        """Drop the messages whose record starts at or after `log_offset`; returns how many.
 
-        Units that fill a place stay: they keep the numbers of the messages to come.
+        Fill units stay: they keep the numbers of the messages to come.
         """
         with self._guard:
             if self._last_log_end <= log_offset:
-                return 0  # nothing is looked at: opening a store comes here for every queue
+                return 0  # read nothing: opening a store calls this for every queue
             end = first_where(
                 self._min, self._max, lambda offset: self._is_from(offset, log_offset)
             )
@@ -317,9 +320,9 @@ class ConsumeQueue:
             return dropped
 
     def begin_at(self, first: int) -> None:
-        """Give up what is here, durably: the next message has this number.
+        """Durably drop all contents; the next message gets the number `first`.
 
-        No file is made before that message comes: until then only memory knows the number.
+        No file is made before that message comes: until then only memory holds the number.
         """
         with self._guard:
             self._files.destroy()
@@ -328,11 +331,11 @@ class ConsumeQueue:
             self._tidy = True
 
     def distrust(self, agrees: Callable[[int, QueueUnit], bool], log_min: int) -> Doubt | None:
-        """Let the queue end behind the last unit that agrees with the log; None if it does so.
+        """End the queue after the last unit that agrees with the log; None if it already does.
 
-        Units carry no checksum: one flipped bit ends a queue in its middle, or makes it end where
-        it does not. Units behind that end which agree tell that it went on. Nothing is written:
-        what is made again from the log overwrites what stands there.
+        Units carry no checksum: one flipped bit can end a queue in its middle, or make it end too
+        far on. Units after the end that agree with the log show that the queue went on. Nothing is
+        written: the units made again from the log overwrite the bytes there.
         """
         with self._guard:
             if not self._files.files:
@@ -354,7 +357,7 @@ class ConsumeQueue:
     def _behind(
         self, end: int, agrees: Callable[[int, QueueUnit], bool]
     ) -> tuple[QueueEnd | None, bool]:
-        """How far the units behind `end` show that the queue goes on; whether anything is there."""
+        """How far the units after `end` show that the queue went on; whether any bytes follow."""
         is_followed = False
         for file in reversed(self._files.files_from(end * UNIT_BYTES)):
             first = max(end, file.start_offset // UNIT_BYTES)
@@ -372,8 +375,8 @@ class ConsumeQueue:
         return None, is_followed
 
     def tidy(self) -> None:
-        """Remove, durably, what a recovery did not believe, if anything. The log goes on where it
-        pointed to: after the next crash it would claim what stands there then."""
+        """Durably remove the units that a recovery did not believe, if any. New records will lie
+        where they point: after the next crash the units would claim those."""
         with self._guard:
             if self._is_cut:
                 self._files.truncate_dirty(self._max * UNIT_BYTES)
@@ -390,7 +393,7 @@ class ConsumeQueue:
         self._tidy = False
 
     def mend(self, offset: int, unit: QueueUnit) -> None:
-        """Replace a damaged unit, durably; where the store is only read, nothing is written."""
+        """Durably replace a damaged unit; a store opened for reading writes nothing."""
         with self._guard:
             file = self._files.find(offset * UNIT_BYTES)
             if self._files.read_only or file is None or not self._min <= offset < self._max:
@@ -406,11 +409,11 @@ class ConsumeQueue:
         return file.path, offset * UNIT_BYTES - file.start_offset
 
     def flush(self) -> None:
-        """Make durable what was put before, by fdatasync."""
+        """Make everything put so far durable, by fdatasync."""
         self._files.flush()
 
     def close(self) -> None:
-        """Release the files; nothing is synced. Idempotent."""
+        """Release the files without a sync. Idempotent."""
         self._files.close()
 
     def destroy(self) -> None:
@@ -426,7 +429,7 @@ class ConsumeQueue:
             )
 
     def _found(self, offset: int, data: bytes | None) -> bytes:
-        if data is None:  # it may have been deleted just now, perhaps by another process
+        if data is None:  # the file may just have been deleted, perhaps by another process
             kept = self._files.min_offset
             with self._guard:
                 self._min = max(self._min, self._max if kept is None else kept // UNIT_BYTES)
@@ -449,13 +452,12 @@ class ConsumeQueue:
 
 
 def _has_gone(unit: QueueUnit, log_min: int) -> bool:
-    """Whether the record lay below the log, and no part of it in what is there: none lies in two
-    files."""
+    """Whether the whole record lay below the start of the log: no record spans two files."""
     return 0 <= unit.log_offset < unit.log_offset + unit.message_bytes <= log_min
 
 
 class Found(NamedTuple):
-    """What there is, in queue offsets; `last_log_end` is 0 where there is no message."""
+    """What a scan found, in queue offsets; `last_log_end` is 0 without messages."""
 
     first_message: int
     end: int
@@ -463,10 +465,10 @@ class Found(NamedTuple):
 
 
 def scan(files: Sequence[MappedFile]) -> Found:
-    """Find the end of a queue, looking at its last files only.
+    """Find the end of a queue from its last files only.
 
-    The files are read, not mapped: opening a store comes here once for each of its queues, and
-    most of those are not touched again for a long time.
+    The files are read, not mapped: opening a store scans every queue, and most of them are not
+    used again for a long time.
     """
     if not files:
         return Found(0, 0, 0)
@@ -485,10 +487,10 @@ def scan(files: Sequence[MappedFile]) -> Found:
 
 
 def first_where(low: int, high: int, holds: Callable[[int], bool]) -> int:
-    """The first number in [low, high) from which on something holds, or `high`.
+    """The first number in [low, high) from which on `holds` is true, or `high`.
 
-    One number that lies about it changes the answer by two at most, and only beside the place:
-    where two on one side of what was found gainsay it, the search goes on there.
+    One wrong answer of `holds` changes the result by two at most, and only right beside the place:
+    if two numbers on one side of the result contradict it, the search goes on there.
     """
     first, end = low, high
     while True:
@@ -513,12 +515,12 @@ def offset_by_time(
 ) -> int:
     """The queue offset to start from for `timestamp`.
 
-    Units below `min_log_offset` count as too old without being read: the log may expire files
-    faster than the queue's minimum follows.
+    Messages below `min_log_offset` count as too old without being read: the log may expire files
+    before the queue's minimum follows.
     """
 
     def time_of(offset: int) -> int | None:
-        """None where there is nothing to compare; what has expired is older than everything."""
+        """None if there is no time to compare; an expired message is older than everything."""
         at = unit(offset)
         if at is None or at.is_prefill or at.message_bytes <= 0:
             return None
@@ -529,7 +531,7 @@ def offset_by_time(
     low, high = minimum, maximum
     while low < high:
         middle = (low + high) // 2
-        # Damage is rare and short: walking over it costs more probes only where there is some.
+        # Damage is rare and short, so stepping over it one by one seldom costs anything.
         probe, time = middle, time_of(middle)
         while time is None and probe + 1 < high:
             probe += 1
@@ -547,9 +549,9 @@ def offset_by_time(
 def matching_tags(units: QueueUnits, codes: Collection[int]) -> NDArray[np.bool_]:
     """Which units may hold a message with one of these 32-bit tag hashes.
 
-    As in Java the low 32 bits are compared, and a unit whose tags code is an address in an
-    extended queue matches everything: what it stands for is not known here. Nor is it of a message
-    that is damaged.
+    As in Java the low 32 bits are compared. A unit whose tags code is an address in an extended
+    queue matches everything, because its tags are not known here. So does the unit of a damaged
+    message.
     """
     tags_codes = units.tags_codes
     low = tags_codes.astype(np.int32)  # keeps the low 32 bits, with their sign
@@ -563,7 +565,7 @@ def matching_tags(units: QueueUnits, codes: Collection[int]) -> NDArray[np.bool_
 
 
 class NewUnits(NamedTuple):
-    """The first `skipped` messages were known; `data` are the units of the others."""
+    """The first `skipped` messages were known; `data` holds the units of the others."""
 
     skipped: int
     data: bytes
@@ -576,10 +578,10 @@ def encode_new_units(
     tags_codes: Sequence[int],
     last_log_end: int,
 ) -> NewUnits:
-    """The units of the messages whose record ends behind `last_log_end`.
+    """The units of the messages whose record ends after `last_log_end`.
 
-    Raises ValueError unless the columns are of one length, each message has a size, and each
-    begins where the one before ends or later: then nothing may be written.
+    Raises ValueError unless the columns have the same length, each message has a positive size,
+    and each begins at or after the end of the one before.
     """
     count = len(log_offsets)
     if not count == len(message_bytes) == len(tags_codes):
@@ -598,7 +600,7 @@ def encode_new_units(
         data = _packed(values)
     except error:
         units = zip(log_offsets, message_bytes, tags_codes, strict=True)
-        data = b"".join(starmap(_encoded, units))  # which names what does not fit
+        data = b"".join(starmap(_encoded, units))  # raises an error that names the bad value
     return NewUnits(skipped, data, ends[-1] if ends else 0)
 
 
@@ -703,7 +705,7 @@ def _valid_prefix(units: QueueUnits, previous_end: int) -> int:
     ends = np.empty_like(log_offsets)
     ends[0] = previous_end
     ends[1:] = log_offsets[:-1] + sizes[:-1]
-    # A unit that only fills a place has log offset 0, which the first message may have as well.
+    # A fill unit has log offset 0, as the first message may have too.
     ends[1:][(sizes[:-1] == INT32_MAX) & (log_offsets[:-1] == 0)] = 0
     invalid = (log_offsets < ends) | (log_offsets < 0) | (sizes <= 0)
     invalid |= log_offsets > _LOG_OFFSET_MAX

@@ -1,12 +1,12 @@
-"""All consume queues of a store, as directories; also the deleted topics and the restarted queues,
-as long as the log has records of them.
+"""All consume queues of a store, as directories. Also the deleted topics and the restarted queues,
+for as long as the log has records of them.
 
     consumequeue/<topic>/<queue number>/<position in 20 digits>
 
 Java's extended queues and batch queues have directories next to `consumequeue`, which are never
 touched.
 
-The file of deleted topics has, for each topic, the end of the log when it was deleted:
+The file of deleted topics has, for each topic, the end of the log when the topic was deleted:
 
     {"version": 1, "topics": {"TopicTest": 73400}, "crc32": "…"}
 
@@ -52,7 +52,7 @@ _BEGUN_NAMES: Final = ("version", "queues")
 
 
 def queue_directory(root: Path, topic: str, queue_id: int) -> Path:
-    """Where a queue is. BackendRefusedError for a topic or number that would lead elsewhere."""
+    """Where a queue is. Raises BackendRefusedError for a topic or number that leads elsewhere."""
     if not is_topic(topic):
         raise BackendRefusedError(str(root), "open the queue", f"{topic!r:.80} is no topic")
     if not 0 <= queue_id <= INT32_MAX:
@@ -61,13 +61,13 @@ def queue_directory(root: Path, topic: str, queue_id: int) -> Path:
 
 
 def is_topic(name: str) -> bool:
-    """Whether the name is one directory here. Java has taken topics with a backslash: they are
-    read, and no put takes another (`model.topics`)."""
+    """Whether the name can be the name of a directory. Java used to accept topics with a backslash:
+    they can be read, but no put accepts a new one (`model.topics`)."""
     return why_no_directory(name.replace("\\", "_")) is None
 
 
 def queue_number(name: str) -> int | None:
-    """The number that a directory is named by, written as RocketMQ writes it; None if it is not."""
+    """The queue number that a directory name is, as RocketMQ writes it; None for other names."""
     if not (name.isascii() and name.isdigit()) or len(name) > 10:
         return None
     number = int(name)
@@ -75,10 +75,10 @@ def queue_number(name: str) -> int | None:
 
 
 def remove_topic_directory(directory: Path) -> None:
-    """Delete its queues' files and the directories that are empty then, durably.
+    """Durably delete the files of a topic's queues, and then the empty directories.
 
-    What is no file of a queue stays, with the directories that lead to it, and is logged. Links
-    are not followed. Nothing happens where there is no directory.
+    Anything else stays, with the directories that lead to it, and is logged. Links are not
+    followed. Does nothing if the directory does not exist.
     """
     if not directory.is_dir() or directory.is_symlink():
         return
@@ -127,8 +127,8 @@ class ConsumeQueues:
 
     * `load` finds the end of each queue and leaves nothing open; files are mapped on use, at most
       as many as `files` allows.
-    * A queue is created by its first message. A missing queue is None.
-    * `put_batch` comes from one thread at a time; all else from any.
+    * The first message of a queue creates it. A missing queue is None.
+    * One thread at a time may call `put_batch`; any thread may call the rest.
     """
 
     def __init__(self, root: Path, *, file_bytes: int, files: MappedFiles) -> None:
@@ -139,11 +139,11 @@ class ConsumeQueues:
         self._open_files = files
         self._queues: dict[QueueKey, ConsumeQueue] = {}
         self._dirty: set[QueueKey] = set()
-        self._grown: set[QueueKey] = set()  # since the minima were corrected
+        self._grown: set[QueueKey] = set()  # put to since the minima were corrected
         self._guard = threading.Lock()
 
     def load(self) -> None:
-        """Find all queues. Writes nothing; what is no queue is left alone."""
+        """Find all queues. Writes nothing; leaves everything else alone."""
         for key in _keys_under(self.root):
             if key not in self._queues:
                 self._queues[key] = self._open(key)
@@ -163,19 +163,19 @@ class ConsumeQueues:
         return None if queue is None else queue.max_offset
 
     def next_offsets(self) -> dict[QueueKey, int]:
-        """For each queue the number of its next message."""
+        """The number of each queue's next message."""
         return {key: queue.max_offset for key, queue in list(self._queues.items())}
 
     @property
     def max_log_end(self) -> int:
-        """Where the newest message of all queues ends in the log; 0 without any."""
+        """Where the newest message of all queues ends in the log; 0 without messages."""
         return max((queue.last_log_end for queue in list(self._queues.values())), default=0)
 
     def ends(self) -> dict[QueueKey, QueueEnd]:
         return {key: queue.end() for key, queue in list(self._queues.items())}
 
     def with_gaps(self) -> list[QueueKey]:
-        """The queues that miss a file between others."""
+        """The queues that lack a file between others."""
         return [key for key, queue in list(self._queues.items()) if queue.has_gap]
 
     def at(self, directory: str) -> tuple[QueueKey, ConsumeQueue]:
@@ -192,10 +192,10 @@ class ConsumeQueues:
         message_bytes: Sequence[int],
         tags_codes: Sequence[int],
     ) -> int:
-        """Put messages of many queues, given in log order; how many were new.
+        """Put messages of many queues, given in log order; returns how many were new.
 
-        Each queue gets its messages in that order. One that fails stops none of the others: the
-        first error is raised when all had their turn. Repeating the batch is harmless.
+        Each queue gets its messages in that order. A queue that fails does not stop the others: the
+        first error is raised after all of them. Repeating the batch is harmless.
         """
         groups: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
         for row, key in enumerate(zip(topics, queue_ids, strict=True)):
@@ -228,9 +228,9 @@ class ConsumeQueues:
         message_bytes: Sequence[int],
         tags_codes: Sequence[int],
     ) -> int:
-        """Put consecutive messages of one queue, which comes to be if need be; how many were new.
+        """Put consecutive messages of one queue, created if needed; returns how many were new.
 
-        Raises BackendRefusedError for a topic that is no name of a directory.
+        Raises BackendRefusedError for a topic that cannot name a directory.
         """
         key = QueueKey(topic, queue_id)
         queue = self._queues.get(key)
@@ -246,7 +246,7 @@ class ConsumeQueues:
                 self._grown.add(key)
 
     def flush(self) -> int:
-        """Make durable what was put before; how many queues that were."""
+        """Make everything put so far durable; returns how many queues had changes."""
         with self._guard:
             dirty = self._dirty
             self._dirty = set()
@@ -263,12 +263,12 @@ class ConsumeQueues:
         return len(dirty)
 
     def correct_min_offsets(self, min_log_offset: int) -> None:
-        """Leave out the messages whose records have gone from the log."""
+        """Skip the messages whose records have gone from the log."""
         for queue in list(self._queues.values()):
             queue.correct_min_offset(min_log_offset)
 
     def correct_grown(self, min_log_offset: int) -> None:
-        """The same for the queues that were put to since: what came late may have gone by now."""
+        """`correct_min_offsets` for queues put to since: records dispatched late may have gone."""
         with self._guard:
             grown, self._grown = self._grown, set()
         for key in grown:
@@ -277,20 +277,20 @@ class ConsumeQueues:
                 queue.correct_min_offset(min_log_offset)
 
     def delete_before(self, min_log_offset: int) -> int:
-        """Delete the files that name only what has gone from the log; how many."""
+        """Delete files whose messages have all gone from the log; returns how many."""
         return sum(queue.delete_before(min_log_offset) for queue in list(self._queues.values()))
 
     def truncate(self, log_offset: int) -> int:
-        """Drop every message whose record starts at or behind `log_offset`; how many."""
+        """Drop every message whose record starts at or after `log_offset`; returns how many."""
         return sum(queue.truncate(log_offset) for queue in list(self._queues.values()))
 
     def tidy(self) -> None:
-        """Remove, durably, the units that a recovery has cut off and did not write again."""
+        """Durably remove the units that a recovery cut off and did not write again."""
         for queue in list(self._queues.values()):
             queue.tidy()
 
     def delete_topics(self, topics: Iterable[str]) -> list[QueueKey]:
-        """Delete all queues of these topics and their directories, durably; which those were."""
+        """Durably delete all queues of these topics and their directories; returns the queues."""
         gone: list[QueueKey] = []
         for topic in sorted(set(topics)):
             keys = [key for key in self.queues() if key.topic == topic]
@@ -304,24 +304,24 @@ class ConsumeQueues:
         return gone
 
     def remove(self, key: QueueKey) -> None:
-        """Delete one queue, durably: it is to be built anew from the log."""
+        """Durably delete one queue, which is then rebuilt from the log."""
         with self._guard:
             queue = self._queues.pop(key)
         queue.destroy()
 
     def begin(self, key: QueueKey, first: int) -> None:
-        """Let a queue begin with this number, empty: what it had goes, durably."""
+        """Durably empty a queue; its next message gets the number `first`."""
         queue = self._queues.get(key) or self._open(key)
         queue.begin_at(first)
         with self._guard:
             self._queues[key] = queue
 
     def destroy(self) -> None:
-        """Delete all queues: the log is empty, or they are to be built anew from it."""
+        """Delete all queues: the log is empty, or they are rebuilt from it."""
         self.delete_topics({key.topic for key in self.queues()})
 
     def close(self) -> None:
-        """Release all files; nothing is synced. Idempotent."""
+        """Release all files without a sync. Idempotent."""
         for queue in list(self._queues.values()):
             queue.close()
 
@@ -347,7 +347,7 @@ def _keys_under(root: Path) -> Iterator[QueueKey]:
 
 
 def _runs(rows: list[int], queue_offsets: Sequence[int]) -> Iterator[list[int]]:
-    """The rows cut where the queue offsets are not consecutive: usually they all are."""
+    """The rows, split where their queue offsets are not consecutive; usually they all are."""
     first = queue_offsets[rows[0]]
     if [queue_offsets[row] for row in rows] == list(range(first, first + len(rows))):
         yield rows
@@ -363,11 +363,12 @@ def _runs(rows: list[int], queue_offsets: Sequence[int]) -> Iterator[list[int]]:
 
 
 class DeletedTopics:
-    """For each deleted topic the log offset below which its records do not count.
+    """For each deleted topic, the log offset below which its records do not count.
 
-    * An entry is durable before the first directory goes, so no crash can bring the topic back.
+    * An entry is durable before the first directory is deleted, so no crash can bring the topic
+      back.
     * Entries are removed when the log begins after them. They never exceed the end of the log: a
-      power cut may have taken the records that they meant, and new ones will be there.
+      power cut may have taken the records they stand for, and new records will take that place.
     * Any thread may call anything.
     """
 
@@ -377,7 +378,7 @@ class DeletedTopics:
         self._guard = threading.Lock()  # of changes
 
     def load(self) -> None:
-        """Read the file. MetadataError where it is damaged: topics must not come back unnoticed."""
+        """Read the file. Raises MetadataError if damaged: topics must not come back unnoticed."""
         try:
             topics = read_document(self._path, names=_NAMES)["topics"]
             self._ends = {topic: whole(end) for topic, end in topics.items()}
@@ -388,23 +389,23 @@ class DeletedTopics:
             raise MetadataError(str(self._path), reason) from error
 
     def mark(self, topics: Iterable[str], log_end: int) -> None:
-        """These topics end here; durable on return."""
+        """Durably note that these topics end here."""
         with self._guard:
             self._store(self._ends | dict.fromkeys(topics, log_end))
 
     def settle(self, *, log_min: int, log_end: int) -> None:
-        """Forget what the log has no record of any more."""
+        """Forget topics of which the log has no more records."""
         with self._guard:
             ends = {topic: min(end, log_end) for topic, end in self._ends.items()}
             self._store({topic: end for topic, end in ends.items() if end > log_min})
 
     def forget_before(self, log_min: int) -> None:
-        """The same while the store runs: no entry lies behind the end of its log."""
+        """`settle` while the store runs, when no entry can exceed the end of the log."""
         with self._guard:
             self._store({topic: end for topic, end in self._ends.items() if end > log_min})
 
     def end_of(self, topic: str) -> int:
-        """Records of the topic below this log offset do not count; 0 if it was not deleted."""
+        """The log offset below which records of the topic do not count; 0 if it was not deleted."""
         return self._ends.get(topic, 0)
 
     def __contains__(self, topic: object) -> bool:
@@ -418,16 +419,16 @@ class DeletedTopics:
 
 
 class Begin(NamedTuple):
-    """The number of a queue's first message, where the log ended when that was said, and a time
-    before which nothing is stored since."""
+    """The number of a queue's first message, where the log ended when the queue was begun, and a
+    time that all later messages are stored at or after."""
 
     first: int
     log_end: int
     store_timestamp: int = 0
 
     def has_messages(self, queue: ConsumeQueue | None) -> bool:
-        """Whether the queue has any since. Of the units that only fill its first file a power cut
-        may have left some that look like messages."""
+        """Whether the queue has messages since. Both conditions are needed: a power cut may leave
+        fill units in its first file that look like messages."""
         return (
             queue is not None
             and queue.last_log_end > self.log_end
@@ -439,13 +440,13 @@ class BegunQueues:
     """Queues that were restarted at an offset, and the log offset below which their records do not
     count.
 
-    * An entry is durable before the queue's old files are deleted, so no crash brings anything
+    * An entry is durable before the queue's old files are deleted, so no crash brings old messages
       back.
     * It is removed when the log begins after it and the queue has messages, which then show its
       numbers.
     * Like a deleted topic's entry it never exceeds the end of the log. A topic that was deleted
-      since has no such queue, even if a crash left an entry here.
-    * One thread changes it at a time; any may ask.
+      since has no begun queues, even if a crash left an entry here.
+    * One thread at a time may change entries; any thread may read them.
     """
 
     def __init__(self, path: Path, deleted: DeletedTopics) -> None:
@@ -455,7 +456,7 @@ class BegunQueues:
         self._topics: frozenset[str] = frozenset()
 
     def load(self) -> None:
-        """Read the file. MetadataError where it is damaged: numbers would be given twice."""
+        """Read the file. Raises MetadataError if damaged: numbers would be given twice."""
         try:
             topics = read_document(self._path, names=_BEGUN_NAMES)["queues"]
             begins = {
@@ -471,7 +472,7 @@ class BegunQueues:
         self._take(begins)
 
     def items(self) -> list[tuple[QueueKey, Begin]]:
-        """The queues that are still what was begun."""
+        """The begun queues whose topic was not deleted since."""
         return [
             (key, begin)
             for key, begin in self._begins.items()
@@ -480,27 +481,27 @@ class BegunQueues:
 
     @property
     def store_timestamp(self) -> int:
-        """Nothing is stored with an earlier time."""
+        """The earliest store time that new messages may have."""
         return max((one.store_timestamp for one in self._begins.values()), default=0)
 
     def time_of(self, topic: str) -> int:
-        """The same for queues of one topic."""
+        """`store_timestamp` for the queues of one topic; 0 if none was begun."""
         if topic not in self._topics:
             return 0
         times = (one.store_timestamp for key, one in self.items() if key.topic == topic)
         return max(times, default=0)
 
     def mark(self, firsts: Mapping[QueueKey, int], log_end: int, store_timestamp: int) -> None:
-        """These queues begin with these numbers, in what follows here; durable on return."""
+        """Durably note that these queues begin with these numbers from `log_end` on."""
         begins = {key: Begin(one, log_end, store_timestamp) for key, one in firsts.items()}
         self._store(self._begins | begins)
 
     def forget(self, topics: Collection[str]) -> None:
-        """These topics were deleted."""
+        """Drop the entries of deleted topics."""
         self._store({key: one for key, one in self._begins.items() if key.topic not in topics})
 
     def settle(self, queues: ConsumeQueues, *, log_min: int, log_end: int) -> None:
-        """Forget what the queues tell themselves, and what the log has no record of any more."""
+        """Forget queues whose messages show their numbers, once the log has no older records."""
         kept = {}
         for key, begin in self.items():
             if not begin.has_messages(queues.queue(*key)) or begin.log_end > log_min:
@@ -512,8 +513,8 @@ class BegunQueues:
         return any(topic in self._topics or topic in self._deleted for topic in topics)
 
     def counts_from(self, topic: str, queue_id: int) -> int:
-        """Records of the queue below this log offset do not count: its topic was deleted, or it
-        was begun there."""
+        """The log offset below which records of the queue do not count, because its topic was
+        deleted or the queue was begun there."""
         deleted = self._deleted.end_of(topic)
         if topic not in self._topics:
             return deleted

@@ -33,47 +33,50 @@ _DISPATCHED: Final = (
 Batch = Callable[[], Sequence[DispatchRequest]]
 FAILURES_COUNTED_MAX = 9
 _NO_DATA: Final = bytearray()
-INDEX_BATCHES: Final = 4  # that go into the index at once: half the time a message
+INDEX_BATCHES: Final = 4  # put into the index together, which halves the time per message
 _INDEXED: Final = ["topics", "log_offsets", "store_timestamps", "sys_flags", "unique_keys", "keys"]
 
 
 class Notifier:
     """Notifies registered dispatchers of messages, a batch at a time.
 
-    * One thread at a time notifies. A thread that comes meanwhile leaves its batch to that one and
-      continues. So a dispatcher may put, read and delete in the store that calls it, and wait for
-      threads that do: the messages that it puts come after its current batch.
-    * A dispatcher that fails is logged and stops nothing.
-    * Dispatchers that are slower than puts slow these down: see `keep_pace`.
+    * One thread at a time notifies. Another thread leaves its batch to the first and continues. So
+      a dispatcher may put, read and delete in the store that calls it, and wait for threads that
+      do: the messages that it puts come after its current batch.
+    * The failure of a dispatcher is logged and stops nothing.
+    * Dispatchers that are slower than puts slow the puts down: see `keep_pace`.
     """
 
     def __init__(self) -> None:
         self._dispatchers: list[Dispatcher] = []
         self._pending: deque[Batch] = deque()
         self._turn = threading.Lock()
-        self._thread = 0  # that has the turn
+        self._thread = 0  # the thread that holds `_turn`; 0 if none
 
     def add_dispatcher(self, dispatcher: Dispatcher) -> None:
         self._dispatchers.append(dispatcher)
 
     def add(self, batch: Batch) -> None:
-        """In log order: the caller holds the lock that orders batches, and notifies later."""
+        """Add a batch, in log order: the caller holds the lock that orders batches, and calls
+        `notify` later."""
         if self._dispatchers:
             self._pending.append(batch)
 
     def notify(self) -> None:
-        """Pass on all pending batches, unless another thread is at it: then that one does."""
-        # Checked again after each turn: a batch that came at its very end was left to it in vain.
+        """Pass on all pending batches, unless another thread is doing so already."""
+        # Check again after each turn: a batch left to this thread at its very end was missed.
         while self._pending and self._turn.acquire(blocking=False):
             self._notify_all()
 
     def keep_pace(self) -> None:
-        """Wait while too much is pending: for a while only, as dispatchers may need this thread."""
+        """Wait if too much is pending; only for a limited time, as dispatchers may need this
+        thread."""
         if len(self._pending) > PENDING_MAX:
             self._wait(WAIT_SECONDS)
 
     def finish(self) -> bool:
-        """Wait until nothing is pending; whether that is so. Within a dispatcher it cannot be."""
+        """Wait until nothing is pending; returns whether that is so. Always False if called by a
+        dispatcher."""
         self._wait(END_WAIT_SECONDS)
         return not self._pending and not self._thread
 
@@ -82,7 +85,7 @@ class Notifier:
             self._notify_all()
 
     def _notify_all(self) -> None:
-        """The caller took the turn; this gives it back."""
+        """Notify of all pending batches. The caller holds `_turn`; this releases it."""
         self._thread = threading.get_ident()
         try:
             while self._pending:
@@ -101,10 +104,10 @@ class Notifier:
 
 @dataclass(slots=True, kw_only=True)
 class DispatchRun:
-    """Messages that are in the log, in its order, as columns.
+    """Messages of the log, in its order, as columns.
 
-    `in_queue` is False for messages without a queue unit: prepared and rolled back ones, and Java's
-    inner batches, which have queues of another kind. `keys` are the texts of KEYS, not split.
+    `in_queue` is False for messages without a queue unit: prepared and rolled-back ones, and Java's
+    inner batches, which have queues of another kind. `keys` are the values of KEYS, not split.
     """
 
     topics: list[str] = field(default_factory=list)
@@ -125,7 +128,7 @@ class DispatchRun:
     def add_put(
         self, batch: RecordBatch, queue_offsets: Sequence[int], appended: AppendedRun
     ) -> None:
-        """What one append put into the log."""
+        """Add the records of one append."""
         time = appended.store_timestamp
         self.topics += batch.topics
         self.queue_ids += batch.queue_ids
@@ -140,7 +143,7 @@ class DispatchRun:
         self.in_queue += batch.in_queue
 
     def add_records(self, records: Sequence[Record]) -> None:
-        """What appends of one record each put into the log."""
+        """Add records that were appended one by one."""
         self.topics += [record.topic for record in records]
         self.queue_ids += [record.queue_id for record in records]
         self.queue_offsets += [record.queue_offset for record in records]
@@ -154,7 +157,7 @@ class DispatchRun:
         self.in_queue += [record.in_queue for record in records]
 
     def add_indexed(self, run: DispatchRun) -> None:
-        """Those columns of another run that `index_batch` is made of."""
+        """Add the columns of another run that `index_batch` needs."""
         for name in _INDEXED:
             column = getattr(self, name)
             column += getattr(run, name)
@@ -170,7 +173,7 @@ class DispatchRun:
         )
 
     def requests(self) -> DispatchColumns:
-        """The messages that consumers can see, as registered dispatchers get them."""
+        """The messages visible to consumers, in the form that registered dispatchers get."""
         columns = {name: getattr(self, name) for name in _DISPATCHED}
         texts = self.keys
         if not all(self.in_queue):
@@ -182,7 +185,7 @@ class DispatchRun:
 
     @property
     def is_of_one_queue(self) -> bool:
-        """One message behind the other, all in one queue, as a producer's batch is."""
+        """Whether all messages are consecutive in one queue, as in a producer's batch."""
         count, topics, ids, offsets = len(self), self.topics, self.queue_ids, self.queue_offsets
         return (
             count > 0
@@ -222,16 +225,16 @@ class _AppendedBatch(NamedTuple):
 class Dispatch:
     """Puts new messages into queues and index, in log order, a batch at a time.
 
-    * One batch at a time, in any thread: that of the put that fills one, of a reader that must see
-      earlier puts, or of the store's own service.
-    * The index gets several batches at once: when there are `INDEX_BATCHES`, when a caller asks for
+    * One batch at a time is dispatched, by any thread: by a put that fills a batch, by a reader
+      that must see earlier puts, or by the store's own service.
+    * The index gets several batches at once: when `INDEX_BATCHES` have come, when a caller asks for
       it, or by the service.
     * Nothing beyond `limit()` is dispatched: with sync flush a message is invisible until it is
       on disk.
-    * A batch whose queues or index fail stays, is tried again, and blocks later batches: repeating
-      it is harmless, leaving it out is not. No put fails because of it: its messages are in the
-      log. But while it keeps failing and `behind_max` messages wait, `is_stuck`.
-    * Registered dispatchers are notified afterwards, and under no lock: see `notifier`.
+    * A batch that fails in queues or index stays, is tried again, and blocks later batches:
+      repeating it is harmless, skipping it is not. No put fails because of it: its messages are in
+      the log. But while it keeps failing and `behind_max` messages wait, `is_stuck` is True.
+    * Registered dispatchers are notified afterwards, without holding a lock: see `notifier`.
     """
 
     def __init__(
@@ -266,14 +269,14 @@ class Dispatch:
         self.last_store_timestamp = 0
 
     def submit(self, batch: RecordBatch, queue_offsets: list[int], appended: AppendedRun) -> None:
-        """One append, in log order: the caller holds the lock that orders puts."""
-        batch.data = bytearray()  # the log has the bytes: what waits long shall not keep them
+        """Queue one append, in log order: the caller holds the lock that orders puts."""
+        batch.data = bytearray()  # the log has the bytes: do not keep them while the batch waits
         with self._waiting_guard:
             self._waiting.append(_AppendedBatch(batch, queue_offsets, appended))
             self._waiting_count += len(batch)
 
     def submit_one(self, record: Record) -> None:
-        """The same for a record, which knows its place."""
+        """`submit` for a single record, which knows its place."""
         record.data = _NO_DATA
         with self._waiting_guard:
             self._waiting.append(record)
@@ -281,11 +284,11 @@ class Dispatch:
 
     @property
     def must_keep_up(self) -> bool:
-        """Whether a put has to dispatch: a batch is full, or nobody else does it."""
+        """Whether a put has to dispatch: a batch is full, or no service does it."""
         return self._waiting_count >= self._count_max or not self._has_service
 
     def keep_up(self) -> None:
-        """What a put does before it returns: what it may leave to the service, it leaves."""
+        """Dispatch before a put returns, unless it can be left to the service."""
         if self.must_keep_up:
             self.try_drain(indexed=not self._has_service)
             self.notifier.keep_pace()
@@ -300,17 +303,17 @@ class Dispatch:
 
     @property
     def undispatched_from(self) -> int | None:
-        """Where the oldest append that waits begins in the log; None if none does."""
+        """Where the oldest waiting append begins in the log; None if none waits."""
         with self._waiting_guard:
             if self._unindexed:
                 return self._unindexed.log_offsets[0]
             return self._waiting[0].log_offset if self._waiting else None
 
     def drain(self, *, indexed: bool = True, notify: bool = True) -> None:
-        """Dispatch all that waits and may be seen. What another thread has begun is waited for.
+        """Dispatch everything that waits and may be seen; waits for a dispatch already begun.
 
-        A caller that does not ask the index may leave the last messages out of it (`indexed`). One
-        that holds a lock does not `notify`; it calls `notifier` afterwards.
+        A caller that does not use the index may leave the last messages out of it (`indexed`). A
+        caller that holds a lock must not `notify`; it calls `notifier` afterwards.
         """
         try:
             if self._waiting or (indexed and self._unindexed):
@@ -320,7 +323,7 @@ class Dispatch:
                 self.notifier.notify()
 
     def try_drain(self, *, indexed: bool = True) -> bool:
-        """The same for a put, whose messages are stored whatever comes of it: whether it worked."""
+        """`drain` for a put, whose messages are stored in any case; returns whether it worked."""
         try:
             self.drain(indexed=indexed)
         except Exception:  # noqa: BLE001 - it is logged, and tried again
@@ -330,7 +333,7 @@ class Dispatch:
     def _drain(self, indexed: bool) -> None:
         with self._turn:
             try:
-                self._put_into_index(least=self._index_count)  # what failed before blocks the rest
+                self._put_into_index(least=self._index_count)  # an earlier failure blocks the rest
                 while run := self._next_run():
                     self._put_into_queues(run)
                     self._done_with(run)
@@ -338,18 +341,18 @@ class Dispatch:
                 if indexed or self.failure:
                     self._put_into_index(least=1)
             except BaseException as error:
-                if not self.failure:  # else it was said before
+                if not self.failure:  # otherwise it was logged before
                     log.warning("what was put cannot be dispatched yet", exc_info=True)
                 self.failure = str(error) or type(error).__name__
                 raise
             self.failure = ""
 
     def step(self) -> None:
-        """Drain unless others do: nothing was dispatched since the last look.
+        """Drain if nothing was dispatched since the last step: otherwise other threads drain.
 
         A put that fills a batch drains it itself. A second thread that takes every other batch
         away from it only makes both wait for each other (measured: a fifth of the puts). After
-        a failure it leaves out steps, twice as many each time: about a second in the end.
+        each failure in a row it skips twice as many steps, up to about a second.
         """
         if self._steps_to_skip:
             self._steps_to_skip -= 1
@@ -366,7 +369,7 @@ class Dispatch:
         self._failures = 0
 
     def put(self, run: DispatchRun) -> None:
-        """Into the queues, then into the index. Repeating it is harmless."""
+        """Put a run into the queues, then into the index. Repeating it is harmless."""
         self._put_into_queues(run)
         if self._index is not None:
             self._index.put(run.index_batch())
@@ -381,18 +384,18 @@ class Dispatch:
             self.last_store_timestamp = run.store_timestamps[-1]
 
     def _put_into_index(self, *, least: int) -> None:
-        """What the queues have already, if it is so many messages."""
+        """Index what the queues already have, if at least that many messages."""
         if self._index is not None and len(self._unindexed) >= least:
             self._index.put(self._unindexed.index_batch())
             with self._waiting_guard:
                 self._unindexed = DispatchRun()
 
     def _next_run(self) -> DispatchRun | None:
-        """The next batch; it leaves those that wait only when the queues have it."""
+        """The next batch; `_done_with` removes it from the waiting ones once the queues have it."""
         limit = self._limit()
         run = DispatchRun()
         count = taken = 0
-        with self._waiting_guard:  # puts go on, and a deque that grows cannot be walked
+        with self._waiting_guard:  # puts go on, and a deque that grows cannot be iterated
             waiting = list(islice(self._waiting, self._count_max))
         records: list[Record] = []
         for put in waiting:

@@ -65,14 +65,15 @@ from tieredstore.model.topics import why_no_topic
 from tieredstore.model.values import INT32_MAX, Host, PutStatus, require_place, require_whole
 
 RECORD_EXTRA_BYTES: Final = 64 * 1024
-# By the lengths of both addresses: host bits and the fixed part of the record.
+# Host bits and layout of the fixed part, by the lengths of the born and store addresses.
 LAYOUTS: Final = {
     (4, 4): (0, FIXED_LAYOUTS[0]),
     (16, 4): (BORN_HOST_IPV6, FIXED_LAYOUTS[BORN_HOST_IPV6]),
     (4, 16): (STORE_HOST_IPV6, FIXED_LAYOUTS[STORE_HOST_IPV6]),
     (16, 16): (HOSTS_IPV6, FIXED_LAYOUTS[HOSTS_IPV6]),
 }
-# What no producer may send: the store would have to write it, and rebuilding queues believes it.
+# Properties that no producer may send: the store would have to write them, and a rebuild of
+# queues believes them.
 NEVER_SENT: Final = {
     INNER_COUNT: "inner batches are not stored here",
     LIGHT_QUEUES: "light queues are not written here",
@@ -86,10 +87,10 @@ _TIME: Final = Layout(">q")
 _TIME_AFTER_IPV6: Final = STORE_TIMESTAMP_POSITION + IPV6_BYTES
 _length: Final = INT16.pack
 _VECTOR_RECORDS_MIN: Final = 12
-_COLUMN_MESSAGES_MIN: Final = 16  # for fewer the calls of numpy cost more than they save
-_STRING_END: Final = "\0"  # where properties hold one themselves, they are unusual
-_WORDS: Final = {"h": ">i2", "i": ">i4", "q": ">i8"}  # an array's codes in a record
-# What a message of an odd kind makes of code that is written for the usual ones.
+_COLUMN_MESSAGES_MIN: Final = 16  # for fewer, numpy's calls cost more than they save
+_STRING_END: Final = "\0"  # properties that contain one are unusual
+_WORDS: Final = {"h": ">i2", "i": ">i4", "q": ">i8"}  # array type codes, as stored in a record
+# The errors that an unusual message causes in code written for usual ones.
 _UNUSUAL_ERRORS: Final = (
     ArithmeticError,
     AttributeError,
@@ -104,24 +105,24 @@ class Record(Struct, gc=False):
     """One record and its fields, as a reader of its bytes would find them.
 
     The bytes lack two offsets, the store time and a CRC. `placed` writes them, so a record that one
-    log has refused can go to another. Such a struct is created in a tenth of the time of a
+    log refused can go to another. A msgspec struct is created in a tenth of the time of a
     dataclass.
     """
 
     topic: str
     queue_id: int
     sys_flag: int
-    in_queue: bool  # False if prepared or rolled back: no place in a queue
-    tags_code: int  # for delayed messages the delivery time, once they have a place
+    in_queue: bool  # False if prepared or rolled back: such a record has no place in a queue
+    tags_code: int  # of a delayed message its delivery time, once it is placed
     unique_key: str | None
-    keys: str | None  # the text of KEYS: single keys with spaces between them
+    keys: str | None  # the value of KEYS: single keys separated by spaces
     waits_for_disk: bool
     has_property_crc: bool
     delay_ms: int | None  # of delayed messages only
     store_host: Host
     data: bytearray
     size: int
-    queue_offset: int = 0  # as the store counts them; in the bytes it is 0 without a place
+    queue_offset: int = 0  # as the store counts; in the bytes 0 if the record is not in a queue
     log_offset: int = 0
     store_timestamp: int = 0
 
@@ -144,7 +145,7 @@ class Record(Struct, gc=False):
         return data
 
     def result(self, status: PutStatus) -> PutResult:
-        """The answer to its put, when it is in the log."""
+        """The answer to the put of this record, once it is in the log."""
         return PutResult(
             status=status,
             queue_offset=self.queue_offset,
@@ -157,10 +158,10 @@ class Record(Struct, gc=False):
 
 @dataclass(slots=True, init=False, eq=False)
 class RecordBatch:
-    """Records one after the other, and a row for each in every column.
+    """Records one after another, with one row for each in every column.
 
-    The columns have the names of a record's fields, and `placed` does the same for some rows. All
-    else never changes.
+    The columns are named like the fields of `Record`. `placed` does for some rows what it does
+    there; nothing else changes a batch.
     """
 
     data: bytearray
@@ -173,8 +174,8 @@ class RecordBatch:
     unique_keys: Sequence[str | None]
     keys: Sequence[str | None]
     delays_ms: Mapping[int, int]  # by row, of delayed messages only
-    is_of_one_queue: bool  # all have a place in the same queue, as a producer's batch has
-    waits_for_disk: bool  # one of them does, so all of them do
+    is_of_one_queue: bool  # all have a place in the same queue, as in a producer's batch
+    waits_for_disk: bool  # at least one does, so all do
     has_property_crc: bool
 
     def __len__(self) -> int:
@@ -182,7 +183,7 @@ class RecordBatch:
 
     @classmethod
     def joined(cls, records: Sequence[Record]) -> RecordBatch:
-        """One batch of records that have no place yet, in this order."""
+        """One batch of records, in this order, that have no place yet."""
         batch = cls()
         batch.data = bytearray().join([record.data for record in records])
         batch.sizes = [record.size for record in records]
@@ -206,7 +207,7 @@ class RecordBatch:
         return batch
 
     def tags_codes(self, store_timestamp: int) -> Sequence[int]:
-        """What the queues store beside them: for delayed messages the delivery time."""
+        """The tags codes that the queues store; of a delayed message its delivery time."""
         if not self.delays_ms:
             return self.tags_hashes
         codes = list(self.tags_hashes)
@@ -217,9 +218,10 @@ class RecordBatch:
     def placed(
         self, rows: range, queue_offsets: Sequence[int], log_offset: int, store_timestamp: int
     ) -> tuple[Buffer, list[int]]:
-        """The bytes of these rows as the log holds them from this offset on, and where each is.
+        """The bytes of these rows as the log holds them from this offset on, and the log offset
+        of each.
 
-        The bytes are the batch's own: good until it is placed again.
+        The bytes belong to the batch and are valid until it is placed again.
         """
         sizes = self.sizes[rows.start : rows.stop]
         start = sum(self.sizes[: rows.start])
@@ -280,13 +282,14 @@ def _time_position(sys_flag: int) -> int:
 
 
 def every_word(data: bytearray, layout: str) -> NDArray[Any]:
-    """A number for each byte, overlapping: numpy then writes words that are not aligned."""
+    """Overlapping numbers, one per byte, which let numpy write unaligned words."""
     width = np.dtype(layout).itemsize
     return np.ndarray((len(data) - width + 1,), layout, data, strides=(1,))
 
 
 def _write(words: NDArray[Any], places: NDArray[np.int64], values: NDArray[np.int64]) -> None:
-    """An assignment that has to cast gives the interpreter away twice, for however few numbers."""
+    """Casts first: a casting assignment releases the interpreter's lock twice, even for few
+    numbers."""
     words[places] = values.astype(words.dtype)
 
 
@@ -302,12 +305,13 @@ class PutRefusedError(TieredStoreError):
 class RecordEncoder:
     """Makes records of messages, or refuses them before anything is written.
 
-    Many usual messages are encoded as columns. If one of them is unusual, or cannot be encoded,
-    each is encoded alone: the bytes are the same.
+    Many usual messages are encoded as columns. If one of them is unusual or cannot be encoded, each
+    is encoded alone; the bytes are the same.
     """
 
     def __init__(self, config: LocalConfig, *, batch_topics: frozenset[str] = frozenset()) -> None:
-        """`batch_topics` have queues of Java's batch kind: a plain queue beside them is no use."""
+        """`batch_topics` have Java's batch queues; messages for them are refused, because a plain
+        queue beside those is of no use."""
         self.batch_topics = batch_topics
         self.body_bytes_max = config.message_bytes_max
         self.total_bytes_max = min(
@@ -319,7 +323,8 @@ class RecordEncoder:
         self._delays = DelayLevels(config.message_delay_levels)
 
     def encode(self, message: Message) -> Record:
-        """Raises PutRefusedError with the status that RocketMQ would answer."""
+        """The record of a message. Raises PutRefusedError with the status that RocketMQ would
+        answer."""
         try:
             return self._encoded(message)
         except (AttributeError, TypeError, ValueError) as error:
@@ -328,12 +333,12 @@ class RecordEncoder:
     def encode_all(
         self, messages: Sequence[Message]
     ) -> tuple[RecordBatch | None, dict[int, PutResult]]:
-        """The batch, None if it is empty; and the refusals by the places of their messages."""
+        """The batch, None if empty; and the refusals by the places of their messages."""
         if len(messages) >= _COLUMN_MESSAGES_MIN and not self._property_crc:
             try:
                 return self._encode_columns(messages), {}
             except (PutRefusedError, *_UNUSUAL_ERRORS):
-                pass  # one of them is unusual, or can be no record: find out which
+                pass  # at least one is unusual or cannot be encoded: find out which
         records: list[Record] = []
         refused: dict[int, PutResult] = {}
         for place, message in enumerate(messages):
@@ -350,7 +355,7 @@ class RecordEncoder:
         else:
             property_bytes, plain = _sent_string(message.properties_text), False
         if not plain:
-            properties = decode_properties(property_bytes)  # halves of characters became "?"
+            properties = decode_properties(property_bytes)  # lone surrogates became "?"
         if self._property_crc:
             property_bytes = reserve_property_crc(property_bytes)
         if len(property_bytes) > PROPERTY_BYTES_MAX:
@@ -362,7 +367,7 @@ class RecordEncoder:
         if topic in self.batch_topics:
             raise _illegal(f"topic: {topic!r:.80} has batch queues, which are not written here")
         queue_id = message.queue_id
-        if type(queue_id) is not int:  # NumPy's would travel on, into files that cannot hold it
+        if type(queue_id) is not int:  # a NumPy integer would reach files that cannot hold it
             require_whole(queue_id)
             queue_id = int(queue_id)
         data, sys_flag = self._record(message, queue_id, property_bytes)
@@ -374,12 +379,12 @@ class RecordEncoder:
                     raise _illegal(f"property {name}: {reason}")
         find = properties.get
         tags = find(TAGS)
-        # In the order of the fields: names would double the time.
+        # Positional, in the order of the fields: keyword arguments would double the time.
         return Record(
             topic,
             queue_id,
             sys_flag,
-            not sys_flag & TRANSACTION_PREPARED,  # rolled back has this bit too
+            not sys_flag & TRANSACTION_PREPARED,  # rolled-back messages have this bit too
             code_of_tags(tags) if tags else 0,
             find(UNIQUE_KEY) or None,
             find(KEYS),
@@ -394,7 +399,7 @@ class RecordEncoder:
     def _record(
         self, message: Message, queue_id: int, property_bytes: bytes
     ) -> tuple[bytearray, int]:
-        """The bytes, and the flag in them; the layout wants its values in a row."""
+        """The bytes of the record, and the flag in them."""
         body = message.body
         if type(body) is not bytes:
             body = _bytes_of(body)
@@ -435,7 +440,7 @@ class RecordEncoder:
             raise _illegal(str(reason)) from reason
 
     def _encode_columns(self, messages: Sequence[Message]) -> RecordBatch:
-        """Raises some error or other unless each message is a usual one."""
+        """Raises PutRefusedError or one of `_UNUSUAL_ERRORS` unless every message is usual."""
         properties: list[Mapping[str, str]]
         columns = messages if isinstance(messages, MessageColumns) else _columns_of(messages)
         if columns is not messages and messages[0].properties_text is None:
@@ -453,7 +458,7 @@ class RecordEncoder:
         _require(min(batch.queue_ids) >= 0 and set(map(type, batch.queue_ids)) == {int})
         _require(not any(flag & (INNER_BATCH | HOSTS_IPV6) for flag in flags))
         batch.in_queue = [True] * len(messages)
-        if any(flag & TRANSACTION_PREPARED for flag in flags):  # rolled back has this bit too
+        if any(flag & TRANSACTION_PREPARED for flag in flags):  # rolled-back ones have it too
             batch.in_queue = [not flag & TRANSACTION_PREPARED for flag in batch.sys_flags]
         batch.is_of_one_queue = all(batch.in_queue) and (
             len(set(batch.topics)) == len(set(batch.queue_ids)) == 1
@@ -478,7 +483,7 @@ class RecordEncoder:
     def _fill_records(
         self, batch: RecordBatch, columns: MessageColumns, strings: list[bytes]
     ) -> None:
-        """The bytes and the sizes: each record is joined of header, body, topic and properties."""
+        """Fill in bytes and sizes: each record is a header, a body, a topic and properties."""
         fields = {topic: topic_field(topic) for topic in set(batch.topics)}
         magic, _ = fields[batch.topics[0]]
         _require(all(magic == other for other, _ in fields.values()))
@@ -501,7 +506,7 @@ class RecordEncoder:
         batch.data = bytearray().join(pieces)
         batch.sizes = sizes.tolist()
         ends = sizes.cumsum()
-        _require(len(batch.data) == ends[-1])  # else the length of a body counts no bytes
+        _require(len(batch.data) == ends[-1])  # a body's length may count other things than bytes
         starts = ends - sizes
         words = {code: every_word(batch.data, layout) for code, layout in _WORDS.items()}
         checksums = _numbers(map(crc32, bodies), bodies) & INT32_MAX
@@ -510,18 +515,18 @@ class RecordEncoder:
         _write(words["i"], starts + (len(header) - 4), body_bytes)
         _write(words["h"], ends - property_bytes - 2, property_bytes)
         for position, code, column in others:
-            words[code][starts + position] = array(code, column)  # which refuses what does not fit
+            words[code][starts + position] = array(code, column)  # refuses a value that is too big
 
 
 def waits_for_disk(wait: str | None) -> bool:
-    """What the property WAIT says: only another word than true does not wait."""
+    """Whether the property WAIT asks to wait: yes, unless it is a word other than true."""
     return not wait or wait.lower() == "true"
 
 
 def _property_string(properties: Mapping[str, str]) -> tuple[bytes, bool]:
-    """The bytes of `encode_properties`, without a look at each name and value if that can be.
+    """The bytes of `encode_properties`, and whether they surely decode to the same properties.
 
-    And whether they certainly come back as the same properties.
+    Usual properties are encoded without looking at each name and value.
     """
     count = len(properties)
     if not count:
@@ -536,7 +541,7 @@ def _property_string(properties: Mapping[str, str]) -> tuple[bytes, bool]:
 
 
 def _columns_of(messages: Sequence[Message]) -> MessageColumns:
-    """Property texts are there if all messages have one, else none."""
+    """The columns of messages. Raises InvalidArgumentError if only some have a property text."""
     texts = [message.properties_text for message in messages]
     return MessageColumns(
         topics=[message.topic for message in messages],
@@ -554,7 +559,7 @@ def _columns_of(messages: Sequence[Message]) -> MessageColumns:
 
 
 def _sent_string(text: str | bytes) -> bytes:
-    """The bytes of properties that came as text: whatever they are, a reader takes them."""
+    """The bytes of properties that came as text; a reader accepts any."""
     string = text if isinstance(text, bytes) else encode_utf8(text)
     if string.endswith(b"\0"):
         raise _illegal("properties: the text ends in 0, as what was never written whole")
@@ -563,7 +568,7 @@ def _sent_string(text: str | bytes) -> bytes:
 
 @lru_cache(maxsize=4096)
 def topic_field(topic: str) -> tuple[int, bytes]:
-    """The magic and the bytes of a topic, its length before it."""
+    """The magic of a record with this topic, and the bytes of the topic after its length."""
     if reason := why_no_topic(topic):
         raise _illegal(f"topic: {topic!r:.80}: {reason}")
     raw = topic.encode()
@@ -577,7 +582,7 @@ def _illegal(reason: str) -> PutRefusedError:
 
 
 def _wrong_kind(message: Message, error: Exception) -> PutRefusedError:
-    """The refusal of what is no message, or has something in it that no message has."""
+    """The refusal of something that is not a message, or has a field of the wrong kind."""
     try:
         require_place(message.topic, message.queue_id)
     except (AttributeError, InvalidArgumentError) as reason:
@@ -586,7 +591,7 @@ def _wrong_kind(message: Message, error: Exception) -> PutRefusedError:
 
 
 def _bytes_of(body: object) -> bytes:
-    """What a view or an array holds: its length may count other things than bytes."""
+    """The bytes of a view or an array, whose length may count other things than bytes."""
     try:
         return memoryview(body).tobytes()  # type: ignore[arg-type]
     except TypeError as reason:
@@ -594,7 +599,7 @@ def _bytes_of(body: object) -> bytes:
 
 
 def _explained(message: Message) -> PutRefusedError:
-    """The refusal that names the field which does not fit."""
+    """The refusal that names the field that does not fit."""
     try:
         encode_message(
             topic=message.topic,
@@ -618,7 +623,7 @@ def _explained(message: Message) -> PutRefusedError:
 def _headers(
     batch: RecordBatch, columns: MessageColumns, magic: int
 ) -> tuple[bytes, list[tuple[int, str, Sequence[int]]]]:
-    """The header of the first message, and where the others have something else: the columns."""
+    """The header of the first message, and the columns in which other messages differ from it."""
     born_host, store_host = columns.born_hosts[0], columns.store_hosts[0]
     _require(columns.born_hosts.count(born_host) == len(columns))
     _require(columns.store_hosts.count(store_host) == len(columns))
@@ -646,7 +651,7 @@ def _headers(
 def _property_strings(properties: Sequence[Mapping[str, str]]) -> tuple[list[bytes], set[str]]:
     """The property string of each message, and the names in them.
 
-    Raises ValueError unless all come back from the bytes as they are.
+    Raises ValueError unless the bytes decode to the same properties.
     """
     names = list(chain.from_iterable(properties))
     texts = [NAME_END] * (4 * len(names) + 1)

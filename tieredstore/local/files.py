@@ -45,7 +45,7 @@ _INDEX_NAMES: Final = "index_slot_count, index_item_count"
 
 @dataclass(frozen=True, slots=True)
 class StoreFiles:
-    """Where everything of one store is. Asking for a name touches no file."""
+    """The paths of all files of a store. Asking for a path touches no file."""
 
     root: Path
 
@@ -59,7 +59,7 @@ class StoreFiles:
 
     @property
     def batch_queues(self) -> Path:
-        """Java's batch queues: left alone."""
+        """Java's batch queues, which are never touched."""
         return self.root / "batchconsumequeue"
 
     @property
@@ -87,7 +87,7 @@ class StoreFiles:
         return self.config / "tieredstore-sizes.json"
 
     def make(self) -> None:
-        """Create the directories that every store has, durably."""
+        """Durably create the directories that every store has."""
         for directory in (self.commit_log, self.consume_queues, self.index, self.config):
             make_directories(directory)
 
@@ -97,7 +97,7 @@ class StoreFiles:
         return self.abort.exists()
 
     def create_abort(self) -> None:
-        """Durable on return: only then may something be written that a crash could tear."""
+        """Create the file, durably: only then may anything be written that a crash could tear."""
         try:
             self._write_abort()
         except OSError as error:
@@ -113,15 +113,15 @@ class StoreFiles:
         fsync_directory(self.root)
 
     def remove_abort(self) -> None:
-        """The store is whole and everything in it durable. Removing it twice is harmless."""
+        """Call when the store is complete and everything in it is durable. Idempotent."""
         self.abort.unlink(missing_ok=True)
         fsync_directory(self.root)
 
     def acquire_lock(self) -> FileLock | None:
-        """The lock of the store, or None while another process or this one has the store open.
+        """The lock of the store; None while this or another process has the store open.
 
-        Closing any descriptor of a locked file releases the lock: the content that Java writes
-        into it is written before the lock is taken for good, and never while it is held.
+        Closing any descriptor of a locked file releases the lock. So the content that Java writes
+        into the file is written before the lock is finally taken, never while it is held.
         """
         make_directories(self.root)
         with _lock_guard:
@@ -145,7 +145,7 @@ class StoreFiles:
 def check_sizes(files: StoreFiles, config: LocalConfig, *, write: bool = True) -> None:
     """Raise InvalidConfigError unless the settings are the ones the store was made with.
 
-    With `write`, a store that has none written down gets them, durably.
+    With `write`, a store without a sizes file gets one, durably.
     """
     wanted = {name: int(getattr(config, name)) for name in SIZE_SETTINGS}
     stored = stored_sizes(files)
@@ -162,7 +162,7 @@ def check_sizes(files: StoreFiles, config: LocalConfig, *, write: bool = True) -
 
 
 def property_crc_from(files: StoreFiles) -> int | None:
-    """The log offset from which on each record carries a CRC of itself; None if none need."""
+    """The log offset from which on each record must carry a property CRC; None if not needed."""
     try:
         found = parsed(files.sizes.read_bytes()).get(_PROPERTY_CRC_FROM)
     except (FileNotFoundError, ValueError, AttributeError):
@@ -171,7 +171,7 @@ def property_crc_from(files: StoreFiles) -> int | None:
 
 
 def set_property_crc_from(files: StoreFiles, log_offset: int | None) -> None:
-    """Write it down, durably: before a record is put that is otherwise than it says."""
+    """Durably save the log offset, before any record is put that contradicts the old one."""
     document: dict[str, int] = stored_sizes(files)
     if log_offset is not None:
         document[_PROPERTY_CRC_FROM] = log_offset
@@ -184,7 +184,7 @@ def _write_sizes(files: StoreFiles, document: dict[str, int]) -> None:
 
 
 def stored_sizes(files: StoreFiles) -> dict[str, int]:
-    """The sizes written down beside the store; none where nothing is."""
+    """The sizes in the store's sizes file; empty if there is none."""
     path = files.sizes
     try:
         stored = parsed(path.read_bytes())
@@ -195,23 +195,23 @@ def stored_sizes(files: StoreFiles) -> dict[str, int]:
     if not isinstance(stored, dict):
         raise InvalidConfigError(f"{path}: damaged, the store's sizes are unknown")
     for name in SIZE_SETTINGS:
-        if type(stored.get(name)) is not int:  # true is no size
+        if type(stored.get(name)) is not int:  # not isinstance: true is not a size
             raise InvalidConfigError(f"{path}: damaged, {name} is missing or no whole number")
     return {name: stored[name] for name in SIZE_SETTINGS}
 
 
 def _check_files(files: StoreFiles, wanted: dict[str, int]) -> None:
-    """Every file there is has the configured length, or is empty: created and not yet used."""
+    """Check that every file has the configured length, or is empty: created, not yet used."""
     for path in _files_in(files.commit_log):
         _check_length("commit_log_file_bytes", wanted["commit_log_file_bytes"], path)
     for topic in _directories_in(files.consume_queues):
         for queue in _directories_in(topic):
             if queue_number(queue.name) is None:
-                continue  # no queue, whatever it is
+                continue  # not a queue
             for path in _files_in(queue):
                 _check_length("queue_file_bytes", wanted["queue_file_bytes"], path)
     indexes = [path for path in _files_in(files.index) if is_index_name(path.name)]
-    # A crash may have torn the newest index file, and that is no matter of settings.
+    # A crash may have torn the newest index file; that does not mean wrong settings.
     sound = indexes[:-1] if files.ended_abnormally else indexes
     size = IndexSize(wanted["index_slot_count"], wanted["index_item_count"])
     for path in indexes:
@@ -227,7 +227,7 @@ def _check_length(names: str, wanted_bytes: int, path: Path) -> None:
 
 
 def _check_first_item(path: Path, size: IndexSize) -> None:
-    """Slots and items can make up the same length in many ways: the first item tells them apart."""
+    """Check where the first item is: different slot and item counts can give the same length."""
     with path.open("rb") as file:
         header_bytes = file.read(local_index.HEADER_BYTES)
         file.seek(size.position(1))

@@ -1,5 +1,5 @@
-"""A file of the local key index: its name, how it is filled and searched, and how it is cut back to
-what was durable.
+"""A file of the local key index: its name, and how it is filled, searched and cut back to what was
+durable.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ LAYOUT: Final = ChainLayout(header_bytes=HEADER_BYTES, slot_bytes=SLOT_BYTES, na
 CLOCK_SLACK_MS: Final = 600_000
 """How far a store timestamp may lie below an earlier one: the clock of a broker may be set back."""
 
-# The codec checks what it packs and unpacks, which would triple the cost of a lookup or a put.
+# The codec checks the values it packs and unpacks: that would triple the cost of a lookup or a put.
 _ITEM: Final = Struct(">iqii")
 _NEXT_ITEM_POSITION: Final = 36
 _BLOCK_ITEMS: Final = 1 << 18
@@ -57,7 +57,7 @@ NAME_DIGITS: Final = 17
 
 
 class IndexSize(NamedTuple):
-    """What shapes every index file of a store; no file says it."""
+    """The sizes that shape every index file of a store; no file contains them."""
 
     slot_count: int
     item_capacity: int
@@ -70,9 +70,9 @@ class IndexSize(NamedTuple):
         return item_position(item, slot_count=self.slot_count)
 
 
-@dataclass(slots=True, kw_only=True)  # frozen ones take three times as long to make
+@dataclass(slots=True, kw_only=True)  # a frozen one takes three times as long to make
 class ItemColumns:
-    """Keys to be put, in order: one entry a key."""
+    """Keys to be put, in order: one entry per key."""
 
     key_hashes: NDArray[np.int32]
     log_offsets: NDArray[np.int64]
@@ -93,10 +93,9 @@ class ItemColumns:
 class IndexFile:
     """Up to `item_capacity - 1` keys, chained by slot; the bytes are those of Java's single puts.
 
-    One thread puts at a time; any thread may query meanwhile. The header in the file is kept up to
-    date with every put, and a put writes items, then the header, then slots, so that a reader
-    finds every key that was there when it began. The file is mapped when it is first used. A
-    query that is under way keeps the mapping alive, so `close` and `delete` never pull it away.
+    One thread puts at a time; any thread may query meanwhile. A put writes items, then the header,
+    then slots, so that a reader finds every key that was there when it began. The file is mapped on
+    first use. A running query keeps the mapping alive, so `close` and `delete` never pull it away.
     """
 
     def __init__(
@@ -121,7 +120,7 @@ class IndexFile:
     def create(
         cls, path: Path, size: IndexSize, *, end_timestamp: int = 0, end_log_offset: int = 0
     ) -> IndexFile:
-        """A new sparse file that goes on where the one before ended; durable when this returns."""
+        """A new sparse file that continues where the one before ended; durable on return."""
         header = LocalIndexHeader(
             begin_timestamp=max(0, end_timestamp),
             end_timestamp=max(0, end_timestamp),
@@ -144,9 +143,9 @@ class IndexFile:
 
     @classmethod
     def open(cls, path: Path, size: IndexSize, *, read_only: bool = False) -> IndexFile:
-        """A file that is there; SegmentCorruptError if its size or its header cannot be right.
+        """An existing file. Raises SegmentCorruptError if its size or its header cannot be right.
 
-        One that is `read_only` may be filled by another process meanwhile: queries see its puts.
+        Another process may fill a `read_only` file meanwhile: queries see its puts.
         """
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -181,7 +180,7 @@ class IndexFile:
         return self._closed
 
     def put(self, columns: ItemColumns) -> int:
-        """Put as many keys as there is room for, from the first on, and return how many."""
+        """Put keys, from the first on, until the file is full; return how many were put."""
         header = self._header
         count = min(len(columns), self.size.item_capacity - header.next_item)
         if count <= 0:
@@ -196,18 +195,18 @@ class IndexFile:
         self._slot_blocks.reserve(mapping.descriptor, 0, self.size.position(0), str(self.path))
         self._item_blocks.reserve(mapping.descriptor, start, end, str(self.path))
         data[start:end] = linked.items
-        # In one copy: `pack_into` writes byte by byte, and a kill would leave half a number.
+        # In one copy: `pack_into` writes byte by byte, so a kill could leave half a number.
         data[:HEADER_BYTES] = encode_header(linked.header)
         self._header = linked.header
         LAYOUT.store_heads(data, linked.links, slot_count=self.size.slot_count)
         return count
 
     def log_offset_at(self, item: int) -> int:
-        """The log offset of an item that is there."""
+        """The log offset of an existing item."""
         return self._item(self._mapped(), item)[1]
 
     def timestamp_at(self, item: int) -> int:
-        """When the message of an item was stored, up to 999 ms too early; of the first exactly."""
+        """When an item's message was stored: up to 999 ms too early, exact for the first item."""
         begin = self._header.begin_timestamp
         seconds = self._item(self._mapped(), item)[2]
         return begin if item == 1 else item_timestamp(seconds, begin_timestamp=begin)
@@ -222,31 +221,32 @@ class IndexFile:
         return count
 
     def may_hold(self, begin: int, end: int) -> bool:
-        """False only when no message of this file was stored within begin to end."""
+        """False only if no message of this file was stored between `begin` and `end`."""
         first, last = self._header.begin_timestamp, self._header.end_timestamp
         return first <= 0 or (first - CLOCK_SLACK_MS <= end and begin <= last + CLOCK_SLACK_MS)
 
     def candidates(self, key_hash: int, *, begin: int, end: int) -> Iterator[int]:
-        """Every log offset that may answer, newest first: none is missed, some are too many.
+        """Every log offset that may match, newest first. None is missed; some do not match.
 
         The caller reads the message and compares keys and time. Empty once the file is closed.
 
-        An item stands for the second that starts at its time; one of 0 seconds also for all times
-        before the file's begin, which are stored as 0. The first item was stored at the begin
-        itself, whatever it says. Nothing older follows once a time lies below `begin` by more than
+        An item stands for the second that starts at its time. An item of 0 seconds also stands for
+        all times before the file's begin, which are stored as 0. The first item was stored exactly
+        at the file's begin, whatever it says. The search ends at a time below `begin` by more than
         the slack.
 
-        Nothing in the file carries a checksum. SegmentCorruptError where the chain shows damage: a
-        link to no older item, an item of another slot, a negative time, a place that the header
-        does not span. What stands before it in the chain cannot be found then.
+        Nothing in the file carries a checksum. Raises SegmentCorruptError if the chain shows
+        damage: a link that does not lead to an older item, an item of another slot, a negative
+        time, a log offset outside the header's range. Older items in the chain cannot be found
+        then.
         """
         try:
             data = self._mapped()
-        except StoreClosedError:  # expired since the search began
+        except StoreClosedError:  # the file expired since the search began
             return iter(())
         slot = local_slot(key_hash, self.size.slot_count)
         item = LAYOUT.head(data, slot)
-        if self._read_only:  # the header is read after the slot: what the slot names is counted
+        if self._read_only:  # read the header after the slot, so that it counts the slot's item
             self._header = _decoded(self.path, data[:HEADER_BYTES], self.size)
         return self._walk(data, self._header, slot, item, key_hash, begin, end)
 
@@ -282,7 +282,7 @@ class IndexFile:
                     earliest -= CLOCK_SLACK_MS
                 elif seconds == INT32_MAX:
                     latest = max(latest, end)
-            if file_begin <= 0:  # no times were kept
+            if file_begin <= 0:  # the file has no times
                 earliest, latest = begin, end
             if stored == key_hash and latest >= begin and earliest <= end:
                 yield log_offset
@@ -301,12 +301,12 @@ class IndexFile:
 
     def flush(self) -> None:
         """Make everything put so far durable; other threads go on meanwhile."""
-        mapping = self._mapping  # it keeps the descriptor open
+        mapping = self._mapping  # keeps the descriptor open
         if mapping is not None:
             os.fdatasync(mapping.descriptor)
 
     def close(self) -> None:
-        """Let go of the mapping, which ends with the last query. Idempotent; does not flush."""
+        """Release the mapping, which lives as long as a query uses it. Idempotent; no flush."""
         with self._opening:
             self._closed = True
             self._mapping = None
@@ -339,23 +339,24 @@ class IndexCut:
 
 
 def items_below(file: IndexFile, log_offset: int) -> int:
-    """How many of the items lie below a log offset; they are in the order of the log."""
+    """How many items lie below a log offset; items are in the order of the log."""
     numbers = range(1, file.header.next_item)
     return bisect_left(numbers, log_offset, key=file.log_offset_at)
 
 
 def cut_back(path: Path, cut: IndexCut, size: IndexSize) -> IndexFile:
-    """Keep the first items, at least one, and forget the rest: the bytes of that moment, durable.
+    """Durably keep the first items, at least one, and drop the rest: restores the bytes of that
+    moment.
 
-    Items are written once, so those that were durable at that moment still are. Slots and header
-    are written again and again, so what a crash left of them is worth nothing: they are made anew
-    from the items. May be repeated when interrupted. SegmentCorruptError if the items kept cannot
-    be right: then the file is not changed.
+    Items are written once, so items that were durable at that moment still are. Slots and header
+    are rewritten all the time, so what a crash left of them is useless: they are rebuilt from the
+    items. May be repeated after an interruption. Raises SegmentCorruptError, without changing the
+    file, if the kept items cannot be right.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         held = os.fstat(descriptor).st_size
-        shortest = size.position(cut.item_count + 1)  # interrupted here
+        shortest = size.position(cut.item_count + 1)  # left by an interrupted call
         most = size.item_capacity - 1
         if held not in (size.file_bytes, shortest) or not 0 < cut.item_count <= most:
             reason = f"{held} bytes of {size.file_bytes}, {cut.item_count} items of {most}"
@@ -383,7 +384,7 @@ def cut_back(path: Path, cut: IndexCut, size: IndexSize) -> IndexFile:
 def _read_items(
     descriptor: int, path: Path, item_count: int, size: IndexSize
 ) -> tuple[NDArray[np.int32], int, int]:
-    """The slots that the items make, and the first and last log offset."""
+    """The slots that follow from the items, and the first and last log offset."""
     slots = np.zeros(size.slot_count, ">i4")
     first = last = -1
     for start in range(1, item_count + 1, _BLOCK_ITEMS):
@@ -398,7 +399,7 @@ def _read_items(
         if wrong.any():
             at = position + ITEM_BYTES * int(wrong.argmax())
             raise SegmentCorruptError(str(path), "an index item cannot be right", position=at)
-        # where a slot is named twice the last one stays, which is the newest
+        # if several items have the same slot, the last one stays, which is the newest
         slots[items["key_hash"].astype(np.int64) % size.slot_count] = numbers
         first = int(log_offsets[0]) if start == 1 else first
         last = int(log_offsets[-1])
@@ -413,26 +414,26 @@ def _store_slots(descriptor: int, held: int, slots: NDArray[np.int32]) -> None:
             block = wanted[start : start + _BLOCK_BYTES]
             at = HEADER_BYTES + start
             if data[at : at + len(block)] != block:
-                write_all(descriptor, block, at)  # through the map a full disk would kill us
+                write_all(descriptor, block, at)  # through the map, a full disk would kill us
 
 
 def is_index_name(name: str) -> bool:
-    """Java skips every other name, and so do we."""
+    """Whether this is the name of an index file. Java skips every other name, and so do we."""
     return bool(name) and _DIGITS.issuperset(name)
 
 
 def index_names(directory: Path) -> list[str]:
-    """The index files of a directory, the oldest first; none where there is no directory."""
+    """The names of the index files in a directory, oldest first; none if it does not exist."""
     if not directory.is_dir():
         return []
     return sorted(path.name for path in directory.iterdir() if is_index_name(path.name))
 
 
 def next_index_name(now_ms: int, *, utc_offset_ms: int, newest: str) -> str:
-    """The name for this moment, or the one after the newest where that is not less.
+    """The name for this moment or, if `newest` is not less, the next name after it.
 
-    Java would open the same file again when two names are equal, and takes the greatest for the
-    one to fill.
+    If two names were equal, Java would open the same file again; and it fills the file with the
+    greatest name.
     """
     moment = _EPOCH + timedelta(milliseconds=now_ms + utc_offset_ms)
     name = f"{moment:%Y%m%d%H%M%S}{moment.microsecond // 1000:03d}".zfill(NAME_DIGITS)
@@ -446,7 +447,7 @@ def next_index_name(now_ms: int, *, utc_offset_ms: int, newest: str) -> str:
 
 
 class LinkedItems(NamedTuple):
-    """What a batch changes in a file: written items first, then the header, then the slots."""
+    """What a batch changes in a file; items are written first, then the header, then the slots."""
 
     items: memoryview | bytes
     links: Links
@@ -456,7 +457,7 @@ class LinkedItems(NamedTuple):
 def link_items(
     data: mmap, header: LocalIndexHeader, columns: ItemColumns, *, slot_count: int
 ) -> LinkedItems:
-    """Chain the items inside the batch and to the file; the bytes are those of single puts."""
+    """Chain the items to each other and to those of the file; gives the bytes of single puts."""
     slots = columns.key_hashes % np.int32(slot_count)
     links = LAYOUT.link(data, slots, first_item=header.next_item, slot_count=slot_count)
     log_offsets, timestamps = columns.log_offsets, columns.store_timestamps
@@ -471,7 +472,7 @@ def link_items(
     )
     seconds_of = _seconds_of_few if isinstance(links.previous, list) else _seconds_of_many
     seconds = seconds_of(timestamps, linked.begin_timestamp)
-    if is_first:  # the first item of a rolled file counts from the end of the file before
+    if is_first:  # the first item of a rolled file counts from the end of the previous file
         first = linked.begin_timestamp
         seconds[0] = seconds_after_begin(first, begin_timestamp=header.begin_timestamp)
     if isinstance(links.previous, list):
@@ -499,7 +500,7 @@ def _seconds_of_many(timestamps: NDArray[np.int64], begin: int) -> NDArray[np.in
 
 
 def _decoded(path: Path, head: bytes, size: IndexSize) -> LocalIndexHeader:
-    if decode_slot(head, _NEXT_ITEM_POSITION) <= 0:  # Java takes it for an empty file
+    if decode_slot(head, _NEXT_ITEM_POSITION) <= 0:  # an empty file to Java
         head = head[:_NEXT_ITEM_POSITION] + encode_slot(1)
     slot_count, item_capacity = size
     return decode_header(head, slot_count=slot_count, item_capacity=item_capacity, path=str(path))

@@ -1,4 +1,4 @@
-"""The key index of a local store: keys put in the order of the log, and queries over all files."""
+"""The key index of a local store: takes keys in the order of the log, and queries all files."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ STATE_FILE: Final = "tieredstore-index.json"
 
 @dataclass(slots=True, kw_only=True)
 class IndexBatch:
-    """Messages in the order of the log: one entry a message, and the hashes of all their keys.
+    """Messages in the order of the log: one entry per message, and the hashes of all their keys.
 
-    `key_counts` says how many of `key_hashes` belong to each message; 0 is fine, and needed: it
-    tells the index how far the log has been read.
+    `key_counts` says how many of `key_hashes` belong to each message. Messages without keys are
+    included: they tell the index how far the log has been read.
     """
 
     log_offsets: Sequence[int]
@@ -84,30 +84,31 @@ class IndexService:
     """Finds messages by key; items lost in a crash are put again from the log, once.
 
     **One order.** Keys are put in the order of the log. A message below the last indexed one is
-    known already and ignored, like in Java. Java takes the last one itself again and so keeps its
-    keys twice after a replay; here the keys of it that are already there are counted (they are the
-    last items, perhaps of two files) and that many are left out. So replaying a log from anywhere
+    already known and ignored, like in Java. Java takes the last indexed message again, and so keeps
+    its keys twice after a replay. Here its keys that are already there are counted (they are the
+    last items, perhaps of two files), and that many are skipped. So replaying a log from anywhere
     at or below `replay_from` gives the same files as if there had been no crash.
 
     **What a crash leaves.** Pages reach the disk in any order. Items are written once, in order, so
-    the first n of them are good for ever after a flush that began when there were n. Slots and
+    after a flush that began when there were n items, the first n are safe for good. Slots and
     header are rewritten all the time: after a crash they may name missing items, or be newer or
-    older than each other. They follow from the items, so they are never trusted, but rebuilt.
+    older than each other. They follow from the items, so they are rebuilt, never trusted.
 
     **What proves an item durable.** A small file beside Java's, `config/tieredstore-index.json`,
-    says for one moment how many items of each file were on disk. It is replaced as a whole after
+    says how many items of each file were on disk at one moment. It is replaced as a whole after
     each flush. A full file is flushed and entered there before the next one is created, so only the
     newest file is ever incomplete. After a crash a file is cut back to the items entered, which
     gives the bytes of that moment; a file not entered is deleted. For files that Java filled, its
     checkpoint decides: they are full, and end no later than `indexMsgTimestamp`. The entries stay
-    true when Java continues with the files, and Java's own rules may delete any of them: then the
+    true when Java continues with the files. Java's own rules may delete any of them: then the
     newest file entered is missing, and the log is replayed from the remaining ones.
 
-    **The log may be shorter.** The index may be flushed when the log is not yet. `truncate` removes
-    items at or after the end of the recovered log; otherwise new messages at these offsets would
-    count as known.
+    **The log may be shorter.** The index may be flushed before the log. `truncate` removes items at
+    or after the end of the recovered log; otherwise new messages at these offsets would count as
+    known.
 
-    One thread puts at a time, any may query, flush or expire. Files come with the first key.
+    One thread puts at a time; any thread may query, flush or expire. The first key creates the
+    first file.
     """
 
     def __init__(self, config: LocalConfig, *, clock: Clock, utc_offset_ms: int = 0) -> None:
@@ -123,16 +124,16 @@ class IndexService:
         self._saved: IndexState | None = None
         self._saves = 0
         self._closed = False
-        self.has_lost = False  # files, when it was loaded
-        self._putting = threading.RLock()  # files and items; before _saving where both are held
-        self._saving = threading.Lock()  # the file of what is durable
+        self.has_lost = False  # whether `load` gave up files
+        self._putting = threading.RLock()  # guards files and items; taken before _saving
+        self._saving = threading.Lock()  # guards the state file
 
     def load(self, *, abnormal: bool, min_log_offset: int = 0, durable_timestamp: int = 0) -> int:
         """Open the files and return `replay_from`.
 
-        `durable_timestamp` is `indexMsgTimestamp` of the checkpoint; it counts after a crash only.
-        The store then recovers its log, calls `truncate` with its end, and puts every message from
-        `replay_from` on.
+        `durable_timestamp` is `indexMsgTimestamp` of the checkpoint; it matters only after a crash.
+        The store then recovers its log, calls `truncate` with the log's end, and puts every message
+        from `replay_from` on.
         """
         with self._putting:
             self._saved = IndexState.load(self._state_path)
@@ -148,17 +149,17 @@ class IndexService:
             self._min_log_offset = min_log_offset
             self._indexed_to = replay_start(files, self._saved, min_log_offset=min_log_offset)
             if self._saved is not None and not set(self._saved.files).issubset(self.names):
-                self._saved = None  # a file to come may get the name of one that is gone
+                self._saved = None  # a new file may get the name of a missing one
             return self._indexed_to
 
     @property
     def replay_from(self) -> int:
-        """The log offset of the last message handed over: nothing below it has to come again."""
+        """The log offset of the last message put: nothing below it needs to be put again."""
         return self._indexed_to
 
     @property
     def end_log_offset(self) -> int:
-        """The log offset of the last indexed message, -1 if there is none."""
+        """The log offset of the last indexed message; -1 if none."""
         files = self._files
         end = files[-1].header.end_log_offset if files else 0
         known = end > 0 or any(file.header.item_count for file in files)
@@ -166,13 +167,13 @@ class IndexService:
 
     @property
     def end_timestamp(self) -> int:
-        """The newest store time of an indexed message, 0 if there is none."""
+        """The store time of the last indexed message; 0 if none."""
         files = self._files
         return files[-1].header.end_timestamp if files else 0
 
     @property
     def sealed_timestamp(self) -> int:
-        """What Java's checkpoint may say: the end of the newest full file that is durable, or 0."""
+        """The time for Java's checkpoint: the end of the newest full durable file, or 0."""
         saved = self._saved
         full = self._directory.size.item_capacity - 1
         cuts = sorted(saved.files.items()) if saved is not None else []
@@ -183,9 +184,9 @@ class IndexService:
         return [file.name for file in self._files]
 
     def truncate(self, log_end: int) -> int:
-        """Forget the keys of messages at or behind the end of the log; return `replay_from`.
+        """Forget the keys of messages at or after the end of the log; return `replay_from`.
 
-        A file that is to be cut and is damaged goes as a whole: the log has what it held.
+        A damaged file that would have to be cut is deleted as a whole: the log has what it held.
         """
         with self._putting:
             kept, cut = cut_before(self._files, log_end)
@@ -207,8 +208,8 @@ class IndexService:
             return self._indexed_to
 
     def _keep(self, kept: Sequence[IndexFile], cut: IndexCut | None) -> None:
-        """Delete all other files; `cut` is what the last one is going to hold. The entry comes
-        first: it must never count items that are gone."""
+        """Delete all other files; `cut` says what the last kept file will hold. The state is saved
+        first, because it must never count items that are gone."""
         end = kept[-1].header.end_log_offset if kept else self._min_log_offset
         if cut is not None:
             end = kept[-1].log_offset_at(cut.item_count)
@@ -224,7 +225,7 @@ class IndexService:
             return 0
         with self._putting:
             self._check_open()
-            if self._saved is None:  # what is there was durable when the store opened: say so
+            if self._saved is None:  # the files were durable when the store opened: record that
                 self._save(self._now())
             columns = new_items(batch, end=self.end_log_offset, count_at_end=self._count_at_end)
             start = 0
@@ -266,8 +267,9 @@ class IndexService:
     def candidates(self, topic: str, key: str, *, begin: int, end: int) -> Iterator[int]:
         """The log offsets of all messages that may carry the key, newest first, each once.
 
-        None is missed as long as store timestamps run back by no more than `CLOCK_SLACK_MS`. Keys
-        with the same hash and times just outside come along: the message itself decides.
+        None is missed as long as store timestamps step back by no more than `CLOCK_SLACK_MS`. The
+        result may include other keys with the same hash, and times just outside the range: the
+        caller must check the message.
         """
         self._check_open()
         return _all_candidates(
@@ -275,7 +277,7 @@ class IndexService:
         )
 
     def flush(self) -> None:
-        """Make every key put so far durable, and known to be. Puts go on meanwhile."""
+        """Make every key put so far durable, and record that. Puts go on meanwhile."""
         with self._putting:
             moment, saves = self._now(), self._saves
             if moment == self._saved:
@@ -291,7 +293,7 @@ class IndexService:
     def _save(self, moment: IndexState, *, unless_since: int | None = None) -> None:
         with self._saving:
             if unless_since is not None and unless_since != self._saves:
-                return  # another one was entered meanwhile, and files may have gone with it
+                return  # another state was saved meanwhile, and files may have been deleted
             try:
                 moment.save(self._state_path)
             except OSError as error:
@@ -302,9 +304,10 @@ class IndexService:
             self._saved = moment
 
     def delete_expired(self, min_log_offset: int) -> int:
-        """Delete the oldest files that name nothing from there on, never the last; return how many.
+        """Delete the oldest files whose messages all lie below `min_log_offset`, never the last;
+        return how many.
 
-        A query that is under way ends as it began.
+        A running query still sees the deleted files.
         """
         with self._putting:
             files = self._files
@@ -322,7 +325,7 @@ class IndexService:
             fsync_directory(self._directory.path)
 
     def close(self) -> None:
-        """Let go of the files; nothing is written. Idempotent."""
+        """Release the files; write nothing. Idempotent."""
         with self._putting:
             self._closed = True
             for file in self._files:
@@ -357,14 +360,14 @@ class IndexService:
 def _all_candidates(
     files: Sequence[IndexFile], key_hash: int, *, begin: int, end: int
 ) -> Iterator[int]:
-    """A damaged file hides nothing of the others; SegmentCorruptError comes behind them."""
+    """A damaged file does not hide the others: SegmentCorruptError is raised after them."""
     last = NOTHING_INDEXED
     damaged: SegmentCorruptError | None = None
     for file in reversed(files):
         if file.may_hold(begin, end):
             try:
                 for log_offset in file.candidates(key_hash, begin=begin, end=end):
-                    if log_offset != last:  # the order of the log brings equal ones together
+                    if log_offset != last:  # in the order of the log equal ones are adjacent
                         yield log_offset
                     last = log_offset
             except SegmentCorruptError as error:
@@ -390,13 +393,13 @@ def query_message(
     log_offset_min: int = 0,
     counts: Callable[[bytes, int], bool] = lambda _record, _log_offset: True,
 ) -> QueryResult:
-    """Newest first, each once, none below `log_offset_min` and only what `counts`; `tags_code` is
-    what its queue holds.
+    """The messages with a key, newest first, each once: none below `log_offset_min`, and only those
+    for which `counts` is true. `tags_code` gives the tags code that the queue holds of a record.
 
-    A damaged or missing message hides no other; the answer is then incomplete. So it is where a
-    record does not carry what its entry in the index says, or is not where it says in its queue
-    (`is_named`): no checksum covers either. And so it is where the store's own `count_limit` cuts
-    what the caller's `count_max` has room for.
+    A damaged or missing message does not hide others, but the answer is then incomplete. It is also
+    incomplete if a record does not carry the key that its index entry says, or if the queue has
+    another record at its offset (`is_named`): no checksum covers either. And it is incomplete if
+    the store's own `count_limit` stops the search before the caller's `count_max`.
     """
     found: list[SelectedMessage] = []
     complete, is_cut = True, False
@@ -464,7 +467,7 @@ def _candidates(
     end: int,
     damaged: list[SegmentCorruptError],
 ) -> Iterator[int]:
-    """What the index suggests; what keeps it from suggesting more goes into `damaged`."""
+    """The index's candidates; damage that keeps it from finding more goes into `damaged`."""
     try:
         yield from index.candidates(topic, key, begin=begin, end=end)
     except SegmentCorruptError as error:
@@ -474,10 +477,10 @@ def _candidates(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexState:
-    """One moment at which everything named here was on disk.
+    """What was on disk at one moment.
 
-    `replay_from` is the log offset of the last message that had been read; all keys of the messages
-    below it, and perhaps its own, are among the items counted in `files`.
+    `replay_from` is the log offset of the last message read. The items counted in `files` include
+    all keys of the messages below it, and perhaps its own.
     """
 
     replay_from: int
@@ -485,14 +488,14 @@ class IndexState:
 
     @property
     def newest(self) -> str:
-        """The name of the newest file; empty if there was none."""
+        """The name of the newest file; empty if none."""
         return max(self.files, default="")
 
     @classmethod
     def of(
         cls, indexed_to: int, files: Iterable[IndexFile], cuts: Mapping[str, IndexCut] | None = None
     ) -> IndexState:
-        """What these files hold now, or where `cuts` names one, what it is going to hold."""
+        """What these files hold now or, for a file in `cuts`, what it will hold."""
         counts = {
             file.name: IndexCut(
                 item_count=file.header.item_count, end_timestamp=file.header.end_timestamp
@@ -513,9 +516,9 @@ class IndexState:
 
     @classmethod
     def load(cls, path: Path) -> IndexState | None:
-        """The last state saved; None if there is none or it cannot be read.
+        """The last saved state; None if it is missing or cannot be read.
 
-        Nothing is lost then: the files that nothing proves durable are made again from the log.
+        Nothing is lost then: files that are not proven durable are made again from the log.
         """
         try:
             return _parse(parsed(path.read_bytes()))
@@ -536,7 +539,7 @@ def _parse(document: Any) -> IndexState:
 
 
 class IndexDirectory(NamedTuple):
-    """Where the files are and how large they are."""
+    """The directory of the index files, and their size."""
 
     path: Path
     size: IndexSize
@@ -548,9 +551,9 @@ class IndexDirectory(NamedTuple):
         return cut_back(self.path / name, cut, self.size)
 
     def all_files(self, state: IndexState | None) -> list[IndexFile]:
-        """Every file as it is, the oldest first: what an orderly shutdown left is durable.
+        """Every file as it is, oldest first: what an orderly shutdown left is durable.
 
-        One that is damaged goes, with what follows it: the log has what they held.
+        A damaged file is deleted, with all files after it: the log has what they held.
         """
         names = self._without_hole(state)
         kept: list[IndexFile] = []
@@ -566,7 +569,7 @@ class IndexDirectory(NamedTuple):
         return kept
 
     def durable_files(self, state: IndexState | None, *, durable_timestamp: int) -> list[IndexFile]:
-        """The files proven durable, cut back to what is proven of them; the others are deleted."""
+        """The files proven durable, cut back to their proven items; the others are deleted."""
         names = self._without_hole(state)
         kept: list[IndexFile] = []
         for name in names:
@@ -583,7 +586,7 @@ class IndexDirectory(NamedTuple):
         return kept
 
     def remove_files(self, names: Sequence[str]) -> None:
-        """The newest first: what a crash leaves has no hole."""
+        """Delete files, the newest first, so that a crash leaves no hole."""
         for name in reversed(names):
             (self.path / name).unlink(missing_ok=True)
         if names:
@@ -591,11 +594,11 @@ class IndexDirectory(NamedTuple):
             fsync_directory(self.path)
 
     def _without_hole(self, state: IndexState | None) -> list[str]:
-        """The names of the files; those behind one that is missing are deleted.
+        """The names of the files; those after a missing file are deleted.
 
-        Keys are put in the order of the log only: what a missing file held can be put again when
-        nothing behind it is there. The entry of an expired file goes within one flush; a crash just
-        before that makes an index anew that was whole.
+        Keys can be put only in the order of the log: the keys of a missing file can be put again
+        only if nothing after it is there. The entry of an expired file disappears with the next
+        flush; after a crash before that flush, a complete index is rebuilt for nothing.
         """
         names = index_names(self.path)
         missing = sorted(set(state.files).difference(names)) if state is not None else []
@@ -622,18 +625,18 @@ class IndexDirectory(NamedTuple):
             return None
         file = self.open(name)
         # Java's checkpoint proves a full file by its end timestamp. A later file may end with the
-        # same one, or with a lower one when the clock was set back: nothing proves that one.
+        # same timestamp, or with a lower one if the clock was set back: that file is not proven.
         ends = max((other.header.end_timestamp for other in older), default=0)
         proven = ends < file.header.end_timestamp <= durable_timestamp
         return file if file.is_full and proven else None
 
 
 def _check_end(file: IndexFile, state: IndexState | None) -> None:
-    """No checksum covers the times of a header; what they were is known of each file."""
+    """Compare a header with the saved state: no checksum covers its times."""
     cut = state.files.get(file.name) if state is not None else None
     header = file.header
     if cut is None or cut.item_count < header.item_count:
-        return  # nothing is known of it, or RocketMQ went on with it
+        return  # the state does not know the file, or RocketMQ has added to it
     if cut.item_count > header.item_count:
         reason = f"it has {header.item_count} items, it had {cut.item_count}"
         raise SegmentCorruptError(str(file.path), reason, position=0)
@@ -653,7 +656,7 @@ def replay_start(
 
 
 def _is_of(files: Sequence[IndexFile], state: IndexState) -> bool:
-    """Whether the state is one of these files, or some were taken away since."""
+    """Whether the state describes these files, of which some may have been deleted since."""
     if not state.newest:
         return True
     counts = {file.name: file.header.item_count for file in files}
@@ -663,8 +666,8 @@ def _is_of(files: Sequence[IndexFile], state: IndexState) -> bool:
 def cut_before(files: Sequence[IndexFile], log_end: int) -> tuple[list[IndexFile], IndexCut | None]:
     """The files that stay when the log ends at `log_end`, and what to cut the last of them to.
 
-    The end timestamp of a cut is known to the second only. So the last message before the end of
-    the log goes too: putting its keys again gives the file the exact one back.
+    The end timestamp of a cut is known only to the second. So the last message before the end of
+    the log is removed too: putting its keys again restores the exact timestamp.
     """
     kept = list(files)
     while kept and kept[-1].header.end_log_offset >= log_end:
@@ -681,8 +684,8 @@ def cut_before(files: Sequence[IndexFile], log_end: int) -> tuple[list[IndexFile
 def new_items(batch: IndexBatch, *, end: int, count_at_end: Callable[[int], int]) -> ItemColumns:
     """The keys of a batch that are not indexed yet, when `end` is the last indexed message.
 
-    Messages that were rolled back and messages below the end are left out, and of the message at
-    the end as many keys as are already there, which `count_at_end` tells.
+    Rolled-back messages and messages below `end` are left out. Of the message at `end`, the keys
+    already there are left out; `count_at_end` says how many.
     """
     log_offsets = np.array(batch.log_offsets, np.int64)
     timestamps = np.array(batch.store_timestamps, np.int64)
@@ -729,7 +732,7 @@ def _chosen(
 
 
 def key_texts(topic: str, *, unique_key: str | None, keys: Iterable[str]) -> list[str]:
-    """What is hashed for one message, in Java's order: UNIQ_KEY first, then each of KEYS."""
+    """The texts hashed for one message, in Java's order: UNIQ_KEY first, then each of KEYS."""
     texts = [] if unique_key is None else [f"{topic}#{unique_key}"]
     texts += [f"{topic}#{key}" for key in keys]
     return texts
@@ -738,9 +741,9 @@ def key_texts(topic: str, *, unique_key: str | None, keys: Iterable[str]) -> lis
 def hashes_of_messages(
     topics: Sequence[str], unique_keys: Sequence[str | None], keys: Sequence[str | None]
 ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """The hashes of `key_texts` of many messages one after another, and how many each has.
+    """The hashes of the `key_texts` of many messages in order, and how many each message has.
 
-    KEYS is given as it stands in the properties: the single keys with spaces between them.
+    `keys` holds the values of KEYS as in the properties: single keys separated by spaces.
     """
     count = len(topics)
     if count >= _VECTOR_MESSAGES_MIN:
@@ -761,7 +764,8 @@ def hashes_of_messages(
                 np.concatenate([hashes for hashes, _ in parts]),
                 np.concatenate([counts for _, counts in parts]),
             )
-        # No value of a property holds its end; but a unique key may hold a space, which parts none.
+        # A property value cannot hold VALUE_END. But a unique key may hold a space, which must not
+        # split it.
         if joined.count(VALUE_END) == len(rows) - 1 and not any(" " in text for text in unique):
             hashes, counts = joined_key_hashes(joined, VALUE_END, _KEYS_SEPARATOR, all_topics)
             return hashes, counts.reshape(count, -1).sum(axis=1)

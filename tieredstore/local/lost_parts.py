@@ -21,13 +21,13 @@ _NAMES: Final = ("version", "parts")
 
 
 class LostParts:
-    """Which bytes of the log are lost for good, though sound records follow them.
+    """Which bytes of the log are lost for good, although sound records follow them.
 
     * A part is noted durably before the checkpoint vouches for the bytes after it: from then on
       nothing distinguishes it from bytes that were on disk once and are damaged.
     * It is removed when the log begins after it. No part extends beyond the end of the log, where
       the next records will be.
-    * One thread changes it, when the store opens; any may ask.
+    * One thread changes the parts, when the store opens; any thread may read them.
     """
 
     def __init__(self, path: Path) -> None:
@@ -36,7 +36,7 @@ class LostParts:
         self._bounds = np.empty(0, np.int64)  # start, end, start, end ...
 
     def load(self) -> None:
-        """Read the file. Where it is damaged the parts count as damage, as if never noted."""
+        """Read the file. If it is damaged, the parts count as damage, as if never noted."""
         parts: list[tuple[int, int]] = []
         try:
             document = read_document(self._path, names=_NAMES)
@@ -51,7 +51,7 @@ class LostParts:
         self._take(parts)
 
     def settle(self, found: Iterable[tuple[int, int]], *, log_min: int, log_end: int) -> None:
-        """Note what was found, durably, and forget what the log does not hold any more."""
+        """Durably note the found parts, and forget those that the log no longer covers."""
         parts: list[tuple[int, int]] = []
         for start, its_end in sorted([*self._parts, *found]):
             end = min(its_end, log_end)
@@ -65,7 +65,7 @@ class LostParts:
         self._take(parts)
 
     def first_between(self, start: int, end: int) -> tuple[int, int] | None:
-        """What of [start, end) is lost, the first stretch of it."""
+        """The first lost stretch within [start, end)."""
         for lost_start, lost_end in self._parts:
             if lost_start < end and start < lost_end:
                 return max(start, lost_start), min(end, lost_end)
@@ -76,11 +76,11 @@ class LostParts:
         return bool(self._parts) and bool(self.among(np.array([log_offset]))[0])
 
     def has_any(self, log_offsets: Sequence[int]) -> bool:
-        """Whether one of these is."""
+        """Whether any byte at these log offsets is lost."""
         return bool(self._parts) and bool(self.among(np.array(log_offsets, np.int64)).any())
 
     def among(self, log_offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which of these are lost."""
+        """Which bytes at these log offsets are lost."""
         inside = np.searchsorted(self._bounds, log_offsets, side="right") % 2
         return inside.astype(np.bool_)
 

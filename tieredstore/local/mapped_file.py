@@ -1,8 +1,8 @@
 """One file of fixed size, read and written through a memory map.
 
-A file has its full size from the first moment on, since RocketMQ refuses any other: it is created
-empty, stretched by one ftruncate (so a crash leaves nothing or all of it) and, for a commit log,
-given its blocks, so that a full disk is an error here and not a signal in the middle of a write.
+A file gets its full size at once, because RocketMQ refuses any other: it is created empty, extended
+by one ftruncate (so a crash leaves it empty or of full size) and, for a commit log, its blocks are
+allocated, so that a full disk is an error here and not a signal in the middle of a write.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ _STEP_BYTES_MAX: Final = 1 << 20
 _CANNOT: Final = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 OPEN_MAX_LEAST: Final = 64
 OPEN_MAX_MOST: Final = 8192
-DESCRIPTORS_SHARE: Final = 4  # a file takes two, and the process has other uses for the rest
+DESCRIPTORS_SHARE: Final = 4  # a file takes two; the process needs the rest for other things
 _ZEROS: Final = bytes(1 << 20)
-WRITE_BYTES_MIN: Final = 16 * 1024  # from here on one call costs less than faults on new pages
+WRITE_BYTES_MIN: Final = 16 * 1024  # from here on a write call costs less than page faults
 
 
 class Blocks:
-    """How far a region has blocks that is filled from its start to its limit.
+    """How far a region that is filled from start to limit has disk blocks.
 
-    * It grows in proportion to its size: thousands of queues with a few messages take a page each,
-      and a long file allocates seldom.
-    * Bytes before the first requested position were written before, so they have blocks.
+    * Allocations grow with the filled size: thousands of queues with a few messages take a page
+      each, and a long file allocates seldom.
+    * Bytes before the first requested position were written earlier, so they have blocks.
     * A file system that cannot allocate in advance is assumed to have room.
     """
 
@@ -55,7 +55,8 @@ class Blocks:
         self.end = start
 
     def reserve(self, descriptor: int, position: int, end: int, path: str) -> None:
-        """Have blocks for these bytes. BackendRefusedError without room: nothing may be written."""
+        """Allocate blocks for these bytes. Raises BackendRefusedError without room: then nothing
+        may be written."""
         if end <= self.end:
             return
         first = max(position, self.end)
@@ -72,7 +73,7 @@ class Blocks:
                 ) from error
 
     def forget(self) -> None:
-        """The region was cut: ask again."""
+        """Allocate again from the start: the region was cut."""
         self.end = self._start
 
 
@@ -86,7 +87,7 @@ def _allocate(descriptor: int, start: int, end: int) -> int:
 
 
 def open_files_max() -> int:
-    """How many files may be open: by what the process is allowed; 256 where that is 1 024."""
+    """How many files may be open, by the limit of the process; 256 if that is 1 024."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if allowed == resource.RLIM_INFINITY:
         return OPEN_MAX_MOST
@@ -94,7 +95,7 @@ def open_files_max() -> int:
 
 
 class Mapping:
-    """One opening of a file; map and descriptor go with the last reference to it.
+    """One opening of a file; map and descriptor are closed with the last reference to it.
 
     So a thread in the middle of a read or a sync keeps it alive, and closing never has to wait.
     """
@@ -117,7 +118,7 @@ class Mapping:
             raise BackendRefusedError(path, "open", system_says(error)) from error
         try:
             held = os.fstat(descriptor).st_size
-            if held != size:  # bytes that a map shows beyond the end of a file kill the process
+            if held != size:  # access to a map beyond the end of its file kills the process
                 raise SegmentError(path, f"the file has {held} bytes now, not {size}")
             return cls(descriptor, mmap.mmap(descriptor, size, access=access))
         except OSError as error:
@@ -130,15 +131,15 @@ class Mapping:
             raise
 
     def __del__(self, _close: Callable[[int], None] = os.close) -> None:
-        _close(self.descriptor)  # kept by the default: modules may be gone when Python ends
+        _close(self.descriptor)  # a default argument, since `os` may be gone when Python ends
 
 
 class MappedFiles:
-    """The files that are open now: at most `open_max`, however many files there are.
+    """The files that are open now: at most `open_max`, however many files exist.
 
-    A file is opened on first use. When one too many is open, one is closed that was not used since
-    the last check (the second chance of a clock), files without unsynced bytes first. It is
-    reopened on the next use. Each open file takes two descriptors.
+    A file is opened on first use. When one too many is open, a file that was not used since the
+    last check is closed (a clock with second chance), files without unsynced bytes first. It is
+    reopened on its next use. Each open file takes two descriptors.
     """
 
     def __init__(self, *, open_max: int | None = None, read_only: bool = False) -> None:
@@ -152,7 +153,7 @@ class MappedFiles:
         return len(self._open)
 
     def open(self, file: MappedFile) -> Mapping:
-        """The mapping of a file that had none, or the one another thread has made just now."""
+        """Map a file that has no mapping, unless another thread has just done so."""
         with self._guard:
             if file.mapping is not None:
                 return file.mapping
@@ -184,7 +185,7 @@ class MappedFiles:
 
 
 def data_extents(descriptor: int, position: int, end: int) -> Iterator[tuple[int, int]]:
-    """The parts that are not holes: where nothing was written, nothing needs to be looked at."""
+    """The parts of a file that are not holes: a hole was never written and need not be read."""
     while position < end:
         try:
             start = os.lseek(descriptor, position, os.SEEK_DATA)
@@ -200,14 +201,14 @@ def data_extents(descriptor: int, position: int, end: int) -> Iterator[tuple[int
 
 
 class MappedFile:
-    """A run of `size` bytes at `start_offset` of a log or queue, in the file of that name.
+    """A run of `size` bytes at `start_offset` of a log or queue, in the file named after it.
 
-    * `wrote` is where the next append goes: bytes below it can be read, by any thread at any time.
+    * `wrote` is where the next append goes: any thread may read the bytes below it at any time.
       `flushed` is how far they are known to be on disk. Neither is stored anywhere.
-    * Appends, `write_at` and `truncate_to` come from one thread at a time.
-    * A sync that failed once fails for ever: the kernel drops the pages that it could not write and
-      would report success the next time.
-    * Holding a view never stops `close` or `destroy`: the bytes go when the view goes.
+    * One thread at a time may call `append`, `write_at` and `truncate_to`.
+    * After a failed sync all later syncs fail: the kernel drops the pages that it could not write
+      and would report success the next time.
+    * A view does not keep `close` or `destroy` from working: its bytes are freed with the view.
     """
 
     __slots__ = (
@@ -279,10 +280,11 @@ class MappedFile:
         return self._rewritten or self.wrote > self.flushed
 
     def append(self, data: Buffer, head_bytes: int = 0) -> int:
-        """Copy the bytes to `wrote` and show them to readers; the position they went to.
+        """Copy the bytes to `wrote` and show them to readers; returns their position.
 
-        So many bytes of the head come last, in one machine word at most: a process that is killed
-        meanwhile leaves zeros there, wherever the copy began. A write goes from front to back.
+        The first `head_bytes`, one machine word at most, are copied last: a process that is killed
+        meanwhile leaves zeros there, whatever else was copied. A write call, used for larger data,
+        goes from front to back.
         """
         position = self.wrote
         end = position + len(data)
@@ -308,12 +310,12 @@ class MappedFile:
         return position
 
     def fill_up(self, data: Buffer) -> None:
-        """Append the bytes and count what is left of the file as written: it is full then."""
+        """Append the bytes and count the rest of the file as written, so that it is full."""
         self.append(data)
         self.wrote = self.size
 
     def write_at(self, position: int, data: Buffer) -> None:
-        """Overwrite; what ends beyond `wrote` moves it. `flush` covers it wherever it is."""
+        """Overwrite bytes; moves `wrote` if they end beyond it. `flush` covers them anywhere."""
         end = position + len(data)
         if position < 0 or end > self.size:
             self._refuse("write", position, 0, self.size - len(data))
@@ -333,18 +335,18 @@ class MappedFile:
         return data
 
     def view(self, position: int = 0, end: int | None = None) -> memoryview:
-        """Bytes without a copy, read-only, as far as `end` (the end of the file if not given).
+        """Bytes without a copy, read-only, up to `end` (default: the end of the file).
 
-        It keeps the file mapped while it lives: for scans, not for answers.
+        A view keeps the file mapped while it lives: use it for scans, not for answers.
         """
         mapping = self.mapping or self._open()
         self.touched = True
         return memoryview(mapping.map)[position : self.size if end is None else end].toreadonly()
 
     def flush(self) -> int:
-        """Put what was appended or overwritten before this call on disk; the new `flushed`.
+        """Sync everything appended or overwritten before this call; returns the new `flushed`.
 
-        The sync runs without the interpreter's lock: others go on.
+        The sync runs without the interpreter's lock: other threads go on.
         """
         if self._failure is not None:
             raise BackendRefusedError(self.path, "fdatasync", f"failed before: {self._failure}")
@@ -359,7 +361,7 @@ class MappedFile:
                 fsync_directory(self.directory)
                 self._name_pending = False
         except OSError as error:
-            if self._gone:  # with its directory, while this was under way
+            if self._gone:  # deleted with its directory during the sync
                 raise SegmentNotFoundError(self.path) from error
             self._failure = error
             raise BackendRefusedError(self.path, "fdatasync", system_says(error)) from error
@@ -367,10 +369,10 @@ class MappedFile:
         return end
 
     def truncate_to(self, position: int) -> None:
-        """Forget what is behind `position`: zeros take its place, on disk when this returns.
+        """Durably replace everything from `position` on with zeros.
 
-        RocketMQ leaves the old bytes. After another crash they could then follow a shorter new
-        tail and pass for records; zeros cannot.
+        RocketMQ leaves the old bytes. After another crash they could follow a shorter new tail and
+        pass for records; zeros cannot.
         """
         if not 0 <= position <= self.size:
             self._refuse("truncate", position, 0, self.size)
@@ -387,24 +389,24 @@ class MappedFile:
         self.flush()
 
     def mark_unflushed(self) -> None:
-        """The next `flush` syncs all of it: after a crash the page cache may be all that has it."""
+        """Let the next `flush` sync all of it: after a crash only the page cache may have it."""
         self.flushed = 0
         self._rewritten = True
         self._name_pending = True
 
     def data_end(self, position: int = 0) -> int:
-        """Where the last bytes that were ever written end, as far as the file system can tell."""
+        """Where the last bytes ever written end, as far as the file system can tell."""
         mapping = self.mapping or self._open()
         extents = data_extents(mapping.descriptor, position, self.size)
         return max((end for _, end in extents), default=position)
 
     def close(self) -> None:
-        """Release the map; nothing is synced. Idempotent."""
+        """Release the map without a sync. Idempotent."""
         self._closed = True
         self._files.forget(self)
 
     def destroy(self) -> None:
-        """Remove the file. The directory is for the caller to sync. Idempotent."""
+        """Delete the file. The caller must sync the directory. Idempotent."""
         self._gone = True
         self.close()
         try:

@@ -1,6 +1,6 @@
-"""A directory of mapped files that together are one long run of bytes.
+"""A directory of mapped files that together form one long run of bytes.
 
-<directory>/<start offset in 20 digits>     all of `file_bytes`, each where the last one ends
+<directory>/<start offset in 20 digits>     all have `file_bytes`; each begins where the last ends
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = log_of(__name__)
 
 
 def files_in(directory: str) -> Iterator[tuple[str, int, int]]:
-    """Path, start offset and size of every file; folders are not ours."""
+    """Path, start offset and size of every file; folders are skipped."""
     if not os.path.isdir(directory):
         return
     with os.scandir(directory) as entries:
@@ -44,21 +44,21 @@ _start_of = attrgetter("start_offset")
 
 
 class Gap(NamedTuple):
-    """Offsets that no file holds, between files that are there."""
+    """Offsets that no file holds, between existing files."""
 
     start: int
     end: int
 
 
 class MappedFileQueue:
-    """Files of one size, one after the other, found by offset.
+    """Files of one size, one after another, found by offset.
 
-    * Nothing is opened before it is read or written: thousands of queues cost a list each.
-    * The list of files is replaced, never changed: readers need no lock. `append`, `roll`
-      and `truncate_dirty` come from one thread at a time; all else from any.
-    * A missing offset is None, also offset 0 (RocketMQ returns its first file there).
+    * No file is opened before it is read or written: an idle queue costs only a list.
+    * The list of files is replaced, never changed, so readers need no lock. One thread at a time
+      may call `append`, `roll` and `truncate_dirty`; any thread may call the rest.
+    * A missing offset is None, even offset 0 (RocketMQ returns its first file there).
     * A gap is reported in `gaps` and logged: reads around it are right, and refusing the whole
-      directory would take away more than the one file that is missing.
+      directory would hide more than the one missing file.
     """
 
     def __init__(
@@ -95,17 +95,17 @@ class MappedFileQueue:
 
     @property
     def max_offset(self) -> int:
-        """The end of what was appended; 0 where there is no file."""
+        """The end of what was appended; 0 without files."""
         files = self._files
         return files[-1].start_offset + files[-1].wrote if files else 0
 
     @property
     def flushed_offset(self) -> int:
-        """Below it everything is on disk."""
+        """Everything below this offset is on disk."""
         return max(self._flushed, self.min_offset or 0)
 
     def load(self) -> None:
-        """Find the files. All count as full and synced until recovery says where the end is."""
+        """Find the files. All count as full and synced until recovery determines the end."""
         starts: list[int] = []
         for path, start, size in sorted(files_in(self.directory)):
             if size not in (0, self.file_bytes):
@@ -115,8 +115,8 @@ class MappedFileQueue:
             if size:
                 starts.append(start)
             elif not self.read_only:
-                # Created, and its length never synced. Others may follow it: a power cut keeps
-                # of files what it likes, as long as none of them was synced.
+                # The file was created, but its length never synced. Others may follow it: a power
+                # cut keeps any of the files that were not synced.
                 self._file(start).destroy()
         files = tuple(map(self._file, starts))
         self.gaps = []
@@ -136,13 +136,13 @@ class MappedFileQueue:
             return None
         index = (offset - files[0].start_offset) // self.file_bytes
         if not 0 <= index < len(files) or files[index].start_offset > offset:
-            index = bisect_right(files, offset, key=_start_of) - 1  # there is a gap before it
+            index = bisect_right(files, offset, key=_start_of) - 1  # there may be a gap before it
         if index < 0 or offset >= files[index].end_offset:
             return None
         return files[index]
 
     def files_from(self, offset: int) -> tuple[MappedFile, ...]:
-        """The file that holds the offset and those behind it."""
+        """The file that holds the offset, and those after it."""
         files = self._files
         index = bisect_right(files, offset, key=_start_of) - 1
         if index >= 0 and files[index].end_offset <= offset:
@@ -150,20 +150,20 @@ class MappedFileQueue:
         return files[max(0, index) :]
 
     def read(self, offset: int, length: int) -> bytes | None:
-        """Exactly these bytes, which lie in one file; None where not all of them are there."""
+        """Exactly these bytes, from a single file; None if not all of them are there."""
         file = self.find(offset)
         if file is None or offset - file.start_offset + length > file.wrote:
             return None
         try:
             return file.read(offset - file.start_offset, length)
-        except SegmentNotFoundError:  # deleted between the two lines
+        except SegmentNotFoundError:  # deleted just now
             self.forget_gone()
             return None
 
     def forget_gone(self) -> bool:
-        """Leave out the oldest files if another process has deleted them; whether it has.
+        """Forget the oldest files if another process has deleted them; returns whether it has.
 
-        A store that may write deletes its files itself: there one that is missing is damage.
+        A store that may write deletes its files itself, so there a missing file is damage.
         """
         files = self._files
         count = 0
@@ -182,7 +182,7 @@ class MappedFileQueue:
         return self.roll(start_offset)
 
     def roll(self, start_offset: int = 0, *, sparse: bool = False) -> MappedFile:
-        """Begin the next file; a sparse one takes no room before it is written."""
+        """Begin the next file; a sparse one takes no room until it is written."""
         with self._grow_guard:
             files = self._files
             if files:
@@ -195,7 +195,7 @@ class MappedFileQueue:
             return file
 
     def reserve(self, count: int = 1) -> None:
-        """Create so many of the next files now; `roll` then takes them and cannot fail."""
+        """Create the next `count` files now; `roll` then uses them and cannot fail."""
         with self._grow_guard:
             if not self._files:
                 return
@@ -204,7 +204,7 @@ class MappedFileQueue:
                 self._spares.append(self._create(last.end_offset))
 
     def append(self, data: Buffer, start_offset: int = 0) -> int:
-        """Add the bytes, in as many files as it takes; the offset of the first."""
+        """Append bytes, to as many files as needed; returns the offset of the first byte."""
         view = memoryview(data)
         file = self.file_for_append(start_offset)
         offset = file.start_offset + file.wrote
@@ -217,7 +217,7 @@ class MappedFileQueue:
             file = self.roll()
 
     def flush(self) -> int:
-        """Put on disk what was appended before; the new `flushed_offset`."""
+        """Sync everything appended so far; returns the new `flushed_offset`."""
         with self._flush_guard:
             for file in self.files_from(self._flushed):
                 try:
@@ -225,27 +225,28 @@ class MappedFileQueue:
                 except SegmentNotFoundError:
                     if file in self._files:
                         raise
-                    continue  # deleted meanwhile: nothing of it is needed
+                    continue  # deleted meanwhile, so not needed
                 self._flushed = file.start_offset + file.flushed
                 if file.flushed < file.size:
                     break
             return self.flushed_offset
 
     def sync_from(self, offset: int) -> None:
-        """Sync the files from this offset on, whatever is known of them."""
+        """Sync the files from this offset on, even if they count as synced."""
         with self._flush_guard:
             for file in self.files_from(offset):
                 file.mark_unflushed()
                 file.flush()
 
     def truncate_dirty(self, offset: int, *, keeps_one: bool = False) -> None:
-        """Let everything end at this offset: zeros behind it, files that start behind it go.
+        """End everything at this offset: zeros follow it, and files that start after it are
+        deleted.
 
-        With `keeps_one` the first of these stays, empty, where the file of the offset was deleted
-        meanwhile: without a file nobody knows any more where the next byte belongs.
+        With `keeps_one` the first of these stays, emptied, if the file of the offset was deleted
+        meanwhile: without any file, the place of the next byte would be unknown.
         """
         with self._flush_guard:
-            with self._grow_guard:  # others may reserve files and delete old ones meanwhile
+            with self._grow_guard:  # other threads may reserve files and delete old ones meanwhile
                 kept = tuple(file for file in self._files if file.start_offset <= offset)
                 if keeps_one and not kept:
                     kept = self._files[:1]
@@ -259,11 +260,11 @@ class MappedFileQueue:
     def delete_before(self, offset: int, *, count_max: int | None = None) -> list[MappedFile]:
         """Delete the oldest files that end at or below this offset, never the last one.
 
-        One that cannot be removed stays, with those behind it: the next try begins with it. A file
-        that was only forgotten would be there again after a restart, and a gap behind it.
+        A file that cannot be deleted stays, with those after it: the next try begins with it. If it
+        were only forgotten, it would be back after a restart, with a gap after it.
         """
         count = 0
-        with self._grow_guard:  # the thread that appends may be at the next file just now
+        with self._grow_guard:  # the appending thread may be adding the next file
             files = self._files
             last = len(files) - 1 if count_max is None else min(len(files) - 1, count_max)
             while count < last and files[count].end_offset <= offset:
@@ -279,13 +280,13 @@ class MappedFileQueue:
         return list(files[:count])
 
     def close(self) -> None:
-        """Release every map; nothing is synced. Files made in advance go. Idempotent."""
+        """Release every map without a sync; delete files made in advance. Idempotent."""
         self._drop_spares()
         for file in self._files:
             file.close()
 
     def destroy(self) -> None:
-        """Remove every file and the directory, if nothing else is in it."""
+        """Delete every file, and the directory if nothing else is in it."""
         self._drop_spares()
         files, self._files = self._files, ()
         self._destroy(files)

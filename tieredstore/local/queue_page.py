@@ -4,9 +4,9 @@ bytes.
 Every record gets all checks of `check_record` and `UnitTruth.misfit`. For so few rows Python's own
 sequences, in loops that run in C, are fastest; numpy's calls would cost more than the rows.
 
-The only positive answer is that the whole page is sound. If it is not, or if it is not plain (a
-light queue, records of several magics, a topic that is no plain text), None tells the reader to
-check each record alone.
+The only positive answer is that the whole page is sound. If it is not, or if it is unusual (a light
+queue, records of several magics, a topic that is not plain text), None tells the reader to check
+each record alone.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _HEAD: Final = Struct(">iIii4xqqi44xi")
 
 
 class PageRows(NamedTuple):
-    """Units of one queue, as columns: at least one."""
+    """Units of one queue, at least one, as columns."""
 
     queue_offsets: Sequence[int]
     log_offsets: tuple[int, ...]
@@ -56,7 +56,7 @@ class PageRows(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The sound records that these units name, one after the other."""
+    """The sound records of these units, one after another."""
 
     rows: PageRows
     data: bytes
@@ -82,9 +82,9 @@ class Page:
 
 
 def read_page(log: CommitLog, key: QueueKey, rows: PageRows) -> Page | None:
-    """The records of these units; None unless each is there, sound, and what its unit says."""
+    """The records of these units; None unless each is present, sound, and matches its unit."""
     sizes = rows.sizes
-    if min(sizes) < RECORD_BYTES_MIN or INT32_MAX in sizes:  # one that only fills a place
+    if min(sizes) < RECORD_BYTES_MIN or INT32_MAX in sizes:  # INT32_MAX: a fill unit
         return None
     data = None if log.lost.has_any(rows.log_offsets) else _read(log, rows.log_offsets, sizes)
     if data is None or not _are_sound(data, key, rows):
@@ -96,7 +96,7 @@ def read_page(log: CommitLog, key: QueueKey, rows: PageRows) -> Page | None:
 
 
 def _read(log: CommitLog, log_offsets: tuple[int, ...], sizes: tuple[int, ...]) -> bytes | None:
-    """The bytes of the log, neighbours together: these lie in one file."""
+    """The bytes of these records; neighbours, which lie in one file, are read together."""
     read = log.queue.read
     ends = tuple(map(add, log_offsets, sizes))
     if ends[:-1] == log_offsets[1:]:
@@ -144,7 +144,7 @@ def _are_sound(data: bytes, key: QueueKey, rows: PageRows) -> bool:
     if [crc & INT32_MAX for crc in map(crc32, bodies)] != list(crcs):
         return False
     texts = list(map(data.__getitem__, map(slice, text_starts, ends)))
-    if any(map(bytes.endswith, texts, repeat(b"\0"))):  # it was never written whole
+    if any(map(bytes.endswith, texts, repeat(b"\0"))):  # a text was never written completely
         return False
     return key.topic == SCHEDULE_TOPIC or _have_tags(texts, rows.tags_codes)
 
@@ -156,9 +156,9 @@ def _before_bodies(
     flags: Sequence[int],
     body_bytes: Sequence[int],
 ) -> tuple[Sequence[int], Sequence[int]]:
-    """How much stands before each body, and its length: `body_bytes` where all hosts are of IPv4.
+    """The bytes before each body, and the length of the body: `body_bytes` if all hosts are IPv4.
 
-    A record that is too short for its hosts has a body of -1.
+    For a record that is too short for its hosts the length is -1.
     """
     if not reduce(or_, flags) & HOSTS_IPV6:
         return (FIXED_BYTES,) * len(sizes), body_bytes
@@ -172,7 +172,7 @@ def _before_bodies(
 def _have_tags(texts: list[bytes], tags_codes: tuple[int, ...]) -> bool:
     """Whether each text has the tags of its code.
 
-    Most often all end alike, from their tags on: then all have those of the first.
+    Usually all texts are equal from their tags on: then all have the tags of the first.
     """
     first = value_in(decode_utf8(texts[0]), TAGS)
     tail = texts[0][texts[0].rfind(_BEFORE_TAGS) :]
@@ -194,7 +194,7 @@ _tags_code = lru_cache(maxsize=256)(tags_code)
 
 @lru_cache(maxsize=256)
 def _topic_field(topic: str, magic: int) -> bytes | None:
-    """The topic in a record, behind its length; None where these bytes may not tell it."""
+    """The topic as in a record, after its length; None if these bytes may not identify it."""
     layout, text = TOPIC_LENGTHS.get(magic), encode_utf8(topic)
     if layout is None or not text or text.endswith(b"\0") or decode_utf8(text) != topic:
         return None

@@ -38,16 +38,16 @@ from tieredstore.model.errors import OffsetOutOfRangeError, SegmentCorruptError
 from tieredstore.model.messages import GetResult, LazyMessages, MessageRun, SelectedMessage
 from tieredstore.model.values import INT32_MAX, GetStatus, QueueKey
 
-SCAN_COUNT_MIN = 800  # units looked at in one read, if the caller asks for no more messages
+SCAN_COUNT_MIN = 800  # a read scans this many units, or more if more messages are wanted
 PULL_BYTES_MIN, PULL_BYTES_MAX = 100, 128 * 1024 * 1024
 MEMORY_PERCENT = 40
-FEW_ROWS_MAX = 32  # read one by one: columns are quicker from here on
+FEW_ROWS_MAX = 32  # up to here reading one by one is faster than columns
 _ROWS_AT_ONCE = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadLimits:
-    """Counts and bytes of one read; a quarter of them if a message may have to come from disk.
+    """The limits of one read; the memory limits shrink to a quarter for messages on disk.
 
     Messages at or above `memory_from` in the log are assumed to be in the page cache.
     """
@@ -69,9 +69,9 @@ class ReadLimits:
     def first_full(
         self, units: QueueUnits, start: int, stop: int, *, count: int, size: int
     ) -> int | None:
-        """The first of the rows [start, stop) for which `is_full`; None for none.
+        """The first of the rows [start, stop) for which `is_full` is true; None if there is none.
 
-        A batch without any message has room for each.
+        An empty batch has room for any message.
         """
         if start >= stop or not count:
             return None
@@ -90,8 +90,8 @@ class ReadLimits:
         return start + first if full[first] else None
 
     def room(self, units: QueueUnits, taken: NDArray[np.bool_] | None) -> int:
-        """How many come before the first for which `is_full`, if those that are `taken`, or all,
-        make up the batch."""
+        """How many units come before the first for which `is_full` is true, if the batch consists
+        of the `taken` ones, or of all."""
         sizes = units.message_bytes.astype(np.int64)
         held = sizes if taken is None else np.where(taken, sizes, 0)
         counts = np.arange(len(units)) if taken is None else taken.cumsum() - taken
@@ -107,7 +107,7 @@ _Answer = tuple[GetStatus, int, Sequence[SelectedMessage]]
 
 
 class QueueReader:
-    """Answers reads from one log and its queues. Any thread may ask at any time."""
+    """Answers reads from one log and its queues. Any thread may read at any time."""
 
     def __init__(
         self, config: LocalConfig, commit_log: CommitLog, queues: ConsumeQueues, truth: UnitTruth
@@ -123,7 +123,7 @@ class QueueReader:
             try:
                 return self._get(request, queue)
             except OffsetOutOfRangeError:
-                # Files or the queue went meanwhile, then the next look says so.
+                # If files or the queue were deleted meanwhile, the next try will see it.
                 if queue is self._queues.queue(*request.key) and holds(queue, request.offset):
                     raise
 
@@ -149,13 +149,14 @@ class QueueReader:
         )
 
     def _scan(self, request: ReadRequest, queue: ConsumeQueue) -> _Answer:
-        """Look at units up to the end of their file until the batch is full.
+        """Scan units up to the end of their file until the batch is full.
 
-        A filter that names its tags codes is not asked for each: only units that match are looked
-        at. Where the batch ends is the same, so the units between count for that.
+        If a filter names its tags codes, only matching units are examined and the filter is not
+        asked about others. The batch must still end at the same place, so the units in between
+        count too.
 
-        The batch also ends before the first record that has gone or is damaged, if there is
-        anything before it: the next read, from there, tells of it.
+        The batch also ends before the first record that is gone or damaged, unless that is the
+        first unit: the next read starts there and reports it.
         """
         limits = self._limits(request.count_max, request.bytes_max)
         page = self._page(request, queue, limits)
@@ -205,8 +206,8 @@ class QueueReader:
     def _page(
         self, request: ReadRequest, queue: ConsumeQueue, limits: ReadLimits
     ) -> _Answer | None:
-        """The same answer where all of its records are sound, which are checked together. None
-        where one is not, where the filter refuses one, and where it has to be asked for codes."""
+        """The answer of `_scan` for sound records, which are checked together. None if a record is
+        not sound, if the filter rejects one, or if the filter must be asked about tags codes."""
         wanted = request.message_filter
         if wanted is None:
             rows, end = self._rows(request, queue, limits)
@@ -225,7 +226,7 @@ class QueueReader:
     def _rows(
         self, request: ReadRequest, queue: ConsumeQueue, limits: ReadLimits
     ) -> tuple[PageRows, int]:
-        """What the batch is made of, and behind how many units it ends."""
+        """The rows of the batch, and after how many units it ends."""
         offset = request.offset
         count = min(self._looked_at(request), limits.count_max, limits.memory_count_max)
         data = queue.unit_bytes(offset, count)
@@ -244,7 +245,7 @@ class QueueReader:
         limits: ReadLimits,
         codes: Collection[int],
     ) -> tuple[PageRows, int]:
-        """The same of a filter that takes all messages with these tags codes."""
+        """`_rows` for a filter that accepts all messages with these tags codes."""
         units = queue.units(request.offset, self._looked_at(request))
         taken = matching_tags(units, codes)
         end = limits.room(units, taken)
@@ -258,7 +259,7 @@ class QueueReader:
         return chosen, end
 
     def _looked_at(self, request: ReadRequest) -> int:
-        """How many units one read looks at, at most."""
+        """How many units one read scans at most."""
         return min(max(SCAN_COUNT_MIN, request.count_max), self._file_rest(request.offset))
 
     def _record(
@@ -270,8 +271,8 @@ class QueueReader:
         *,
         may_raise: bool,
     ) -> tuple[QueueUnit, bytes | None]:
-        """The unit and its record: None where it has gone, where the unit only fills a place, and
-        for damage that may not be raised."""
+        """The unit and its record. The record is None if it is gone, if the unit only fills a
+        place, or if it is damaged and `may_raise` is False."""
         if unit.is_prefill:
             return unit, None
         try:
@@ -282,7 +283,7 @@ class QueueReader:
             return unit, None
 
     def _gone_count(self, units: QueueUnits) -> int:
-        """How many of these messages are not there, the first one of which is not."""
+        """How many messages are gone at the beginning of these units; the first one is gone."""
         kept = units.log_offsets >= (self._log.min_offset or 0)
         kept &= units.message_bytes != INT32_MAX
         kept &= ~self._log.lost.among(units.log_offsets)
@@ -292,10 +293,9 @@ class QueueReader:
     def read(
         self, key: QueueKey, queue: ConsumeQueue, offset: int, unit: QueueUnit
     ) -> tuple[QueueUnit, bytes | None]:
-        """The record that a unit stands for, and the unit as it must be; None where it has gone,
-        or a power cut took it.
+        """The correct unit, and its record; None if the record is gone or was lost in a power cut.
 
-        SegmentCorruptError where the log has no sound record for this place of the queue.
+        Raises SegmentCorruptError if the log has no sound record for this place of the queue.
         """
         if self._log.lost.has(unit.log_offset):
             return unit, None
@@ -318,7 +318,7 @@ class QueueReader:
         if record is not None:
             return self._truth.misfit(key, offset, unit.tags_code, record)
         if offset < queue.first_from(self._log.min_offset or 0):
-            return ""  # it has expired, as those before it
+            return ""  # the message has expired, like all before it
         return f"the unit names {unit.log_offset}, below the log, and those before it do not"
 
     def _file_rest(self, offset: int) -> int:
@@ -336,14 +336,15 @@ class QueueReader:
         )
 
     def is_in_memory(self, log_offset: int) -> bool:
-        """As RocketMQ guesses: what was written last fills the page cache."""
+        """Whether the record is probably in the page cache: like RocketMQ, assume that the last
+        writes fill it."""
         return self._log.max_offset - log_offset <= _page_cache_bytes()
 
     def run(self, request: ReadRequest) -> MessageRun:
-        """Consecutive messages as columns; it ends before the first that is gone or damaged.
+        """Consecutive messages as columns, up to the first that is gone or damaged.
 
-        A first one that is damaged is an error. The tags codes are those of the messages: an
-        address in Java's extended queue means nothing outside this store.
+        Raises SegmentCorruptError if the first message is damaged. The tags codes are those of the
+        messages: an address in Java's extended queue means nothing outside this store.
         """
         run = self._run_as_it_is(request)
         for row in np.flatnonzero(run.tags_codes <= EXTENSION_ADDRESS_MAX).tolist():
@@ -355,11 +356,11 @@ class QueueReader:
         queue = self._queues.queue(*key)
         if not holds(queue, offset) or request.count_max <= 0:
             return _run(offset, decode_units(b""), 0, bytearray())
-        # No more than can fit: a caller may leave the end to the bytes, and a queue is long.
+        # No more units than fit: a caller may limit only the bytes, and the queue may be long.
         looked_at = min(request.count_max, max(0, bytes_max) // RECORD_BYTES_MIN + 1)
         try:
             units = queue.units(offset, looked_at)
-        except OffsetOutOfRangeError:  # it went just now
+        except OffsetOutOfRangeError:  # deleted just now
             return _run(offset, decode_units(b""), 0, bytearray())
         sizes = np.maximum(units.message_bytes, 1).astype(np.int64)
         count = max(1, int(np.searchsorted(np.cumsum(sizes), bytes_max, side="right")))
@@ -392,7 +393,7 @@ class QueueReader:
             else:
                 record = self._fitting(key, offset + row, unit)
             if record is None:
-                break  # the next run, from here, tells of damage
+                break  # the next run starts here and reports damage
             found.append(unit)
             records.append(record)
         whole = QueueUnits(
@@ -403,7 +404,7 @@ class QueueReader:
         return _run(offset, whole, len(found), bytearray().join(records))
 
     def _fitting(self, key: QueueKey, offset: int, unit: QueueUnit) -> bytes | None:
-        """The record that a unit stands for; None where it is gone, or something is damaged."""
+        """The record of a unit; None if it is gone, or if record or unit is damaged."""
         try:
             record = self._log.message_bytes(unit.log_offset, unit.message_bytes)
         except SegmentCorruptError:
@@ -418,7 +419,7 @@ def holds(queue: ConsumeQueue | None, offset: int) -> TypeGuard[ConsumeQueue]:
 
 
 def _chosen(units: QueueUnits, message_filter: MessageFilter | None) -> NDArray[np.intp] | None:
-    """The rows that a filter wants, if it says by which codes; None where it has to be asked."""
+    """The rows with the tags codes that a filter names; None if it must be asked instead."""
     codes = getattr(message_filter, "tags_codes", None)
     return None if codes is None else np.flatnonzero(matching_tags(units, codes))
 
@@ -428,7 +429,7 @@ def _rows(
 ) -> Iterator[tuple[int, int, int, int]]:
     """Row, log offset, size and tags code of the chosen units, or of all.
 
-    A few at a time: most reads are done after the first 32.
+    Converts a few rows at a time, because most reads end within the first 32.
     """
     every = np.arange(len(units)) if chosen is None else chosen
     for start in range(0, len(every), _ROWS_AT_ONCE):

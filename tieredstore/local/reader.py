@@ -1,4 +1,4 @@
-"""`LocalReader`: a local store read without changing it, even while a broker has it open."""
+"""`LocalReader`: reads a local store without changing it, even while a broker has it open."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _OPEN_TRIES: Final = 5
 
 
 class StoreNotFoundError(SegmentNotFoundError):
-    """The directory holds no local store, or is not there."""
+    """The directory holds no local store, or does not exist."""
 
     def __init__(self, path: str, reason: str) -> None:
         TieredStoreError.__init__(self, reason)
@@ -53,13 +53,13 @@ class StoreNotFoundError(SegmentNotFoundError):
 
 
 class LocalReader(StoreReads):
-    """A store as its files show it: the messages that the queues name and the log has soundly.
+    """A store as its files show it: the messages that the queues name and the log holds soundly.
 
-    * Nothing is locked, created, cut, synced or written. A writer, also Java's, may be at work.
+    * Nothing is locked, created, cut, synced or written. A writer, even Java's, may be at work.
     * Queues are seen as they were when the store was opened; open it again to see more.
-    * After a crash a queue may name a message that the log does not hold whole. Reading it raises
+    * After a crash a queue may name a message that is incomplete in the log. Reading it raises
       SegmentCorruptError, and its log offset is at or after `log_facts().log_end`.
-    * While a writer opens the store after a crash it may cut index files back: do not query then.
+    * A writer that opens the store after a crash may cut index files back: do not query meanwhile.
     """
 
     def __init__(self, config: LocalConfig) -> None:
@@ -77,9 +77,9 @@ class LocalReader(StoreReads):
         index_slot_count: int | None = None,
         index_item_count: int | None = None,
     ) -> Self:
-        """Open the store in a directory. Sizes not given are those written down beside the store,
-        else RocketMQ's defaults. Raises InvalidConfigError where they do not fit the files,
-        StoreNotFoundError where there is no store."""
+        """Open the store in a directory. Sizes not given are taken from the store's sizes file,
+        otherwise RocketMQ's defaults. Raises InvalidConfigError if they do not fit the files,
+        StoreNotFoundError if there is no store."""
         files = StoreFiles(Path(directory))
         given = {
             "commit_log_file_bytes": commit_log_file_bytes,
@@ -91,7 +91,7 @@ class LocalReader(StoreReads):
             _refuse_other_directories(files)
             sizes: dict[str, Any] = dict(stored_sizes(files))
         sizes.update((name, value) for name, value in given.items() if value is not None)
-        # No limit of queries: they end where the caller says. This is no broker to be protected.
+        # Only the caller limits a query: this is not a broker that needs protection.
         config = LocalConfig(store_path=str(directory), query_count_max=INT32_MAX)
         reader = cls(replace(config, **sizes))
         reader.load()
@@ -106,7 +106,7 @@ class LocalReader(StoreReads):
         return StoreFiles(self._config.root)
 
     def load(self) -> None:
-        """Find the files, once. A writer may create and delete some meanwhile: then look again."""
+        """Find the files, once. Tries again if a writer creates or deletes some meanwhile."""
         self._refuse_a_fork()
         if self._parts is not None:
             return
@@ -121,7 +121,7 @@ class LocalReader(StoreReads):
 
     def _opened(self) -> LocalStore:
         check_sizes(self.files, self._config, write=False)
-        # What only writes has nothing to do, and stays as it is built.
+        # The parts that only write are built, but never used.
         parts = LocalStore.of(
             self._config,
             self._runtime,
@@ -129,10 +129,10 @@ class LocalReader(StoreReads):
             read_only=True,
         )
         parts.queues.load()
-        parts.log.load()  # after the queues: the file of what they name is then among its files
+        parts.log.load()  # after the queues, so that it has the files of all that they name
         parts.queues.correct_min_offsets(parts.log.min_offset or 0)
         _index_of(parts).open()
-        parts.deleted.load()  # their records are in the log still, and count no more
+        parts.deleted.load()  # the log still has their records, which no longer count
         parts.begun.load()
         return parts
 
@@ -155,7 +155,7 @@ class LocalReader(StoreReads):
         return self.log_facts().log_end
 
     def confirmed_offset(self) -> int:
-        """What the files say: after a clean end all of it, else what the checkpoint vouches for."""
+        """After a clean end the end of the log, otherwise what the checkpoint vouches for."""
         facts = self.log_facts()
         if not facts.abnormal:
             return facts.log_end
@@ -170,7 +170,7 @@ class LocalReader(StoreReads):
         begin: int = 0,
         end: int = INT64_MAX,
     ) -> QueryResult:
-        """As any store; what a damaged index file may hide makes the answer incomplete."""
+        """As in any store; the answer is incomplete if an index file is damaged."""
         found = super().query_message(topic, key, count_max=count_max, begin=begin, end=end)
         return replace(found, complete=found.complete and not self.index.damages)
 
@@ -190,9 +190,9 @@ class LocalReader(StoreReads):
         return self._loaded().log
 
     def log_facts(self) -> RecoveryReport:
-        """Read the end of the log as a recovery would, once; it may read a whole file.
+        """Check the end of the log as a recovery would, once; this may read a whole file.
 
-        Of what lies before `checked_from` nothing is said.
+        Nothing before `checked_from` is checked.
         """
         while self._facts is None:
             try:
@@ -229,7 +229,8 @@ class LocalReader(StoreReads):
         )
 
     def _check_start(self) -> int:
-        """The last file that begins with a sound record, at or before the end of the queues."""
+        """The start of the last file that begins with a sound record, before the end of the
+        queues."""
         parts = self._loaded()
         files = parts.log.queue.files
         for file in reversed(files):
@@ -254,9 +255,9 @@ def _index_of(parts: LocalStore) -> IndexReader:
 
 
 class IndexReader(IndexService):
-    """Finds messages by key in the files as they are, and in the log where they end.
+    """Finds messages by key in the index files as they are, and after their end in the log.
 
-    * Nothing on disk changes; closing lets go of the files and does no more.
+    * Nothing on disk changes; closing only releases the files.
     * A file that cannot be an index is skipped and listed in `damages`.
     * The index may be behind the log: after a crash, while a writer runs, or because it was
       switched off. Messages after its end are searched in the log itself.
@@ -268,7 +269,7 @@ class IndexReader(IndexService):
         self.damages: list[SegmentCorruptError] = []
 
     def open(self) -> None:
-        """Take up the files that have come, and let go of those that went."""
+        """Add new files, and release deleted ones."""
         known = {file.name: file for file in self._files}
         files: list[IndexFile] = []
         damages: list[SegmentCorruptError] = []
@@ -291,7 +292,7 @@ class IndexReader(IndexService):
         return self._files
 
     def candidates(self, topic: str, key: str, *, begin: int, end: int) -> Iterator[int]:
-        """As in `IndexService`; what the index does not know yet comes first."""
+        """As in `IndexService`; messages that are not indexed yet come first."""
         self._check_open()
         self.open()
         indexed_to = self._newest_end()
@@ -301,7 +302,7 @@ class IndexReader(IndexService):
         )
 
     def _newest_end(self) -> int:
-        """The offset of the newest indexed message, whose keys may not all be there."""
+        """The log offset of the newest indexed message, whose keys may be incomplete."""
         ends = (file.header.end_log_offset for file in self._files if file.header.item_count)
         return max(ends, default=0)
 
@@ -310,13 +311,13 @@ class IndexReader(IndexService):
             for log_offset in super().candidates(topic, key, begin=begin, end=end):
                 if log_offset < below:
                     yield log_offset
-        except SegmentNotFoundError:  # the oldest go first: what would follow has gone as well
+        except SegmentNotFoundError:  # the oldest are deleted first, so the rest is gone as well
             return
 
     def _unindexed(self, key: str, start: int) -> list[int]:
-        """Where from `start` on a message may have the key, oldest first.
+        """The log offsets from `start` on of messages that may have the key, oldest first.
 
-        Whole blocks are searched for the bytes of the key: most of them have none of it.
+        Whole blocks are searched for the bytes of the key first: most do not contain them.
         """
         if not key:
             return []

@@ -1,11 +1,11 @@
 """The records of one log file, many at a time, and the damage between them.
 
-RocketMQ ends a log at the first bytes that are no record. This is stricter in three ways. A record
+RocketMQ ends a log at the first bytes that are not a record. This differs in three ways. A record
 must contain its own place (its log offset). No CRC covers topic and properties, so a record whose
 last text ends in zeros counts as torn. And after damage the scan continues with the next record
-that proves itself by place, lengths, CRC and a store time that does not go back; the store time
-keeps it from accepting leftovers of an earlier crash. Only if a process was killed within the last
-put, whose head is written last, the log ends at that head, as RocketMQ's does.
+that proves itself by place, lengths, CRC and a store time that does not decrease; the store time
+keeps it from accepting leftovers of an earlier crash. Only if a process was killed during the last
+put, whose head is written last, does the log end at that head, as RocketMQ's does.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tieredstore.model.errors import SegmentCorruptError
 from tieredstore.model.values import INT32_MAX, INT64_MAX
 
 _FRAME: Final = Struct(">iI")  # size, magic
-HEAD_BYTES: Final = _FRAME.size  # of a put, written last
+HEAD_BYTES: Final = _FRAME.size  # the head of a put, which is written last
 _HEAD: Final = Struct(">iIi16xqi")  # size, magic, body CRC, log offset, system flag
 BLOCK_RECORDS: Final = 4096
 DAY_MS: Final = 86_400_000
@@ -42,7 +42,7 @@ _MAGICS: Final = re.compile(rb"\xda\xa3\x20[\xa7\xab]|\xcb\xd4\x31\x94")
 
 
 class RecordState(Enum):
-    """What stands at a place of a log."""
+    """What is at a place of a log."""
 
     MESSAGE = "message"
     BLANK = "blank"
@@ -52,8 +52,7 @@ class RecordState(Enum):
 class RecordCheck(NamedTuple):
     """The verdict on one place.
 
-    As RocketMQ has it: `size` is 0 for a blank record, and -1 for damage that does not even leave
-    a size to skip.
+    As in RocketMQ, `size` is 0 for a blank record, and -1 for damage that leaves no size to skip.
     """
 
     size: int
@@ -70,8 +69,8 @@ def check_record(
     check_property_crc: bool = False,
     property_crc_from: int = 0,
 ) -> RecordCheck:
-    """What stands at `position`. With `log_offset` the record must say that it lies there. One that
-    lies before `property_crc_from` may carry no property CRC."""
+    """What is at `position`. With `log_offset` the record must contain that log offset. A record
+    before `property_crc_from` may lack a property CRC."""
     rest = len(data) - position
     if rest < 8:
         return _damaged(f"only {rest} bytes are left")
@@ -131,10 +130,10 @@ def _damaged(reason: str) -> RecordCheck:
 
 
 class Damage(NamedTuple):
-    """Damaged bytes: no record, or a queue unit that the log contradicts.
+    """Damaged bytes: not a record, or a queue unit that the log contradicts.
 
-    `resumed_at` is the log offset where records continue, if they do. `mended` says that nothing is
-    missing: the damage was repaired from the log.
+    `resumed_at` is the log offset where records continue, if they do. `mended` says that the damage
+    was repaired from the log, so that nothing is missing.
     """
 
     path: str
@@ -152,9 +151,9 @@ class Damage(NamedTuple):
 class RecordScan:
     """Every record of one file, in blocks of columns; iterate it once, then ask how it ended.
 
-    `position` is where the last good record ends. `damages` were skipped to get there. `blank` says
-    that a blank record closes the file; else `rest` describes the bytes after the last record: None
-    for no bytes, `unused` zeros, or a torn tail.
+    `position` is where the last good record ends. `damages` were skipped on the way. `blank` says
+    that a blank record closes the file; otherwise `rest` describes the bytes after the last record:
+    None for no bytes, `unused` zeros, or a torn tail.
     """
 
     def __init__(
@@ -172,8 +171,7 @@ class RecordScan:
         killed_from: int = INT64_MAX,
         data_end: Callable[[int], int] | None = None,
     ) -> None:
-        """A put may have been killed half way if it begins at the log offset `killed_from` or
-        behind it."""
+        """A put at or after the log offset `killed_from` may have been killed half way."""
         self.position = position
         self.damages: list[Damage] = []
         self.blank = False
@@ -216,11 +214,11 @@ class RecordScan:
             self.position = found
 
     def _is_killed_put(self, position: int, found: int) -> bool:
-        """Whether these zeros are the head of a put that was killed, and nothing else is lacking.
+        """Whether these zeros are the head of a put that was killed, and nothing else is missing.
 
-        Then the rest of the first record is there, and what follows is the rest of the batch, or
-        a part of it: one store time, no more than is copied by the process itself, and no record
-        behind it.
+        Then the rest of the first record is there, followed by the rest of the batch or a part of
+        it: with a single store time, no larger than what the process copies itself, and with no
+        record after it.
         """
         first = self._data[position + HEAD_BYTES : min(found, position + RECORD_BYTES_MIN)]
         if self._base + position < self._killed_from or not any(first):
@@ -234,10 +232,10 @@ class RecordScan:
         return not scan.damages and scan.rest is not None
 
     def _last_time(self, columns: RecordColumns) -> int:
-        """The last store time, or the one before if this one is far ahead of that and the clock.
+        """The last store time, or the one before if the last is far ahead of it and of the clock.
 
-        Later messages must not get a time that only a flipped bit says. Where both are ahead of
-        the clock it is the clock that is wrong.
+        Later messages must not get a time that comes from a flipped bit. If both times are ahead of
+        the clock, the clock is wrong.
         """
         last = int(columns.store_timestamps[-1])
         before = self.last_store_timestamp
@@ -262,7 +260,7 @@ class RecordScan:
         )
 
     def _next_proven(self, position: int) -> int | None:
-        """Where the next record or the closing blank record proves itself; rare, so not fast."""
+        """Where the next proven record or closing blank record begins. Rare, so not fast."""
         data = self._data
         end = len(data) if self._data_end is None else self._data_end(position)
         for match in _MAGICS.finditer(data[: min(end, len(data))], position + 5):
@@ -285,7 +283,7 @@ class RecordScan:
         return None
 
     def _block(self) -> RecordColumns:
-        """The next records, as far as they are sound."""
+        """The next records, up to the first that is not sound."""
         data = self._data
         at, end = self.position, len(data)
         last = end - RECORD_BYTES_MIN

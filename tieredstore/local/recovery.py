@@ -1,5 +1,5 @@
-"""Recovery: brings log, queues and index together when a store opens, by two files that say
-what was on disk.
+"""Recovery: makes log, queues and index agree when a store opens, with the help of two files that
+say what was on disk.
 
 After a clean shutdown the log is checked from its last file on; after a crash from the file that
 the checkpoint vouches for. It ends after its last sound record, but never before data that was on
@@ -9,16 +9,16 @@ A queue that ends where the table of queue ends says is accepted. Any other queu
 the log, unit by unit from its end, and cut where the log disagrees. Units that a queue lacks,
 because they were damaged or files are missing, are written again, however old they are. Units and
 keys are written again from the end of the queues or of the index, whichever is earlier; both know
-what they have, so nothing is added twice. No queue ends before its furthest known end, unless the
+what they hold, so nothing is added twice. No queue ends before its furthest known end, unless the
 log disproves that end.
 
-The checkpoint file, up to which store times the parts of a store are durable:
+The checkpoint file says up to which store times the parts of a store are durable:
 
     | offset | width | field                                                            |
     | ------ | ----- | ---------------------------------------------------------------- |
     |      0 | i64   | store time up to which the commit log is durable                 |
-    |      8 | i64   | the same of the consume queues                                   |
-    |     16 | i64   | the same of the key index                                        |
+    |      8 | i64   | the same for the consume queues                                  |
+    |     16 | i64   | the same for the key index                                       |
     |     24 | i64   | log offset up to which the master of a replica has flushed       |
     |     32 | i64   | log offset of the last message that recovery found good          |
     |     40 | i64   | from RocketMQ 5.5 on: log offset up to which queues are durable  |
@@ -32,8 +32,8 @@ disk:
     {"version": 1, "logEnd": .., "logMin": .., "queues": {topic: {number: [first, end, last]}},
      "crc32": ".."}
 
-`first` is the queue offset where the first file starts, `end` the next queue offset, `last` where
-the newest message ends in the log.
+`first` is the queue offset where the first file starts, `end` the next queue offset, `last` the log
+offset where the newest message ends.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class CheckpointValues:
     def min_timestamp(self) -> int:
         """Messages stored before this are in the log and in their queues, whatever happened.
 
-        The margin is Java's: its times of one moment may come out of order.
+        The margin is Java's: its times within one moment may be out of order.
         """
         return max(0, min(self.log_timestamp, self.queue_timestamp) - MARGIN_MS)
 
@@ -112,10 +112,11 @@ def encode_checkpoint(values: CheckpointValues) -> bytes:
 
 
 def decode_checkpoint(data: bytes) -> CheckpointValues:
-    """What the bytes say, whatever their number.
+    """Decode a checkpoint of any length.
 
-    A checkpoint only ever saves work in a recovery. So what is missing or cannot be true is 0,
-    nothing known: the recovery reads more and finds the same. Java reads a short file like this.
+    A checkpoint only saves work in a recovery. So a missing or impossible value becomes 0, which
+    means unknown: the recovery then reads more and finds the same. Java reads a short file like
+    this too.
     """
     whole = data[: _FIELDS.size].ljust(_FIELDS.size, b"\x00")
     known = (max(0, value) for value in _FIELDS.unpack(whole))
@@ -125,9 +126,9 @@ def decode_checkpoint(data: bytes) -> CheckpointValues:
 class StoreCheckpoint:
     """The checkpoint of one store, in memory and in its file.
 
-    Values change in memory when the store sets them, and only after the part that they describe is
-    durable; `flush` writes them to the file. A crash in between leaves older values, which are also
-    true. Times move back only by `rewind`. Any thread may call anything.
+    The store sets a value in memory only after the part that it describes is durable; `flush`
+    writes the values to the file. A crash in between leaves older values, which are also true.
+    Only `rewind` moves times back. Any thread may call anything.
     """
 
     def __init__(self, path: Path, values: CheckpointValues, *, written: bytes | None) -> None:
@@ -139,7 +140,7 @@ class StoreCheckpoint:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> StoreCheckpoint:
-        """Read the file; one that is missing, short or damaged knows less. Writes nothing."""
+        """Read the file; a missing, short or damaged file only says less. Writes nothing."""
         path = Path(path)
         try:
             with path.open("rb") as file:
@@ -155,7 +156,7 @@ class StoreCheckpoint:
 
     @property
     def is_whole(self) -> bool:
-        """Whether there is a file, of full length."""
+        """Whether the file exists, with its full length."""
         return self._written is not None
 
     def advance(
@@ -176,7 +177,7 @@ class StoreCheckpoint:
             )
 
     def rewind(self, timestamp: int) -> None:
-        """Nothing stored after `timestamp` is left: recovery cut the log, or a part was rebuilt."""
+        """Lower all times to `timestamp`: recovery cut the log, or a part was rebuilt."""
         with self._guard:
             old = self._values
             self._values = replace(
@@ -187,12 +188,12 @@ class StoreCheckpoint:
             )
 
     def confirm(self, confirmed_offset: int) -> None:
-        """Below this log offset everything is on disk: forward or back."""
+        """Everything below this log offset is on disk; the value may rise or fall."""
         with self._guard:
             self._values = replace(self._values, confirmed_offset=confirmed_offset)
 
     def flush(self) -> bool:
-        """Make the values durable; False where the file had them already."""
+        """Make the values durable; False if the file had them already."""
         with self._file_guard:
             data = encode_checkpoint(self._values) + _NO_QUEUE_OFFSET
             if data == self._written:
@@ -203,9 +204,10 @@ class StoreCheckpoint:
             return True
 
     def _overwrite(self, data: bytes) -> bool:
-        """In place, as it is done every second: 40 bytes lie in one sector, which is written whole.
+        """Overwrite in place, which is cheap enough for every second and safe: the bytes lie in
+        one sector, which is written whole.
 
-        False where the file is gone or a link: what a link leads to stays as it is.
+        False if the file is gone or is a link: the target of a link is not touched.
         """
         try:
             descriptor = os.open(self._path, os.O_WRONLY | NO_LINK)
@@ -222,7 +224,7 @@ class StoreCheckpoint:
 
 
 class Lacking(NamedTuple):
-    """What queues lack: dispatch from `replay_from` on, after the `broken` ones are removed."""
+    """What queues lack: remove the `broken` ones, then dispatch from `replay_from` on."""
 
     replay_from: int
     broken: list[QueueKey]
@@ -238,7 +240,7 @@ class QueueEnds:
 
     @classmethod
     def of(cls, queues: ConsumeQueues, *, log_min: int) -> QueueEnds:
-        """As it is now. True on disk after a dispatch, and then a flush of the queues."""
+        """The ends as they are now. True on disk once a dispatch and then a flush have ended."""
         ends = queues.ends()
         log_end = max((end.last_log_end for end in ends.values()), default=0)
         return cls(log_end=log_end, log_min=log_min, queues=ends)
@@ -257,7 +259,7 @@ class QueueEnds:
 
     @classmethod
     def load(cls, path: Path) -> QueueEnds | None:
-        """The table; None without one. A damaged one proves nothing: as if there was none."""
+        """Read the table; None if it is missing, or damaged and so proves nothing."""
         try:
             return _decode(read_document(path, names=_ENDS_NAMES))
         except FileNotFoundError:
@@ -267,10 +269,10 @@ class QueueEnds:
             return None
 
     def lacking(self, queues: ConsumeQueues, begun: BegunQueues, *, log_min: int) -> Lacking:
-        """Compare with what is there.
+        """Compare the table with the queues that are there.
 
-        The first file of a queue goes with the log's files, so its absence tells something only
-        while the log begins where it did.
+        The first files of a queue are deleted when the log's are. So their absence means something
+        only while the log begins where it did.
         """
         replay_from = NEVER
         broken = queues.with_gaps()
@@ -318,14 +320,14 @@ class RecoveryReport:
 
 
 class LogClaims(NamedTuple):
-    """Log offsets below which the log is said to have been on disk; `sure` is said twice."""
+    """Log offsets below which the log is said to have been on disk; two sources agree on `sure`."""
 
     ends: Collection[int]
     sure: int = 0
 
 
 class LogEnd(NamedTuple):
-    """Where a log ends, the bytes after its end, and what could not be read just before it."""
+    """Where a log ends, the bytes after its end, and the unreadable part just before it."""
 
     log_end: int
     torn: Damage | None
@@ -334,7 +336,7 @@ class LogEnd(NamedTuple):
 
 @dataclass(slots=True)
 class Doubted:
-    """Queues whose end disagrees with the log: from where on, and how far they really went."""
+    """Queues whose end disagrees with the log: from which offset, and how far they really went."""
 
     places: dict[QueueKey, int] = field(default_factory=dict)
     borne_out: dict[QueueKey, QueueEnd] = field(default_factory=dict)
@@ -343,15 +345,15 @@ class Doubted:
 
 @dataclass(slots=True, kw_only=True)
 class Recovery:
-    """One opening: everything is loaded before, and agrees and is ready for puts afterwards.
+    """One recovery: all parts are loaded before it; after it they agree and are ready for puts.
 
-    * `ends` is the table of what the queues held. Without one a store of ours is compared with its
-      whole log; one that Java made has none, and there the rule is Java's: what came furthest
-      tells for all.
-    * After a crash the units behind what was surely on disk are made anew, not believed: of one
-      that lies across two pages half may be lost, and what is left can look sound.
-    * `begin_repair` is called before anything is repaired that a second crash could leave half
-      done, so that the next opening does not take the store for whole.
+    * `ends` is the table of what the queues held. If it is missing, a store of ours is compared
+      with its whole log. A store that Java made has no table; there Java's rule holds: the furthest
+      end of a queue decides for all queues.
+    * After a crash, units beyond what was surely on disk are made again, not believed: half of a
+      unit that spans two pages may be lost, and the rest can look sound.
+    * `begin_repair` is called before any repair that a second crash could leave half done, so that
+      the next opening does not take the store for clean.
     """
 
     commit_log: CommitLog
@@ -428,8 +430,8 @@ class Recovery:
     def _note_lost(
         self, in_log: Iterable[Damage], log_min: int, log_end: int, vouched: int
     ) -> list[Damage]:
-        """What a power cut took and nobody had vouched for is lost, and named this once: its bytes
-        were never on the disk, so none can come back. What was there once is damaged.
+        """Note as lost what a power cut took and nothing vouched for, and report it this once: its
+        bytes were never on the disk, so they cannot come back. All else is damage.
         """
         lost = self.commit_log.lost
         told: list[Damage] = []
@@ -447,7 +449,8 @@ class Recovery:
         return told
 
     def _lost_ends(self, told: Iterable[Mapping[QueueKey, QueueEnd]]) -> dict[QueueKey, int]:
-        """By those who can be believed: after a crash the ends of the queues may be torn."""
+        """Where queues once ended that now end earlier. `told` has only what can be believed:
+        after a crash the ends of the queues may be torn."""
         lost: dict[QueueKey, int] = {}
         for ends in told:
             for key, end in ends.items():
@@ -457,7 +460,7 @@ class Recovery:
         return lost
 
     def _distrust(self, table: Mapping[QueueKey, QueueEnd], minimum: int) -> Doubted:
-        """Hold the ends of the queues against the log, but where the table says the same: one bit
+        """Compare the ends of the queues with the log, except where they match the table: one bit
         of the newest unit cannot change its queue and leave the end of its record as it was."""
         doubted = Doubted()
         for key in self.queues.queues():
@@ -474,7 +477,7 @@ class Recovery:
         return doubted
 
     def _finish_deletions(self) -> None:
-        """What a crash left of deleted topics goes: their directories, or some of the files."""
+        """Delete what a crash left of deleted topics: their directories, or some of the files."""
         left: dict[str, int] = {}
         for key, end in self.queues.ends().items():
             if key.topic in self.deleted:
@@ -484,13 +487,14 @@ class Recovery:
         )
 
     def _finish_begins(self) -> None:
-        """Queues that have no message yet since they were begun begin there: no file says so."""
+        """Set the begin of queues that were begun and have no message yet: their files do not show
+        it."""
         for key, begin in self.begun.items():
             if not begin.has_messages(self.queues.queue(*key)):
                 self.queues.begin(key, begin.first)
 
     def _index_start(self, minimum: int) -> int:
-        """From where on the log has to be indexed again."""
+        """The log offset from which on the log must be indexed again."""
         if self.index is None:
             return NEVER
         return self.index.load(
@@ -502,9 +506,9 @@ class Recovery:
     def _furthest(
         self, told: Iterable[Mapping[QueueKey, QueueEnd]], log_end: int
     ) -> dict[QueueKey, QueueEnd]:
-        """The furthest that each queue is known to have come, as far as the log goes: what lay
-        behind its end is lost, and what was there when its topic was deleted, or it was begun,
-        counts no more."""
+        """The furthest known end of each queue within the log. What lay after the log's end is
+        lost; what a queue held before its topic was deleted, or before it was begun, no longer
+        counts."""
         furthest: dict[QueueKey, QueueEnd] = {}
         for ends in told:
             for key, end in ends.items():
@@ -515,8 +519,8 @@ class Recovery:
         return furthest
 
     def _mended(self, doubted: Doubted) -> Iterator[Damage]:
-        """The units that were wrong and are right now. After a crash only those that had been on
-        disk: what came later may be torn, and that is no damage."""
+        """The units that were wrong and are now repaired. After a crash, only those that had been
+        on disk: later units may be torn, and that is not damage."""
         for key, offset in doubted.places.items():
             queue = self.queues.queue(*key)
             if queue is None or not queue.min_offset <= offset < queue.max_offset:
@@ -536,7 +540,7 @@ class Recovery:
         )
 
     def _lacking(self, minimum: int, replay_from: int) -> Lacking:
-        """What the queues lack that no later record tells of; broken ones go here."""
+        """What the queues lack and no later record would reveal; removes the broken queues."""
         table = self.ends if self.ends is not None else QueueEnds()
         lacking = table.lacking(self.queues, self.begun, log_min=minimum)
         lacking = lacking._replace(replay_from=min(replay_from, lacking.replay_from))
@@ -549,7 +553,8 @@ class Recovery:
         return lacking
 
     def _queues_from(self, start: int, end: int) -> int:
-        """From where on the queues need the log; after a crash what they have behind it goes."""
+        """The log offset from which on the queues need the log; after a crash also drops what
+        the queues hold from there on."""
         minimum = self.commit_log.min_offset or 0
         if not self.abnormal:
             return max(minimum, min(self.queues.max_log_end, end))
@@ -560,7 +565,7 @@ class Recovery:
         return durable
 
     def _checked_from(self, replay_from: int) -> int:
-        """The start of the file from which on nothing is taken on trust."""
+        """The start of the file from which on everything is checked."""
         files = self.commit_log.queue.files
         if not files:
             return 0
@@ -576,7 +581,7 @@ class Recovery:
 def vouched_end(
     checkpoint: StoreCheckpoint, table: QueueEnds | None, *, abnormal: bool, ours: bool
 ) -> int:
-    """From which log offset on nobody vouches for the disk; NEVER where that cannot be said."""
+    """The log offset from which on nothing vouches that the log was on disk; NEVER if unknown."""
     if not (abnormal and ours and checkpoint.is_whole):
         return NEVER
     return max(checkpoint.values.confirmed_offset, table.log_end if table is not None else 0)
@@ -585,10 +590,10 @@ def vouched_end(
 def log_claims(
     queues: ConsumeQueues, table: QueueEnds | None, checkpoint: StoreCheckpoint, *, abnormal: bool
 ) -> LogClaims:
-    """How far the log was on disk, by all that says so.
+    """How far the log was on disk, according to all sources.
 
-    After a clean end these are the queues, their table and the checkpoint; after a crash the table
-    alone: nothing in it was written before the log.
+    After a clean end these are the queues, their table and the checkpoint. After a crash only the
+    table counts: it never names a message that was not in the log on disk.
     """
     entries = table.queues if table is not None else {}
     ends = {end.last_log_end for end in entries.values()}
@@ -604,9 +609,9 @@ def log_claims(
 def settled_end(commit_log: CommitLog, scan: LogScan, claims: LogClaims) -> LogEnd:
     """Where the log ends, after a scan of its end.
 
-    Below what was on disk nothing can be torn: what the scan could not read there is damage, and
-    keeps its place. A claim counts where bytes are in front of it, so that a wrong one leaves no
-    hole in a sound log.
+    Nothing that was on disk can be torn: what the scan could not read below a claim is damage, and
+    keeps its place. A claim counts only if bytes lie just before it, so that a wrong claim leaves
+    no hole in a sound log.
     """
     files = commit_log.queue
     believed = [end for end in claims.ends if end > scan.end and _is_written(files, scan.end, end)]
@@ -622,7 +627,7 @@ def settled_end(commit_log: CommitLog, scan: LogScan, claims: LogClaims) -> LogE
 
 
 def _is_written(files: MappedFileQueue, start: int, end: int) -> bool:
-    """Whether the bytes just below `end`, as many as the shortest record has, are not all zeros."""
+    """Whether any of the bytes just below `end` is not zero, as far back as the shortest record."""
     file = files.find(end - 1)
     if file is None:
         return False
@@ -631,7 +636,7 @@ def _is_written(files: MappedFileQueue, start: int, end: int) -> bool:
 
 
 def missing_files(commit_log: CommitLog) -> list[Damage]:
-    """The parts of the log that no file holds, though files before and behind them are there."""
+    """The parts of the log that no file holds, although files before and after them exist."""
     directory, size = commit_log.queue.directory, commit_log.queue.file_bytes
     return [
         Damage(

@@ -2,16 +2,16 @@
 
 A message whose record is damaged cannot be dispatched. A unit that points at the damage keeps its
 place in the queue: a read of that offset says what is wrong and where, every other message keeps
-its number, and no new message gets a number that consumers have passed. The same is done for a
-sound record with an impossible queue or number.
+its number, and no new message gets a number that consumers have passed. A sound record with an
+impossible queue or number is treated the same way.
 
-Light message queues are further queues of a record. Two properties name them:
+Light message queues are additional queues of a record. Two properties name them:
 
-    INNER_MULTI_DISPATCH      %LMQ%a,%LMQ%b     the further queues; each has the number 0
+    INNER_MULTI_DISPATCH      %LMQ%a,%LMQ%b     the additional queues; each has the number 0
     INNER_MULTI_QUEUE_OFFSET  7,0               the record's place in each, in the same order
 
 Java writes the second property when it puts the message. Its clients can send any text under both
-names, so nothing here raises: an invalid value is ignored.
+names, so an invalid value is ignored and never raises.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ def light_places(
 ) -> list[tuple[str, int]]:
     """The light queues that a record of this topic belongs to, and its queue offset in each.
 
-    A queue that is named twice has the record once, and commas at the end count for nothing, as in
-    Java: it writes no offsets for them. No queue can have had more
-    messages than the log has room for below this one: a greater offset is none.
+    A queue that is named twice gets the record once. Trailing commas are ignored, as in Java, which
+    writes no offsets for them. A queue cannot have had more messages than fit into the log below
+    this one: a greater offset is invalid.
     """
     names = properties.get(LIGHT_QUEUES, "").rstrip(",").split(",")
     offsets = properties.get(LIGHT_OFFSETS, "").rstrip(",").split(",")
@@ -77,10 +77,10 @@ def light_places(
 
 
 def add_light_queues(run: DispatchRun, columns: RecordColumns) -> None:
-    """Behind each message that belongs to light queues add a row without keys for each of them.
+    """After each message that belongs to light queues, add a row without keys for each of them.
 
-    The rows stay in the order of the log: a queue may get messages that have its name as their
-    topic, too.
+    The rows stay in the order of the log, because a light queue may also get messages that have its
+    name as their topic.
     """
     places: dict[int, list[tuple[str, int]]] = {}
     for row in columns.rows_with(LIGHT_QUEUES.encode("ascii")):
@@ -113,14 +113,14 @@ def _queue_offset(text: str) -> int | None:
 
 
 class _Place(NamedTuple):
-    """A claim to a place in one queue; `row` is -1 for one of the run that follows."""
+    """A claim to a place in one queue; `row` is -1 if the claim is from the following run."""
 
     queue_offset: int
     row: int
 
 
 def run_of_scan(columns: RecordColumns, delays: DelayLevels) -> DispatchRun:
-    """What a scan of the log found, as rows to be dispatched."""
+    """The records that a scan of the log found, as rows to be dispatched."""
     run = DispatchRun(
         topics=columns.topics(),
         queue_ids=columns.queue_ids.tolist(),
@@ -144,7 +144,7 @@ def run_of_scan(columns: RecordColumns, delays: DelayLevels) -> DispatchRun:
 
 
 def impossible_rows(run: DispatchRun) -> Iterator[tuple[int, str]]:
-    """The rows that say of themselves what cannot be, and why."""
+    """The rows whose own fields are impossible, and why."""
     wrong_topics = {topic for topic in set(run.topics) if not is_topic(topic)}
     columns = zip(run.queue_ids, run.queue_offsets, run.log_offsets, run.topics, strict=True)
     for row, (queue_id, queue_offset, log_offset, topic) in enumerate(columns):
@@ -159,8 +159,8 @@ def impossible_rows(run: DispatchRun) -> Iterator[tuple[int, str]]:
 
 
 def rows_without_text(columns: RecordColumns, topics: Sequence[str]) -> Iterator[int]:
-    """The rows whose topic is no UTF-8: in a queue of the name that is read from it each read would
-    find a record of another one."""
+    """The rows whose topic is not UTF-8. Decoded and encoded again, it would be another topic, and
+    every read of such a queue would find a record that does not belong to it."""
     for row, topic in enumerate(topics):
         if "\ufffd" in topic:
             start = int(columns.topic_starts[row])
@@ -173,10 +173,10 @@ def misplaced_rows(
     following: DispatchRun | None,
     queue_of: Callable[[str, int], ConsumeQueue | None],
 ) -> list[tuple[int, str]]:
-    """The rows whose queue offset is gainsaid by those before and behind them in their queue.
+    """The rows whose queue offset contradicts the rows before and after them in their queue.
 
-    Where two claim one place it is the one whose neighbours fit that has it. Without a neighbour
-    on each side nothing is said of a row: a hole may be what a damaged record has left.
+    If two rows claim one place, the one whose neighbours fit has it. A row without a neighbour on
+    each side is not judged: a hole may come from a damaged record.
     """
     ends: dict[_Key, tuple[int | None, int]] = {}
     doubtful = _doubtful_queues(run, queue_of, ends)
@@ -204,8 +204,8 @@ def _doubtful_queues(
     queue_of: Callable[[str, int], ConsumeQueue | None],
     ends: dict[_Key, tuple[int | None, int]],
 ) -> set[_Key]:
-    """The queues whose rows do not follow each other; usually none. `ends` is filled: the last
-    queue offset of each, if it has messages, and where its last message ends in the log."""
+    """The queues whose rows are not consecutive; usually none. Fills `ends` for each queue: its
+    last queue offset, if it has messages, and where its last message ends in the log."""
     expected: dict[_Key, int] = {}
     doubtful: set[_Key] = set()
     for row, key in enumerate(zip(run.topics, run.queue_ids, strict=True)):
@@ -218,7 +218,7 @@ def _doubtful_queues(
             ends[key] = (queue.max_offset - 1, queue.last_log_end) if known and queue else (None, 0)
         last, last_log_end = ends[key]
         if run.log_offsets[row] + run.sizes[row] <= last_log_end:
-            continue  # the queue has it
+            continue  # the queue has this message
         if queue_offset != expected.get(key, queue_offset if last is None else last + 1):
             doubtful.add(key)
         expected[key] = queue_offset + 1
@@ -226,20 +226,20 @@ def _doubtful_queues(
 
 
 def _misplaced(places: list[_Place], last: int | None) -> Iterator[_Place]:
-    """Of the claims to one queue, in the order of the log, those that cannot be true."""
+    """The claims to one queue, given in the order of the log, that cannot be true."""
     for number, place in enumerate(places):
         behind = [other.queue_offset for other in places[number + 1 : number + 3]]
         here = place.queue_offset
-        if last is None:  # the first: two that agree with each other know better
+        if last is None:  # the first claim: believe the next two if they agree with each other
             if len(behind) == 2 and behind[1] == behind[0] + 1 and behind[0] <= here:
                 yield place
                 continue
         elif here != last + 1 and behind:
-            if behind[0] == last + 2:  # it must have been the one between
+            if behind[0] == last + 2:  # this record must be the one in between
                 last += 1
                 yield place
                 continue
-            if behind[0] == last + 1 < here:  # it is of another queue
+            if behind[0] == last + 1 < here:  # this record belongs to another queue
                 yield place
                 continue
         last = here if last is None else max(last, here)
@@ -253,18 +253,18 @@ class _Row(NamedTuple):
 
 
 class Redispatch:
-    """Puts records into queues and index again; both skip known ones.
+    """Puts records into queues and index again; both skip the records they know.
 
     Records of deleted topics and of queues restarted since are left out. A light queue is a topic
-    of its own: its messages of a deleted topic stay, as they would without a rebuild.
+    of its own: it keeps its messages when their own topic was deleted, as without a rebuild.
 
     No record of `batch_topics` goes into a plain queue, because Java refuses to load a topic that
-    has plain and batch queues. Not every record there is marked as an inner batch. A topic that has
-    plain queues only is not among them.
+    has plain and batch queues. Not every record of these topics is marked as an inner batch. A
+    topic that has only plain queues is not among them.
 
     `dispatched` says up to which log offset every record was in its queue, and where each queue
-    ended there: a record below that offset that claims a place after the end of its queue belongs
-    to another one.
+    ended then. A record below that offset that claims a place after the end of its queue belongs to
+    another queue.
     """
 
     def __init__(
@@ -289,11 +289,11 @@ class Redispatch:
 
     @property
     def damages(self) -> list[Damage]:
-        """What was found on the way."""
+        """The damage found during the replay."""
         return [*self._in_log, *(damage for _, damage in self._untrue)]
 
     def replay(self, start: int) -> int:
-        """Everything from this log offset on; how many records that were."""
+        """Dispatch everything from this log offset on; returns how many records."""
         count = 0
         scan = self._log.scan_from(start)
         waiting: DispatchRun | None = None
@@ -319,7 +319,7 @@ class Redispatch:
                 self._close(hole, run)
 
     def _take_out(self, run: DispatchRun, row: int, reason: str) -> None:
-        """Damage that no CRC tells of: the row goes into no queue and not into the index."""
+        """Note damage that no CRC shows: the row goes into no queue and not into the index."""
         run.in_queue[row] = False
         run.unique_keys[row] = run.keys[row] = None
         at = run.log_offsets[row]
@@ -329,17 +329,17 @@ class Redispatch:
             *(path, at % self._log.queue.file_bytes, at, reason), resumed_at=at + run.sizes[row]
         )
         place = QueueKey(run.topics[row], run.queue_ids[row]), damage
-        if place not in self._untrue:  # a part of the log may be walked again
+        if place not in self._untrue:  # a part of the log may be scanned twice
             self._untrue.append(place)
 
     def keep_numbers(
         self, known: Mapping[QueueKey, QueueEnd], at_end: Collection[Damage] = ()
     ) -> None:
-        """Let no queue end before it ended once, though its last records are damaged or gone.
+        """Let no queue end before its former end, even if its last records are damaged or gone.
 
         `at_end` is damage at the end of the log. What the log still has of such a queue is put
-        first. Where a sound record lies across the place where the queue's newest one is said to
-        end, the log has been written anew since, and proves that wrong.
+        first. If a sound record spans the log offset where the queue's newest record is said to
+        end, the log was written again since: the former end is wrong and is ignored.
         """
         for key, end in known.items():
             queue = self._queues.queue(*key)
@@ -367,8 +367,8 @@ class Redispatch:
     def _between(
         self, key: QueueKey, start: int, end: int
     ) -> tuple[list[_Row], list[Damage], bool]:
-        """What the log has of a queue between two places, its damages there, and whether a sound
-        record lies across the second place."""
+        """The records of a queue between two places of the log, the damage there, and whether a
+        sound record spans the second place."""
         untrue = {damage.log_offset for claimed, damage in self._untrue if claimed == key}
         scan = self._scan_before(start, end)
         rows: list[_Row] = []
@@ -384,7 +384,7 @@ class Redispatch:
         return rows, scan.damages, is_crossed
 
     def _put_rows(self, key: QueueKey, rows: Iterable[_Row]) -> None:
-        """Put what was found in the log behind the end of a queue, and fill what was not found."""
+        """Put records found in the log after the end of a queue, and fill the missing places."""
         for row in rows:
             queue = self._queues.queue(*key)
             if queue is not None and queue.last_log_end:
@@ -416,8 +416,8 @@ class Redispatch:
         return run
 
     def _never_dispatched(self, run: DispatchRun) -> Iterator[int]:
-        """The rows that the queue they claim to be of never had. Usually none is looked at: only
-        what lies behind the end of its queue is in question."""
+        """The rows that claim a queue that never had them. Only rows after the end of their queue
+        are examined, usually none."""
         if self.dispatched is None:
             return
         log_end, ends = self.dispatched
@@ -432,10 +432,10 @@ class Redispatch:
                 yield row
 
     def _close(self, hole: PositionMismatchError, run: DispatchRun) -> None:
-        """Give a queue the messages before the one that does not fit its end.
+        """Put the messages that a queue lacks before the one that left a hole.
 
-        They are looked for in the log behind the queue's last message; places whose message is
-        not found there are filled.
+        They are searched in the log after the queue's last message; places whose message is not
+        found there are filled.
         """
         key, queue = self._queues.at(hole.path)
         at = next(row.log_offset for row in _rows(run, key) if row.queue_offset == hole.expected)
@@ -465,7 +465,7 @@ class Redispatch:
         log_end: int,
         damages: list[Damage] | None = None,
     ) -> None:
-        """Units for [first, end), whose records are damaged within [log_start, log_end)."""
+        """Put units for [first, end), whose records are damaged within [log_start, log_end)."""
         if first >= end:
             return
         if damages is None:
@@ -482,11 +482,13 @@ class Redispatch:
     def _place_of_lost(
         self, key: QueueKey, count: int, log_start: int, log_end: int, damages: Iterable[Damage]
     ) -> tuple[int, int]:
-        """Where in the log so many messages were lost, a byte of it for each at the least."""
-        # An untrue record is sound where it begins: behind that nothing is served in its place.
+        """A part of the log where `count` messages were lost, with at least one byte for each."""
+        # An untrue record is sound at its first byte; after that byte no record starts that a read
+        # could serve by mistake.
         own = sorted(self._untrue, key=lambda place: place[0] != key)
         untrue = [damage._replace(log_offset=damage.log_offset + 1) for _, damage in own]
-        # What is damaged may come back, so no place that may be its is called lost.
+        # Damage that is not lost comes first: such a record may come back, so its place must not
+        # be called lost.
         damages = sorted(damages, key=lambda damage: self._log.lost.has(damage.log_offset))
         places = [
             (damage.log_offset, min(log_end, damage.resumed_at or log_end))
@@ -497,8 +499,8 @@ class Redispatch:
         if lost is not None:
             places.append(lost)
         if self._has_gone(log_start):
-            places.append((log_start, self._log.min_offset or 0))  # they have expired
-        # Where no record starts: nothing of others is served in its place.
+            places.append((log_start, self._log.min_offset or 0))  # expired messages
+        # Not at log_start, where a record starts that a read could serve by mistake.
         places.append((log_start + 1, log_end))
         for place in places:
             for start, end in self._by_files(*place):
@@ -514,12 +516,12 @@ class Redispatch:
             start = stop
 
     def _has_gone(self, log_end: int) -> bool:
-        """Whether a message that ends there is not in the log any more."""
+        """Whether a message that ends at this log offset is no longer in the log."""
         return 0 < log_end < (self._log.min_offset or 0)
 
     def _is_no_number(self, missing: int, last: int, at: int) -> bool:
-        """Whether more messages would be missing than the log has room for between two: nobody gave
-        that number. Of what has expired nothing says where it ended."""
+        """Whether more messages would be missing than fit into the log in between, so that the
+        number cannot be true. If the last message has expired, all of the log below `at` counts."""
         room = at if self._has_gone(last) else at - last
         return missing > min(room // RECORD_BYTES_MIN, at - last)
 

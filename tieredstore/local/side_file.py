@@ -17,17 +17,17 @@ MALFORMED: Final = (ValueError, KeyError, TypeError, AttributeError)
 
 
 def write_document(path: Path, document: Mapping[str, Any]) -> None:
-    """Durable on return, and whole after a crash: this one, or the one before."""
+    """Write durably; after a crash the file holds either this document or the previous one."""
     make_directories(path.parent)
     whole = {**document, CHECKSUM: _checksum(document)}
     write_atomically(path, [json.dumps(whole).encode("ascii") + b"\n"])
 
 
 def read_document(path: Path, *, names: Collection[str]) -> dict[str, Any]:
-    """What was written; FileNotFoundError without a file, ValueError where it is damaged.
+    """Read a document. Raises FileNotFoundError without a file, ValueError if it is damaged.
 
-    A document without a checksum is of an earlier version. It has the `names` that it must have and
-    no other: so a checksum whose own name is damaged is not taken for one that was never there.
+    A document without a checksum is from an earlier version. It must have exactly these `names`, so
+    that a checksum with a damaged name does not count as missing.
     """
     document = parsed(path.read_bytes())
     if not isinstance(document, dict):
@@ -42,7 +42,7 @@ def read_document(path: Path, *, names: Collection[str]) -> dict[str, Any]:
 
 
 def parsed(data: bytes) -> Any:
-    """JSON. ValueError for anything else, also for what nests too deep."""
+    """Parse JSON. Raises ValueError for anything else, even for JSON that nests too deep."""
     try:
         return json.loads(data)
     except RecursionError:
@@ -55,7 +55,7 @@ def check_version(document: Any) -> None:
 
 
 def whole(value: Any) -> int:
-    """A count or an offset. ValueError for anything else: true is none."""
+    """A count or an offset. Raises ValueError for anything else, even for true."""
     if type(value) is not int or value < 0:
         raise ValueError(f"{value!r} is no count or offset")
     return value

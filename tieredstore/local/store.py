@@ -111,7 +111,7 @@ log = log_of(__name__)
 T = TypeVar("T")
 
 HOUR_MS: Final = 3_600_000
-AT_ONCE_BYTES_MAX: Final = 64 * KIB  # of bodies: their checksums and copy take 30 microseconds
+AT_ONCE_BYTES_MAX: Final = 64 * KIB  # of bodies: checksums and copying take 30 microseconds
 AT_ONCE_MESSAGES_MAX: Final = 32
 _PUTS_WAIT: Final = PutStatus.SERVICE_NOT_AVAILABLE, "too many puts wait for the disk"
 
@@ -120,7 +120,7 @@ _PUTS_WAIT: Final = PutStatus.SERVICE_NOT_AVAILABLE, "too many puts wait for the
 class LocalStore:
     """Log, queues and index, and their services. `of` touches no file."""
 
-    process: OneProcess  # the only one that may use them
+    process: OneProcess  # the only process that may use the store
     config: LocalConfig
     files: StoreFiles
     log: CommitLog
@@ -138,7 +138,7 @@ class LocalStore:
     begun: BegunQueues
     ends_moment: tuple[int, int] | None = None
     batch_topics: frozenset[str] = frozenset()
-    owes_batch_units: bool = False  # what a crash left out of Java's batch queues, Java must add
+    owes_batch_units: bool = False  # a crash left units out of Java's batch queues: Java adds them
     flushing: threading.Lock = field(default_factory=threading.Lock)
 
     @classmethod
@@ -151,7 +151,7 @@ class LocalStore:
         read_only: bool = False,
         put_guard: threading.Lock | None = None,
     ) -> LocalStore:
-        """`put_guard` is held while a put goes into the log and is handed to the dispatch."""
+        """`put_guard` is held while a put is appended to the log and handed to the dispatch."""
         putting = put_guard or threading.Lock()
         files = StoreFiles(config.root)
         open_files = MappedFiles(read_only=read_only)
@@ -184,7 +184,7 @@ class LocalStore:
         )
 
         def undispatched_from() -> int | None:
-            with putting:  # a put that is on disk already is perhaps not handed over yet
+            with putting:  # a put may be on disk before it is handed to the dispatch
                 return dispatch.undispatched_from
 
         delays = DelayLevels(config.message_delay_levels)
@@ -218,7 +218,7 @@ class LocalStore:
     def load(self) -> RecoveryReport:
         """Check the sizes, open everything, recover, and see whether there is room for puts.
 
-        The lock is held.
+        The caller holds the lock.
         """
         ours = self.files.sizes.exists()
         check_sizes(self.files, self.config)
@@ -254,7 +254,7 @@ class LocalStore:
         self.log.time_min = self.begun.store_timestamp
         self.flush(final=True)
         if self.config.property_crc_enabled != (crc_from is not None):
-            # Before the first put: what was put without a CRC is not damaged for that.
+            # Before the first put: a record put without a CRC must not count as damaged.
             begin = self.log.max_offset if self.config.property_crc_enabled else None
             set_property_crc_from(self.files, begin)
             self.log.property_crc_from = INT64_MAX if begin is None else begin
@@ -266,10 +266,11 @@ class LocalStore:
     def flush(self, *, final: bool = False) -> None:
         """Sync everything, then record it: log, queues, index, checkpoint, in this order.
 
-        The times are taken before the parts are synced, so that none is claimed too early. So is
-        the table of the queues' ends: everything that it names is dispatched when `drain` returns.
-        It is written at a `final` flush, and when the log has begun or lost a file. During a
-        `final` flush there are no puts: everything is dispatched first, and the table is complete.
+        The times are read before the parts are synced, so that the checkpoint never claims too
+        much. The table of the queues' ends is taken before too: when `drain` returns, everything
+        it names is dispatched. It is written at a `final` flush, and whenever the log has begun or
+        lost a file. No puts run during a `final` flush: everything is dispatched first, so the
+        table is complete.
         """
         try:
             with refused_by_system(str(self.files.root), "flush"), self.flushing:
@@ -304,9 +305,9 @@ class LocalStore:
             self.ends_moment = moment
 
     def delete_topics(self, topics: Iterable[str]) -> list[QueueKey]:
-        """Delete all queues of these topics, for good, and return them. No puts may happen
+        """Delete all queues of these topics, for good, and return them. No puts may run
         meanwhile."""
-        self.flusher.flush()  # with sync flush what is not on disk would be dispatched later on
+        self.flusher.flush()  # with sync flush, records not on disk would be dispatched later
         self.dispatch.drain(notify=False)
         known = {key.topic for key in self.queues.queues()}
         topics = known & set(topics)
@@ -321,9 +322,9 @@ class LocalStore:
     ) -> None:
         """Set the next offsets of queues, and the next offset and time of the log.
 
-        The order makes a crash harmless: the log first, then the file that says where the queues
-        begin, and only then are their old contents deleted. The log must have room for that many
-        messages before its next one, or a recovery would not accept their numbers.
+        The order makes a crash harmless: first the log, then the file that says where the queues
+        begin, and only then the deletion of their old contents. Below the log's next offset there
+        must be room for as many messages as the new offsets say, or a recovery would reject them.
         """
         begun = dict(self.begun.items())
         firsts = {
@@ -350,8 +351,8 @@ class LocalStore:
         self.files.remove_abort()
 
     def _plain_alone(self) -> set[str]:
-        """Topics with plain queues and without Java's batch queues, whatever the table of topics
-        says of them by now: their records are in no other queue."""
+        """Topics that have plain queues and none of Java's batch queues, whatever the table of
+        topics says about them now: their records are in no other queue."""
         topics = {key.topic for key in self.queues.queues()}
         return {name for name in topics if not (self.files.batch_queues / name).exists()}
 
@@ -359,11 +360,11 @@ class LocalStore:
         return self.queues.min_offset(*key), self.queues.max_offset(*key)
 
     def counts(self, record: bytes, log_offset: int) -> bool:
-        """Whether a record belongs to an existing queue, and is not older than its begin."""
+        """Whether a record belongs to an existing queue and is not older than the queue's begin."""
         return log_offset >= self.begun.counts_from(peek_topic(record), peek_queue_id(record))
 
     def close(self) -> None:
-        """Release all files, also after one that fails; nothing is written. Idempotent."""
+        """Release all files, even if one fails to close; write nothing. Idempotent."""
         with ExitStack() as stack:
             stack.callback(self.log.close)
             stack.callback(self.queues.close)
@@ -371,7 +372,7 @@ class LocalStore:
                 stack.callback(self.index.close)
 
     def destroy(self) -> None:
-        """Delete all data; sizes and lock stay, for the next user of the directory."""
+        """Delete all data; the files of sizes and lock stay for the next user of the directory."""
         self.log.load()
         self.queues.load()
         self.queues.destroy()
@@ -384,7 +385,7 @@ class LocalStore:
         self.files.remove_abort()
 
     def unit(self, topic: str, queue_id: int, offset: int) -> QueueUnit | None:
-        """The unit of a message according to the log; None if there is none, or only damage."""
+        """The unit of a message according to the log; None if the message is absent or damaged."""
         queue = self.queues.queue(topic, queue_id)
         if not holds(queue, offset):
             return None
@@ -393,11 +394,11 @@ class LocalStore:
             if found.is_prefill:
                 return None
             return self.reader.read(QueueKey(topic, queue_id), queue, offset, found)[0]
-        except (OffsetOutOfRangeError, SegmentCorruptError):  # gone just now, or damaged
+        except (OffsetOutOfRangeError, SegmentCorruptError):  # deleted just now, or damaged
             return None
 
     def store_time_at(self, log_offset: int, size: int) -> int | None:
-        """The store time of a record; None where it is gone or damaged."""
+        """The store time of a record; None if the record is gone or damaged."""
         try:
             record = self.log.message_bytes(log_offset, size)
         except SegmentCorruptError:
@@ -406,7 +407,7 @@ class LocalStore:
 
 
 def disk_used_percent(path: str | os.PathLike[str]) -> int:
-    """How full the disk is, as `df` counts it: space that only root may use does not count."""
+    """How full the disk is, counted like `df`: without the space reserved for root."""
     usage = shutil.disk_usage(path)
     return -(-usage.used * 100 // max(1, usage.used + usage.free))
 
@@ -414,15 +415,15 @@ def disk_used_percent(path: str | os.PathLike[str]) -> int:
 class Retention:
     """Deletes old log files, oldest first, never the last.
 
-    * A file is deleted when it was last written more than `reserve_hours` ago, or earlier while the
-      disk is fuller than `disk_clean_percent`: then only as many as needed.
-    * Data that is not on disk or not dispatched yet stays, whatever the settings say.
-    * A guard says from which log offset on a tier still needs the log: files that reach there stay,
-      however old. A guard that fails may need all of it: nothing is deleted. Guards are ignored
-      only if the disk is over `disk_full_percent` and `delete_before_offload` is set.
-    * While the disk is over `disk_full_percent`, `disk_is_full` is True and puts are refused:
-      from the first `look` on, when the store opens.
-    * Queues, index and all other data about old records follow the log, also after a failure or a
+    * A file is deleted when it was last written more than `reserve_hours` ago. While the disk is
+      fuller than `disk_clean_percent`, younger files go too, but only as many as needed.
+    * Data that is not yet on disk or not yet dispatched stays, whatever the settings say.
+    * A guard returns the log offset from which a tier still needs the log: files that end above it
+      stay, however old. A guard that fails might need all of the log, so nothing is deleted. Guards
+      are ignored only if the disk is over `disk_full_percent` and `delete_before_offload` is set.
+    * While the disk is over `disk_full_percent`, `disk_is_full` is True and puts are refused. The
+      first `look`, when the store opens, already sets it.
+    * Queues, index and all other data about old records follow the log, even after a failure or a
       crash.
     """
 
@@ -472,7 +473,7 @@ class Retention:
             return count
 
     def _delete(self, used: int) -> tuple[int, int]:
-        """How many files went, and how full the disk is now."""
+        """Returns how many files were deleted, and how full the disk is now."""
         config = self._config
         needed = self._unfinished_from()
         if not (used > config.disk_full_percent and config.delete_before_offload):
@@ -495,7 +496,7 @@ class Retention:
         return count, used
 
     def _follow(self) -> None:
-        """Let queues and index begin where the log begins."""
+        """Make queues and index begin where the log begins."""
         minimum = self._log.min_offset
         if minimum is None:
             return
@@ -510,13 +511,13 @@ class Retention:
         log.info("%s: begins at %d now", self._log.queue.directory, minimum)
 
     def _unfinished_from(self) -> int:
-        """From where on the log is not on disk yet, or queues and index have still to get it."""
+        """The log offset from which on records are not yet on disk or not yet dispatched."""
         finished = self._log.flushed_offset
         waiting = self._undispatched_from()
         return finished if waiting is None else min(finished, waiting)
 
     def _needed_from(self) -> int:
-        """The smallest log offset that is still needed; 0 if that is unknown."""
+        """The smallest log offset that a guard still needs; 0 if unknown."""
         needed = self._log.max_offset
         for guard in self._guards:
             try:
@@ -593,7 +594,7 @@ class StoreReads:
             )
             if parts.queues.queue(topic, queue_id) is queue:
                 return found
-        return None  # also where the queue was deleted meanwhile
+        return None  # the queue may have been deleted meanwhile
 
     def store_time(self, topic: str, queue_id: int, offset: int) -> int | None:
         require_place(topic, queue_id, offset)
@@ -608,7 +609,7 @@ class StoreReads:
         require_place(topic, queue_id)
         minimum = None
         while (offset := parts.queues.min_offset(topic, queue_id)) != minimum:
-            minimum = offset  # look again if it went on meanwhile
+            minimum = offset  # look again if the begin has moved meanwhile
             time = None if offset is None else self.store_time(topic, queue_id, offset)
             if time is not None:
                 return time
@@ -626,7 +627,7 @@ class StoreReads:
         require_place(topic, count_max, begin, end)
         require_text("key", key)
         parts = self._up_to_date(indexed=True)
-        if parts.index is None:  # nobody looks: the log may hold what is asked for
+        if parts.index is None:  # nothing was searched: the log may hold matches
             return QueryResult(complete=count_max <= 0 or not key)
         result = query_message(
             parts.index,
@@ -642,7 +643,7 @@ class StoreReads:
             log_offset_min=parts.deleted.end_of(topic),
             counts=parts.counts,
         )
-        if parts.dispatch.failure and result.complete:  # the index cannot take what was put
+        if parts.dispatch.failure and result.complete:  # the index lacks the latest puts
             return replace(result, complete=False, lags=True)
         return result
 
@@ -675,7 +676,7 @@ class StoreReads:
         return self._log_offset(topic, queue_id, offset) is not None
 
     def in_memory(self, topic: str, queue_id: int, offset: int, count: int = 1) -> bool:
-        # The first of so many is the oldest: where it is in memory, the others are as well.
+        # The first message is the oldest: if it is in memory, so are the `count - 1` after it.
         require_whole(count)
         log_offset = self._log_offset(topic, queue_id, offset)
         return log_offset is not None and self._loaded().reader.is_in_memory(log_offset)
@@ -689,7 +690,7 @@ class StoreReads:
             return None
         try:
             log_offset = queue.unit(offset).log_offset
-        except OffsetOutOfRangeError:  # it went just now
+        except OffsetOutOfRangeError:  # deleted just now
             return None
         is_there = log_offset >= (parts.log.min_offset or 0) and not parts.log.lost.has(log_offset)
         return log_offset if is_there else None
@@ -698,11 +699,11 @@ class StoreReads:
         return self._up_to_date().queues.queues()
 
     def _up_to_date(self, *, indexed: bool = False) -> LocalStore:
-        """The parts, after every put that returned before has been dispatched, to the index only
-        where that is asked for.
+        """Dispatch every put that has returned, to the index only if `indexed`; returns the parts.
 
-        Where that fails, a full disk say, reads go on with what was dispatched. The service tries
-        again and logs it; puts are refused while too much waits (`dispatch_behind_max`).
+        If the dispatch fails, on a full disk for instance, reads go on with what is dispatched. The
+        service tries again and logs the failure; puts are refused while too many messages wait
+        (`dispatch_behind_max`).
         """
         parts = self._loaded()
         try:
@@ -719,7 +720,7 @@ class StoreReads:
         return parts
 
     def _refuse_a_fork(self) -> None:
-        """Called before any lock is taken: a thread of the parent may have held it at the fork."""
+        """Call before taking any lock: a thread of the parent may have held it at the fork."""
         if self._parts is not None:
             self._parts.process.require()
 
@@ -727,13 +728,13 @@ class StoreReads:
 def _earliest_time(commit_log: CommitLog) -> int | None:
     minimum = None
     while (offset := commit_log.min_offset) is not None and offset != minimum:
-        minimum = offset  # look again if its file went meanwhile
+        minimum = offset  # look again if its file was deleted meanwhile
         for file in commit_log.queue.files:  # the oldest may be blank: see `CommitLog.skip_to`
             start = file.start_offset
             lost = commit_log.lost.first_between(start, file.end_offset)
             try:
                 record = commit_log.message_bytes(lost[1] if lost and lost[0] == start else start)
-            except SegmentCorruptError:  # damaged: then that of the first sound one
+            except SegmentCorruptError:  # damaged: take the time of the first sound record
                 scan = commit_log.scan_from(file.start_offset)
                 return next((int(rows.store_timestamps[0]) for rows in scan), None)
             if record is not None:
@@ -744,13 +745,14 @@ def _earliest_time(commit_log: CommitLog) -> int | None:
 class LocalMessageStore(StoreReads):
     """A message store in one directory, which RocketMQ's own store can open after a shutdown.
 
-    * An acknowledged message is in the log: with SYNC_FLUSH on disk, otherwise at the latest after
-      `flush_interval_ms`. Queues and index follow by themselves; a read sees every put that
-      returned before it, unless queues or index cannot be written: then they follow later.
-    * Only one process at a time may open it, enforced by the lock that Java honours too. A forked
-      process may not use it, not even read: reads dispatch new messages.
-    * A clean `shutdown` removes the abort file. If anything could not be written it stays, and the
-      next `load` recovers.
+    * An acknowledged message is in the log. With SYNC_FLUSH it is on disk; otherwise it is synced
+      after `flush_interval_ms` at the latest. Queues and index follow on their own. A read sees
+      every put that returned before it, unless queues or index cannot be written: then they catch
+      up later.
+    * Only one process at a time may open the store; a lock that Java honours too enforces this. A
+      forked process may not use the store, not even to read: reads dispatch new messages.
+    * A clean `shutdown` removes the abort file. If anything could not be written, the file stays,
+      and the next `load` recovers.
     """
 
     def __init__(self, config: LocalConfig, runtime: Runtime) -> None:
@@ -771,21 +773,21 @@ class LocalMessageStore(StoreReads):
 
     @property
     def damages(self) -> tuple[Damage, ...]:
-        """The damage found when the store opened, and the units that reads have repaired since."""
+        """The damage found when the store opened, and the units that reads repaired since."""
         parts, report = self._parts, self.recovery
         noted = () if parts is None else tuple(parts.truth.noted)
         return (*(report.damages if report is not None else ()), *noted)
 
     @property
     def lost_ends(self) -> Mapping[QueueKey, int]:
-        """Queues that once ended further than when the store opened, and where."""
+        """Where queues once ended that the opening found shorter."""
         return self.recovery.lost_ends if self.recovery is not None else {}
 
     # -- life ---------------------------------------------------------------------------------
 
     def load(self) -> None:
-        """Open and recover what is there. Raises InvalidConfigError for other sizes than the
-        store was made with, BackendRefusedError while another process has it open."""
+        """Open the store, and recover it if needed. Raises InvalidConfigError if the sizes differ
+        from those it was made with, BackendRefusedError while another process has it open."""
         self._refuse_a_fork()
         with self._life_guard, self._refusals("open"):
             if self._parts is not None:
@@ -810,8 +812,8 @@ class LocalMessageStore(StoreReads):
         self, ends: Mapping[QueueKey, int], *, log_offset: int, store_timestamp: int = 0
     ) -> None:
         """See `MessageStore`. If the log is far behind, blank files of four kilobytes each fill the
-        distance; BackendRefusedError if that would be more than some thousand.
-        OffsetOutOfRangeError for an offset that the queue has already given out."""
+        gap; raises BackendRefusedError if that would take more than some thousand files.
+        Raises OffsetOutOfRangeError for an offset that the queue has already given out."""
         self._refuse_a_fork()
         for key, first in ends.items():
             require_place(*key, first)
@@ -829,7 +831,7 @@ class LocalMessageStore(StoreReads):
         return self._up_to_date().begun.time_of(topic)
 
     def start(self) -> None:
-        """From now on accept puts, and maintain the files."""
+        """Start to accept puts and to maintain the files."""
         self._refuse_a_fork()
         with self._life_guard, self._refusals("start"):
             parts = self._loaded()
@@ -866,14 +868,14 @@ class LocalMessageStore(StoreReads):
         parts.flusher.stop()
 
     def shutdown(self) -> None:
-        """End the store. A failed write raises nothing, since the next load recovers: everything
-        closes, and the lock is released."""
+        """End the store. A failed write raises nothing, because the next load recovers; everything
+        is closed and the lock released all the same."""
         self._refuse_a_fork()
         with self._life_guard:
             parts = self._parts
             if parts is None:
                 return
-            with self._put_guard:  # a put that comes now is refused: the store is closed
+            with self._put_guard:  # later puts are refused: the store is closed
                 self._parts = None
             was_started, self._started = self._started, False
             lock, self._lock = self._lock, None
@@ -921,9 +923,9 @@ class LocalMessageStore(StoreReads):
     # -- puts ---------------------------------------------------------------------------------
 
     def put_message(self, message: Message) -> PutResult:
-        """Store one message, and say where, or by the status why not.
+        """Store one message; the result says where, or by its status why not.
 
-        Raises StoreClosedError unless the store is started, and BackendRefusedError where the
+        Raises StoreClosedError unless the store is started, and BackendRefusedError if the
         system refuses to write.
         """
         parts = self._running()
@@ -938,10 +940,10 @@ class LocalMessageStore(StoreReads):
 
     def put_at_once(self, message: Message) -> PutResult | None:
         """Store one message in microseconds; None, with nothing done, if the put would have to wait
-        or create something first: a sync, another put, a file, the queues, a large body.
+        or create something first: a sync, another put, a new file, a dispatch, a large body.
 
-        It still writes into the page cache, where the system may delay a process that writes faster
-        than its disk.
+        The put still writes to the page cache, where the system may slow down a process that writes
+        faster than its disk.
 
         Raises what `put_message` raises.
         """
@@ -965,8 +967,8 @@ class LocalMessageStore(StoreReads):
         return record.result(PutStatus.PUT_OK)
 
     def put_messages_at_once(self, messages: Sequence[Message]) -> PutResults | None:
-        """The same for a few messages: of more than AT_ONCE_MESSAGES_MAX, or AT_ONCE_BYTES_MAX of
-        bodies, none is put.
+        """Like `put_at_once`, for a few messages: puts none of them if they are more than
+        AT_ONCE_MESSAGES_MAX, or their bodies more than AT_ONCE_BYTES_MAX.
 
         Raises what `put_messages` raises.
         """
@@ -990,12 +992,12 @@ class LocalMessageStore(StoreReads):
         return Appended(messages, refused, queue_offsets, run, waits_for_disk=False).results()
 
     def put_messages(self, messages: Sequence[Message]) -> PutResults:
-        """Store messages in this order; each is stored or refused by itself.
+        """Store messages in this order; each is stored or refused on its own.
 
         Far cheaper than single puts: all share one append to the log, one sync and one dispatch.
 
-        Raises InvalidArgumentError for what is no sequence, StoreClosedError unless the
-        store is started, and BackendRefusedError where the system refuses to write.
+        Raises InvalidArgumentError if `messages` is not a sequence, StoreClosedError unless the
+        store is started, and BackendRefusedError if the system refuses to write.
         """
         parts = self._running()
         appended = self._append(parts, messages)
@@ -1005,10 +1007,11 @@ class LocalMessageStore(StoreReads):
         return appended.results(status)
 
     def put_message_future(self, message: Message) -> Future[PutResult]:
-        """Put one message into the log now; the future is done when it is stored or refused.
+        """Put one message into the log now; the future is done when the message is stored or
+        refused.
 
-        Raises StoreClosedError unless the store is started; every other error of
-        `put_message` is in the future.
+        Raises StoreClosedError unless the store is started; the future holds every other error of
+        `put_message`.
         """
         parts = self._running()
         future: Future[PutResult] = Future()
@@ -1026,8 +1029,8 @@ class LocalMessageStore(StoreReads):
     def put_messages_future(self, messages: Sequence[Message]) -> Future[Sequence[PutResult]]:
         """Put messages into the log now; the future is done when all are stored or refused.
 
-        Raises StoreClosedError unless the store is started; every other error of
-        `put_messages` is in the future.
+        Raises StoreClosedError unless the store is started; the future holds every other error of
+        `put_messages`.
         """
         parts = self._running()
         future: Future[Sequence[PutResult]] = Future()
@@ -1048,11 +1051,11 @@ class LocalMessageStore(StoreReads):
         put: Callable[[], object],
         refused: Callable[[], T],
     ) -> Future[T]:
-        """The messages are in the log now; one thread waits for the disk on behalf of all futures.
+        """Run `put`; one thread then waits for the disk on behalf of all futures.
 
         A sync that hangs delays all of them, as it delays the put that runs it.
         """
-        future.set_running_or_notify_cancel()  # what is in the log cannot be taken back
+        future.set_running_or_notify_cancel()  # a record in the log cannot be taken back
         if parts.promised.is_full:
             future.set_result(refused())
             return future
@@ -1071,14 +1074,14 @@ class LocalMessageStore(StoreReads):
         wanted_offset: int,
         answer: Callable[[PutStatus], T],
     ) -> None:
-        """What is in the log is answered when it is on disk, or at once if that need not be."""
+        """Answer a put when it is on disk, or at once if nothing has to be waited for."""
         if wanted_offset or parts.dispatch.must_keep_up:
             parts.promised.add(wanted_offset, answer, future)
         else:
             future.set_result(answer(PutStatus.PUT_OK))
 
     def _wanted_offset(self, record: Record) -> int:
-        """Its put has succeeded when everything below this log offset is on disk."""
+        """The put succeeds once everything below this log offset is on disk; 0 if at once."""
         return record.end_offset if self._waits_for_disk(record) else 0
 
     def _waits_for_disk(self, record: Record) -> bool:
@@ -1096,7 +1099,7 @@ class LocalMessageStore(StoreReads):
         message: Message,
         then: Callable[[Record], None] = lambda _: None,
     ) -> Record | PutResult:
-        """`_append` for one message: the record in the log, or why there is none."""
+        """`_append` for one message: returns its record in the log, or the refusal."""
         if reason := self._why_not_now(parts):
             return _refusal(PutStatus.SERVICE_NOT_AVAILABLE, reason)
         record = self._encoded(message)
@@ -1116,7 +1119,7 @@ class LocalMessageStore(StoreReads):
             return _refusal(refusal.status, refusal.reason)
 
     def _put_in_log(self, parts: LocalStore, record: Record) -> None:
-        """The caller has the lock of the puts, and these parts are still the store's."""
+        """The caller holds `_put_guard` and has checked that `parts` are still the store's."""
         queue = record.topic, record.queue_id
         record.queue_offset = self._next_offsets.get(queue, 0)
         try:
@@ -1133,7 +1136,7 @@ class LocalMessageStore(StoreReads):
         messages: Sequence[Message],
         then: Callable[[Appended], None] = lambda _: None,
     ) -> Appended:
-        """Into the log; `then` is called before a shutdown can see it there."""
+        """Append messages to the log; `then` is called before a shutdown can see them there."""
         messages = unchanging(messages)
         if reason := self._why_not_now(parts):
             none = _all_refused(messages, PutStatus.SERVICE_NOT_AVAILABLE, reason)
@@ -1156,7 +1159,7 @@ class LocalMessageStore(StoreReads):
     def _put_all_in_log(
         self, parts: LocalStore, batch: RecordBatch
     ) -> tuple[list[int], AppendedRun]:
-        """The caller has the lock of the puts, and these parts are still the store's."""
+        """The caller holds `_put_guard` and has checked that `parts` are still the store's."""
         queue_offsets, taken = self._offsets(batch)
         with _refused_append(parts):
             run = parts.log.append(batch, queue_offsets)
@@ -1165,7 +1168,7 @@ class LocalMessageStore(StoreReads):
         return queue_offsets, run
 
     def _why_not_now(self, parts: LocalStore) -> str:
-        """The reason why the store accepts no puts; empty if it does."""
+        """Why the store accepts no puts at present; empty if it does."""
         if not (parts.retention.disk_is_full or parts.dispatch.failure):
             return ""
         config = self._config
@@ -1180,7 +1183,7 @@ class LocalMessageStore(StoreReads):
         return ""
 
     def _offsets(self, batch: RecordBatch) -> tuple[list[int], dict[tuple[str, int], int]]:
-        """The queue offsets of these records, and what comes next if they are stored."""
+        """The queue offsets of these records, and the next offsets of their queues after them."""
         known = self._next_offsets
         if batch.is_of_one_queue:
             key = batch.topics[0], batch.queue_ids[0]
@@ -1199,11 +1202,11 @@ class LocalMessageStore(StoreReads):
     # -- others -------------------------------------------------------------------------------
 
     def add_dispatcher(self, dispatcher: Dispatcher) -> None:
-        """Call it with every message that can be read, in log order, in batches.
+        """Call `dispatcher` with every message that can be read, in log order, in batches.
 
-        It may be called before `load`, and stays for every life of the store.
+        May be called before `load`; the dispatcher stays for every life of the store.
 
-        Raises InvalidArgumentError for what cannot be called.
+        Raises InvalidArgumentError if `dispatcher` is not callable.
         """
         require_callable("dispatcher", dispatcher)
         self._dispatchers.append(dispatcher)
@@ -1211,11 +1214,11 @@ class LocalMessageStore(StoreReads):
             self._parts.dispatch.notifier.add_dispatcher(dispatcher)
 
     def on_arrival(self, callback: ArrivalCallback) -> Arrival:
-        """Call it with new messages until what this returns is cancelled.
+        """Call `callback` with new messages until the returned `Arrival` is cancelled.
 
-        It may be called before `load`, and holds for every life of the store.
+        May be called before `load`; the callback stays for every life of the store.
 
-        Raises InvalidArgumentError for what cannot be called.
+        Raises InvalidArgumentError if `callback` is not callable.
         """
         with self._life_guard:
             if self._arrivals not in self._dispatchers:
@@ -1223,11 +1226,11 @@ class LocalMessageStore(StoreReads):
         return self._arrivals.add(callback)
 
     def add_retention_guard(self, guard: RetentionGuard) -> None:
-        """Ask it before deleting: log bytes at or above what it returns are kept.
+        """Ask `guard` before deleting: log bytes at or above the offset it returns are kept.
 
-        It may be called before `load`, and stays for every life of the store.
+        May be called before `load`; the guard stays for every life of the store.
 
-        Raises InvalidArgumentError for what cannot be called.
+        Raises InvalidArgumentError if `guard` is not callable.
         """
         require_callable("guard", guard)
         self._guards.append(guard)
@@ -1235,10 +1238,10 @@ class LocalMessageStore(StoreReads):
             self._parts.retention.add_guard(guard)
 
     def delete_topics(self, topics: Iterable[str]) -> int:
-        """Delete topics: their queues at once, their records with the log's files.
+        """Delete topics: their queues at once, their records when the log's files go.
 
         Raises InvalidArgumentError for an argument of the wrong kind, StoreClosedError
-        while the store is not loaded, and BackendRefusedError where the system refuses to
+        while the store is not loaded, and BackendRefusedError if the system refuses to
         write.
         """
         parts = self._loaded()
@@ -1248,7 +1251,7 @@ class LocalMessageStore(StoreReads):
                 gone = parts.delete_topics(topics)
                 for key in gone:
                     self._next_offsets.pop(key, None)
-                # Made anew, a topic may be of another kind; Java's batch queues are not deleted.
+                # A topic made again may be of another kind; Java's batch queues are not deleted.
                 batches = parts.files.batch_queues
                 deleted = self._encoder.batch_topics.intersection(topics)
                 self._encoder.batch_topics -= {
@@ -1259,7 +1262,8 @@ class LocalMessageStore(StoreReads):
         return len({key.topic for key in gone})
 
     def clean_unused_topics(self, retained: Iterable[str]) -> int:
-        """Delete every topic but the retained, the system's and light queues; how many there were.
+        """Delete every topic except the retained ones, the system's and light queues; returns how
+        many topics were deleted.
 
         Raises what `delete_topics` raises.
         """
@@ -1282,14 +1286,14 @@ class LocalMessageStore(StoreReads):
 
 
 def _must_wait(parts: LocalStore) -> bool:
-    """Whether a put would be refused, or has to dispatch what was put before."""
+    """Whether a put would be refused, or would first have to dispatch earlier puts."""
     return bool(
         parts.retention.disk_is_full or parts.dispatch.failure or parts.dispatch.must_keep_up
     )
 
 
 def _are_few(messages: tuple[Message, ...] | MessageColumns) -> bool:
-    """Whether they are put in about a tenth of a millisecond."""
+    """Whether a put of these messages takes no more than about a tenth of a millisecond."""
     if len(messages) > AT_ONCE_MESSAGES_MAX:
         return False
     bodies: Sequence[object]
@@ -1325,20 +1329,20 @@ def _locked(files: StoreFiles, operation: str) -> FileLock:
 def _release(lock: FileLock) -> None:
     try:
         lock.release()
-    except OSError:  # the lock is free: a descriptor is closed even where that fails
+    except OSError:  # the lock is free: even a failed close closes the descriptor
         log.exception("the lock file was not closed cleanly")
 
 
 def _batch_topics(files: StoreFiles) -> frozenset[str]:
-    """The topics whose queues are Java's batch queues, or will be once there is a message: looked
-    at once, not for each put."""
+    """The topics whose queues are Java's batch queues, or will be once they have a message. Read
+    once per load, not for each put."""
     try:
         topics = set(os.listdir(files.batch_queues))
     except (FileNotFoundError, NotADirectoryError):
         topics = set()
     try:
         table = TOPICS.decode((files.config / TOPICS.file_name).read_bytes())
-    except (OSError, ValueError):  # whose table it is says so, and opens with the one before it
+    except (OSError, ValueError):  # the table's owner reports the damage and uses the older table
         return frozenset(topics)
     rows = table.rows.items()
     topics |= {name for name, row in rows if row.attributes.get("queue.type") == "BatchCQ"}

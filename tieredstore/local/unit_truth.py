@@ -37,8 +37,8 @@ from tieredstore.model.values import QueueKey
 
 log = log_of(__name__)
 
-NOTED_MAX: Final = 1_000  # damages that are remembered for health
-SEARCHED_BYTES_MAX: Final = 16 << 20  # of the log, for one unit
+NOTED_MAX: Final = 1_000  # damages kept for the health report
+SEARCHED_BYTES_MAX: Final = 16 << 20  # of the log, to rebuild one unit
 _NEIGHBOURS_MAX: Final = 64
 _ALL_BITS: Final = (1 << 64) - 1
 
@@ -46,7 +46,7 @@ _ALL_BITS: Final = (1 << 64) - 1
 class UnitTruth:
     """Compares units with their records, and rebuilds single ones. Any thread may call.
 
-    A unit that was rebuilt during a read is recorded in `noted`, the newest ones only.
+    `noted` has the units rebuilt during reads, but only the latest ones.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class UnitTruth:
         self.noted: deque[Damage] = deque(maxlen=NOTED_MAX)
 
     def misfit(self, key: QueueKey, offset: int, tags_code: int, record: bytes) -> str:
-        """Why a sound record is not what this unit stands for; empty if it is."""
+        """Why a sound record does not match this unit; empty if it does."""
         topic = peek_topic(record)
         place = topic, peek_queue_id(record), peek_queue_offset(record)
         if place != (*key, offset):
@@ -72,7 +72,7 @@ class UnitTruth:
             if (key.topic, offset) not in self._light_places(record):
                 return f"the record at its place is of {topic}/{place[1]}, not in this light queue"
         if is_extension_address(tags_code) or topic == SCHEDULE_TOPIC:
-            return ""  # an address in Java's extended queue, or a time that went by a setting
+            return ""  # an address in Java's extended queue, or a time that depends on a setting
         code = self.tags_code(record)
         return "" if code == tags_code else f"tags code {tags_code}, the message's is {code}"
 
@@ -83,9 +83,9 @@ class UnitTruth:
         tags_codes: NDArray[np.int64],
         columns: RecordColumns,
     ) -> tuple[int, Properties | None]:
-        """How many of these sound records are what their units stand for, up to one that is not;
-        and the properties of those before the first that is in another place, where they were
-        parsed to find that out."""
+        """How many of these sound records match their units, up to the first that does not. Also,
+        if they were parsed for this, the properties of the records before the first that belongs
+        to another queue or offset."""
         count = len(columns)
         if key.topic.startswith(LIGHT_QUEUE_PREFIX) or key.topic == SCHEDULE_TOPIC:
             codes = tags_codes.tolist()
@@ -104,12 +104,12 @@ class UnitTruth:
         return _right_codes(tags_codes[:count], properties), properties
 
     def tags_code(self, record: bytes) -> int:
-        """What a queue stores beside this record."""
+        """The tags code that a queue stores for this record."""
         properties = decode_properties(peek_property_bytes(record))
         return self._delays.tags_code(peek_topic(record), properties, peek_store_timestamp(record))
 
     def agrees(self, key: QueueKey, offset: int, unit: QueueUnit) -> bool:
-        """Whether the log soundly holds what the unit names."""
+        """Whether the log has a sound record that matches the unit."""
         try:
             record = self._log.message_bytes(unit.log_offset, unit.message_bytes)
         except SegmentCorruptError:
@@ -117,8 +117,8 @@ class UnitTruth:
         return record is not None and not self.misfit(key, offset, unit.tags_code, record)
 
     def is_one_bit_away(self, key: QueueKey, offset: int, unit: QueueUnit) -> bool:
-        """Whether the log soundly holds the message at a place that differs in one bit. Then a bit
-        of the unit has flipped."""
+        """Whether the log has a sound record of the message at an offset that differs in one bit.
+        Then a bit of the unit has flipped."""
         minimum, maximum = self._log.min_offset or 0, self._log.max_offset
         places = ((unit.log_offset & _ALL_BITS) ^ (1 << bit) for bit in range(64))
         return any(
@@ -128,10 +128,10 @@ class UnitTruth:
         )
 
     def is_named(self, record: bytes, log_offset: int) -> bool:
-        """Whether the queue that a record says it is in has it where the record says.
+        """Whether the queue that a record names has the record at the offset that it names.
 
-        No checksum covers what a record says of this. True also where no queue can tell: the topic
-        has none any more, or no queue has come so far yet, or the message has no unit.
+        No checksum covers these fields of a record. Also True if no queue can tell: the topic has
+        no queues any more, no queue has come this far yet, or the message has no unit.
         """
         flag = peek_sys_flag(record)
         if flag & TRANSACTION_MASK & TRANSACTION_PREPARED or flag & INNER_BATCH:
@@ -148,17 +148,17 @@ class UnitTruth:
         try:
             return queue.unit(offset).log_offset == log_offset
         except (OffsetOutOfRangeError, SegmentCorruptError):
-            return True  # it went just now, or cannot be read
+            return True  # deleted just now, or cannot be read
 
     def made_again(self, key: QueueKey, offset: int, reason: str) -> QueueUnit | None:
-        """The unit as the log says it must be, also in its file from now on; None if the log
-        has no sound record for it between the messages beside it that counts."""
+        """Rebuild a unit from the log, and repair it in its file too. None if the log has no sound
+        record for it, that counts, between the neighbouring messages."""
         queue = self._queues.queue(*key)
         if queue is None:
             return None
         try:
             unit = self._found(queue, key, offset)
-        except (OffsetOutOfRangeError, SegmentError):  # it went just now, or a file of the log did
+        except (OffsetOutOfRangeError, SegmentError):  # the unit or a log file was just deleted
             return None
         if unit is None:
             return None
@@ -207,12 +207,12 @@ class UnitTruth:
 
     def _light_places(self, record: bytes) -> list[tuple[str, int]]:
         properties = decode_properties(peek_property_bytes(record))
-        at = self._log.max_offset  # the bound of numbers: this one says nothing of the place
+        at = self._log.max_offset  # only bounds the numbers: the record's own place is not known
         return light_places(peek_topic(record), properties, log_offset=at)
 
 
 def _right_codes(tags_codes: NDArray[np.int64], properties: Properties) -> int:
-    """How many messages carry the tags that their code says, up to one that does not."""
+    """How many messages have the tags of their code, up to the first that does not."""
     wrong = np.flatnonzero(properties.tags_codes() != tags_codes)
     return next(
         (row for row in wrong.tolist() if not is_extension_address(int(tags_codes[row]))),
