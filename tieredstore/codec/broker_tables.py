@@ -108,7 +108,7 @@ class TableFormat(Generic[R]):
     file_name: str
     member: str
     read_row: Callable[[str, Json], R]
-    """Raises ValueError for what is no such row."""
+    """Raises ValueError for anything else than such a row."""
     write_row: Callable[[R], Mapping[str, Json] | Mapping[int, int]]
     derived: frozenset[str] = frozenset()
     """Members that RocketMQ makes from the table, and never reads."""

@@ -29,7 +29,7 @@ from tieredstore.model.errors import SegmentCorruptError
 from tieredstore.model.values import INT32_MAX
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
-"""What decoders accept; a memoryview must be one of single bytes."""
+"""What decoders accept; the items of a memoryview must be single bytes."""
 
 
 _FIELD = re.compile(r"\d*[a-zA-Z]")

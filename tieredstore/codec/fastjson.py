@@ -19,7 +19,7 @@ import msgspec
 from tieredstore.model.values import Json
 
 NESTING_MAX: Final = 100
-"""How deep a note may nest, and a field that we do not know but carry along."""
+"""How deep a note may nest, and an unknown field that is kept as it is."""
 
 # What can be written: like Json, but objects may have integer keys.
 Document: TypeAlias = (

@@ -40,8 +40,8 @@ _BLOCK_UNITS: Final = 1 << 14
 _DOZENS_MAX: Final = 64
 EXTENSION_ADDRESS_MAX: Final = -(2**31) - 1
 UNKNOWN_TAGS: Final = -(2**62)
-"""Of a message that cannot be read: it may have any, so no filter by tags passes by it. For Java an
-address in an extended queue, but far behind the end of any."""
+"""The code of a message that cannot be read: it may have any tags, so no filter by tags skips it.
+Java takes it for an address in an extended queue, far beyond the end of any."""
 
 
 class QueueUnit(NamedTuple):

@@ -108,7 +108,7 @@ class ConsumeQueue:
 
     def __init__(self, files: MappedFileQueue, found: Found) -> None:
         self.is_kept: Callable[[int, QueueUnit], bool] = lambda _offset, _unit: False
-        """Whether the log has the message of a unit that names a place below it."""
+        """Whether the log still has the message of a unit whose place is below the log."""
         self._files = files
         self._min = found.first_message
         self._max = found.end

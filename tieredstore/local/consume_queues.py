@@ -10,10 +10,10 @@ The file of deleted topics has, for each topic, the end of the log when the topi
 
     {"version": 1, "topics": {"TopicTest": 73400}, "crc32": "…"}
 
-The file of begun queues has, for each queue, the queue offset of its first message, and the end of
-the log at that moment:
+The file of begun queues has, for each queue, the queue offset of its first message, the end of the
+log at that moment, and the earliest store time that new messages may have:
 
-    {"version": 1, "queues": {"TopicTest": {"0": [15, 73400]}}, "crc32": "…"}
+    {"version": 1, "queues": {"TopicTest": {"0": [15, 73400, 1700000000000]}}, "crc32": "…"}
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class ConsumeQueues:
         self.root = root
         self.file_bytes = file_bytes
         self.is_kept: Callable[[QueueKey, int, QueueUnit], bool] = lambda *_: False
-        """What each queue asks before it gives up its oldest messages; set before `load`."""
+        """Each queue calls this before it drops its oldest messages; set it before `load`."""
         self._open_files = files
         self._queues: dict[QueueKey, ConsumeQueue] = {}
         self._dirty: set[QueueKey] = set()

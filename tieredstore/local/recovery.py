@@ -316,7 +316,7 @@ class RecoveryReport:
     torn: Damage | None = None
     rebuilt: tuple[QueueKey, ...] = ()
     lost_ends: Mapping[QueueKey, int] = field(default_factory=dict)
-    """Where queues ended once that end before that now."""
+    """The earlier end of each queue that now ends before it."""
 
 
 class LogClaims(NamedTuple):

@@ -905,7 +905,7 @@ class LocalMessageStore(StoreReads):
                 _release(lock)
 
     def destroy(self) -> None:
-        """Delete the store's data; it must not be loaded."""
+        """Delete the store's data; a loaded store is shut down first."""
         self._refuse_a_fork()
         with self._life_guard, self._refusals("destroy"):
             self.shutdown()
