@@ -137,11 +137,13 @@ def measured_elsewhere(config: StoreConfig, folder: Path) -> dict[str, float]:
         started = time.perf_counter()
         reader = opened.enter_context(TieredReader.open(config))
         found = {"open for reading": time.perf_counter() - started}
-        found["plan of a scan"] = seconds_once(partial(plan_scan, reader, EVERYTHING))
+        found["plan of a scan"] = median_seconds(
+            partial(plan_scan, reader, EVERYTHING), repeats=TURNS
+        )
         tier = open_tier(config, runtime=runtime, read_only=True)
         opened.callback(tier.close)
         parts = tier.metadata, tier.provider, config, runtime
-        found["audit"] = seconds_once(partial(audit, *parts))
+        found["audit"] = median_seconds(partial(audit, *parts), repeats=TURNS)
         anew = opened.enter_context(JsonMetadataStore.open(folder / "rebuilt.json"))
         found["rebuild"] = seconds_once(partial(rebuild, anew, *parts[1:]))
     return found
