@@ -524,7 +524,7 @@ class TieredMessageStore:
         request = ReadRequest(topic, queue_id, offset, count_max, bytes_max)
         return self._loaded().answers.read_range(request)
 
-    # -- what is about the next store's own log and memory is the next store's to say ---------
+    # -- answers about the next store's own log and memory ------------------------------------
 
     def confirmed_offset(self) -> int:
         """Below this log offset messages are durable, and may be uploaded.
@@ -666,7 +666,7 @@ class TieredMessageStore:
         self.delete_topics(unused)
         return len(unused) + self._next.clean_unused_topics(kept)
 
-    # -- what a broker remembers beside messages ----------------------------------------------
+    # -- what a broker keeps besides messages -------------------------------------------------
 
     @property
     def consumer_offsets(self) -> ConsumerOffsets:
@@ -735,7 +735,7 @@ class TieredMessageStore:
         return refused_by_system(self.config.store_path, operation)
 
     def _refusal(self, message: Message) -> PutResult | None:
-        """Why this message is refused: its queue would have two histories."""
+        """The answer to a message whose queue would have two histories; None if it is taken."""
         reason = self._loaded().refusals.get(QueueKey(message.topic, message.queue_id))
         if reason is None:
             return None
@@ -746,29 +746,29 @@ class TieredMessageStore:
         )
 
     def _parted(self, messages: Sequence[Message]) -> tuple[list[Message], list[PutResult | None]]:
-        """The messages that are taken, and of each message why it is not."""
+        """The messages that are taken, and for each message its refusal or None."""
         messages = list(messages)
         refused = [self._refusal(message) for message in messages]
         pairs = zip(messages, refused, strict=True)
         return [message for message, reason in pairs if reason is None], refused
 
     def _tier_of_new_life(self) -> Tier:
-        """Its figures are shown until the next tier is opened, or the life is over."""
+        """Open a tier. Its metrics are shown until the next one is opened or the store ends."""
         self._metrics_of_lives.end()
         return self._open_tier(metrics=self._metrics_of_lives)
 
     def _end_next(self) -> None:
         self._next.shutdown()
-        self._listener.leave()  # not before: what is not in the tier may not go
+        self._listener.leave()  # not earlier: it keeps the messages that the tier still lacks
 
     def _delete_topics(self, opened: _Open, wanted: set[str]) -> int:
-        """How many of them there were in either store.
+        """Delete topics from both stores; return how many of them existed in either.
 
-        The tier first: a crash in between leaves a topic that is uploaded again, not one whose tier
-        is ahead. Nothing is uploaded meanwhile, not even to queues that appear just now: rows of
-        their upload would come back after the deletion. The catalogue is published before the bytes
-        are deleted, and again with the consumer offsets. Raises BackendUnavailableError where an
-        upload does not end in time.
+        The tier goes first: after a crash in between the topic is uploaded again, and its tier is
+        not ahead of the next store. All uploads of these topics pause, also those of new queues:
+        otherwise an upload could write its rows again after the deletion. The catalogue is
+        published before the bytes are deleted, and again after the consumer offsets are. Raises
+        BackendUnavailableError if an upload does not end in time.
         """
         tier, files = opened.tier, opened.tier.files
         keys = {*self._next.queues(), *(file.key for file in files.files())}
@@ -780,7 +780,7 @@ class TieredMessageStore:
                 raise BackendUnavailableError(names, "delete", "an upload does not end")
             files.delete_topics(wanted)
             self._next.delete_topics(wanted)
-            forget_stops(paths, tier.metadata)  # not before: a stopped queue stays so till then
+            forget_stops(paths, tier.metadata)  # not earlier: the queues must stay stopped so far
             opened.forget_refusals(wanted)
             if opened.tables is not None:
                 opened.tables.forget_topics(wanted)
@@ -844,10 +844,11 @@ class _Open:
         )
 
     def load_tables(self) -> None:
-        """No group stays beyond the end of its queue: the messages there are lost.
+        """Load the tables, and move groups that are beyond the end of their queue back to it: the
+        messages there are lost.
 
-        * A queue that neither store has now begins at 0 again, and so does its group.
-        * The end of queues that take no puts is undecided: their groups stay.
+        * A queue that neither store has begins at 0 again, and so do its groups.
+        * Queues that take no puts are left out: where they end is not decided yet.
         """
         if self.tables is None:
             return
@@ -860,7 +861,9 @@ class _Open:
         tier, dispatcher = self.tier, self.dispatcher
         files = tier.files.files()
         unnamed: dict[QueueKey, int] = {}
-        if not keeps_catalogue(self._config, tier.provider):  # else it is as new as the bytes
+        if not keeps_catalogue(
+            self._config, tier.provider
+        ):  # else it is never older than the bytes
             unnamed = unnamed_ends(tier.provider, tier.metadata, self._config.broker_name)
         self.agreement = agree(
             *(self._next, files, tier.metadata, dispatcher.mark),
@@ -877,26 +880,28 @@ class _Open:
         self.tier.fetcher.forget(key)
 
     def _conflict(self, file: FlatMessageFile) -> None:
-        """The upload could compare what the load could not."""
+        """Handle a conflict that `agree` could not see, and the upload found."""
         fork = find_fork(self._next, file, file.commit_offset - 1)
         self.decision.forks[file.key] = fork
         self.refusals[file.key] = why_forked(fork)
 
     def resumed(self, key: QueueKey) -> None:
-        """For a queue with two histories: everything that both stores have is now equal."""
+        """End the refusals of a queue that had two histories: where both stores have a message, it
+        is now the same.
+        """
         if self.decision.forks.pop(key, None) is not None:
             self.refusals.pop(key, None)
 
     def forget_refusals(self, topics: set[str]) -> None:
-        """These topics were deleted: one that is created again has one history."""
+        """Forget deleted topics: one that is created again has only one history."""
         for key in [key for key in list(self.refusals) if key.topic in topics]:
             self.decision.forks.pop(key, None)
             self.refusals.pop(key, None)
 
     def start_chores(self, config: StoreConfig) -> list[Service]:
-        """The caller stops them."""
+        """Start the periodic work on the tier; the caller stops it."""
         sealing_ms = config.dispatch_interval_ms
-        if self.tier.provider.shares_rounds:  # what is sealed together is one entry
+        if self.tier.provider.shares_rounds:  # segments sealed together share one entry
             sealing_ms = max(sealing_ms, SEALING_MS)
         chores: list[tuple[str, Callable[[], object], int]] = [
             ("tier-sealing", self.sealing.step, sealing_ms)
@@ -916,7 +921,7 @@ class _Open:
         ]
 
     def end_uploads(self, deadline: Deadline, *, drain: bool) -> None:
-        """With `drain`, after a last one, which takes the tables along."""
+        """End the uploads; with `drain`, first upload everything, including the tables."""
         if drain and self.tables is not None:
             self.tables.stage()
         if drain and not self.flushing.make_durable(deadline.left()):
@@ -925,7 +930,7 @@ class _Open:
             log.warning("not everything is uploaded: the rest follows after a restart")
 
     def end_tables(self, deadline: Deadline, *, drain: bool) -> None:
-        """They are written whatever the tier does; with `drain` the tier has them too."""
+        """Write the tables to disk, even if the tier fails; with `drain`, also to the tier."""
         if self.tables is None:
             return
         self.tables.close()
@@ -936,8 +941,8 @@ class _Open:
 class _Listener:
     """The one callback and the one retention guard of a store's tier.
 
-    A registration with a store cannot be undone, so each store gets one, not one for each
-    dispatcher and each listener for arrivals.
+    A registration with a store cannot be undone, so each store gets only one, whatever the number
+    of dispatchers and listeners.
     """
 
     def __init__(self) -> None:
@@ -955,7 +960,9 @@ class _Listener:
             store.add_retention_guard(self._needed_from)
 
     def leave(self) -> None:
-        """No dispatcher does, until `follow`: for a store that is shut down and deletes nothing."""
+        """Follow no dispatcher until `follow` is called again. The store must be shut down: what
+        the tier lacks is no longer kept.
+        """
         self._dispatcher = None
 
     def _on_messages(self, requests: Sequence[DispatchRequest]) -> None:
@@ -967,18 +974,18 @@ class _Listener:
         dispatcher = self._dispatcher
         try:
             return None if dispatcher is None else dispatcher.needed_from()
-        except StoreClosedError:  # while it ends: all is kept
+        except StoreClosedError:  # the store is ending: keep everything
             return 0
 
 
 def _merged(results: Sequence[PutResult], refused: list[PutResult | None]) -> list[PutResult]:
-    """Of each message what became of it."""
+    """The results of all messages, in their order."""
     taken = iter(results)
     return [next(taken) if reason is None else reason for reason in refused]
 
 
 def _end_chores(services: Iterable[Service], deadline: Deadline) -> None:
-    """No further step; a chore that does not stop in time is abandoned."""
+    """Stop the chores; one that does not stop in time is abandoned."""
     stopped = [service.stop(deadline.left()) for service in services]
     if not all(stopped):
         log.warning("the upkeep of the tier did not end in time")
