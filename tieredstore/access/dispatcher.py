@@ -44,7 +44,7 @@ from tieredstore.model.values import INT64_MAX, QueueKey
 
 log = log_of(__name__)
 
-ROUND_BYTES: Final = 32 * MIB  # a round with more than that is sent before others are gathered
+ROUND_BYTES: Final = 32 * MIB  # a larger round is sent before other queues are gathered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,9 +69,9 @@ class DispatchHealth:
     uploads: int = 0
 
 
-CHORE_SECONDS: Final = 0.5  # without the end of any: then a shared round is made without them
-CHORES_SECONDS: Final = 10.0  # all in all
-TURNS_MAX: Final = 32  # of one walk: more than a queue has chores before it can be uploaded
+CHORE_SECONDS: Final = 0.5  # a shared round no longer waits for chores if none ends in this time
+CHORES_SECONDS: Final = 10.0  # the longest that a shared round waits for chores
+TURNS_MAX: Final = 32  # in one walk: more than the chores that a queue needs before its upload
 
 
 def _nobody() -> Collection[QueueKey]:
@@ -83,24 +83,24 @@ class Pass:
     """One pass over some queues: how to make it, and its outcome."""
 
     force: bool = False
-    targets: dict[QueueKey, int] | None = None  # where to end; None: as far as there is something
+    targets: dict[QueueKey, int] | None = None  # upload to these offsets; None: to the end
     only_sound: bool = False  # leave out queues whose last attempt failed
-    others: Callable[[], Collection[QueueKey]] = _nobody  # who may join a round that they share
+    others: Callable[[], Collection[QueueKey]] = _nobody  # queues that may join a shared round
     patience_seconds: float = CHORES_SECONDS
-    fence: Fence | None = None  # nothing is begun
+    fence: Fence | None = None  # if set, nothing is begun
     may_send: bool = True
     is_full: bool = False  # there was no room for a batch
-    is_due: bool = False  # a round that others share is made: who has something joins it
-    held: list[QueueKey] = field(default_factory=list)  # something waits, and is not due
-    chores: dict[QueueKey, Future[None]] = field(default_factory=dict)  # that it has begun
+    is_due: bool = False  # a shared round is made: every queue that has messages joins it
+    held: list[QueueKey] = field(default_factory=list)  # messages wait, but are not due
+    chores: dict[QueueKey, Future[None]] = field(default_factory=dict)  # begun by this pass
     under_way: list[QueueKey] = field(default_factory=list)  # `ended` is called for them
-    put_off: list[QueueKey] = field(default_factory=list)  # for lack of room, or for another's work
+    put_off: list[QueueKey] = field(default_factory=list)  # no room, or claimed by others
     unconfirmed: list[QueueKey] = field(default_factory=list)
-    given_back: int = 0  # claims, by the walk itself: they wake no waiter
+    given_back: int = 0  # claims released by the walk itself: not a change to wait for
 
 
 class QueueWalk:
-    """Walks over queues in its caller's thread; any number of threads may do so.
+    """Walks over queues in the caller's thread; several threads may walk at the same time.
 
     A queue is claimed while it is being worked on, here or in a pool. Each claim ends with `ended`,
     whatever the outcome. A queue that fails never stops the others.
@@ -142,13 +142,13 @@ class QueueWalk:
         work.is_checked = True
 
     def resume(self, key: QueueKey) -> str | None:
-        """Go on with a stopped queue, or say why not; the caller has its claim."""
+        """Resume a stopped queue, or return why not; the caller has its claim."""
         work = self.work_of(key)
         self._chores.renew(work)
         return self._chores.resume(work)
 
     def walk(self, keys: Iterable[QueueKey], this_pass: Pass) -> None:
-        """Begin what each of them needs, and send what there is to send, in rounds."""
+        """Begin the chores that these queues need, and send their messages in rounds."""
         this_pass.fence = self._fence()
         if self._rounds.are_shared:
             self._walk_together(list(keys), this_pass)
@@ -156,7 +156,7 @@ class QueueWalk:
             self._walk_apart(keys, this_pass)
 
     def _walk_apart(self, keys: Iterable[QueueKey], this_pass: Pass) -> None:
-        """A round of each `ROUND_BYTES` of what is due."""
+        """Send what is due, in rounds of about `ROUND_BYTES`."""
         gathered: list[QueueWork] = []
         gathered_bytes = 0
         try:
@@ -172,12 +172,12 @@ class QueueWalk:
             self._rounds.send(gathered)
 
     def _walk_together(self, keys: Sequence[QueueKey], this_pass: Pass) -> None:
-        """One round of all that is there, once anything of it is due; none beside another."""
+        """Send everything in one round, if any of it is due. Only one round is under way."""
         this_pass.may_send = self._claims.take(ROUND)
         gathered: list[QueueWork] = []
         try:
             for work in self._taken_together(keys, this_pass):
-                gathered.append(work)  # noqa: PERF402 - what was taken before an error is sent
+                gathered.append(work)  # noqa: PERF402 - what is taken before an error is sent
         except StoreClosedError:
             log.info("the store is closed: nothing more is uploaded")
         except BaseException:
@@ -190,8 +190,9 @@ class QueueWalk:
             self._give_back(ROUND, this_pass)
 
     def _taken_together(self, keys: Sequence[QueueKey], this_pass: Pass) -> Iterator[QueueWork]:
-        """What is due first, then the queues whose chores have ended by now, so that queues that
-        begin at the same time share their first round too. If any of that is due, the others."""
+        """Take the due queues, then those whose chores have ended: so queues that begin at the same
+        time share their first round. If any was due, take the other queues that have messages.
+        """
         patience = Deadline(self._runtime.clock, this_pass.patience_seconds)
         todo, seen = keys, set(keys)
         for _ in range(TURNS_MAX):
@@ -207,7 +208,7 @@ class QueueWalk:
                 return
 
     def _done_with_chores(self, this_pass: Pass, patience: Deadline) -> list[QueueKey]:
-        """Queues of which more may be due now: chores are waited for while some of them end."""
+        """Wait a little for chores; return the queues whose chore succeeded: they may be due."""
         wait(this_pass.chores.values(), min(CHORE_SECONDS, patience.left() or 0.0))
         done = [key for key, chore in this_pass.chores.items() if chore.done()]
         for key in done:
@@ -215,7 +216,7 @@ class QueueWalk:
         return [key for key in done if self.work_of(key).failure is None]
 
     def _taken_of(self, keys: Iterable[QueueKey], this_pass: Pass) -> Iterator[QueueWork]:
-        """Those of the queues that have something to send now; the others got what they need."""
+        """Take the queues that have something to send now; begin what the others need."""
         todo = deque(keys)
         while todo and not self.is_stopped:
             key = todo.popleft()
@@ -235,7 +236,7 @@ class QueueWalk:
                 yield work
 
     def forget_others(self, keys: Collection[QueueKey]) -> None:
-        """Nothing is kept of queues that are gone."""
+        """Forget the queues that neither store has."""
         for key in [known for known in list(self.works) if known not in keys]:
             if not self._claims.take(key):
                 continue
@@ -249,8 +250,9 @@ class QueueWalk:
                 self._claims.give(key)
 
     def _look_at(self, work: QueueWork, this_pass: Pass) -> BatchOutcome | None:
-        """What became of the next batch, where it is time for one. The claim is given back unless
-        something of the queue is under way then."""
+        """Do what the queue needs; return the outcome of its next batch, if one is due. The claim
+        is given back unless a chore or an upload of the queue is then under way.
+        """
         key = work.key
         under_way = False
         taken: BatchOutcome | None = None
@@ -291,7 +293,7 @@ class QueueWalk:
         return taken
 
     def _take(self, work: QueueWork, decision: Decision, this_pass: Pass) -> BatchOutcome:
-        """The permit of an upload, and what is to be uploaded."""
+        """Take a permit for an upload, and the next batch."""
         file = work.file
         assert file is not None
         if not self._budget.start_upload():
@@ -314,7 +316,9 @@ class QueueWalk:
         return taken
 
     def _refuse(self, work: QueueWork, fence: Fence) -> None:
-        """Another writer has the tier: nothing is sent or kept in memory, and health says why."""
+        """Fail a queue because another writer has the tier: its batches leave the memory, and
+        `health` shows why.
+        """
         file = work.file
         if file is not None and file.waiting_bytes:
             self._batches.drop(work, file)
@@ -339,7 +343,7 @@ class QueueWalk:
     def _start_chore(self, work: QueueWork, chore: Callable[[], object]) -> Future[None]:
         future: Future[None] = self._runtime.dispatch.submit(self._do_chore, work, chore)
         if future.done():
-            future.result()  # what no chore may hide: it is not ours
+            future.result()  # raises what `_do_chore` does not catch, such as KeyboardInterrupt
         return future
 
     def _do_chore(self, work: QueueWork, chore: Callable[[], object]) -> None:
@@ -357,8 +361,8 @@ class LocalNeeds:
     Queues without uploads need nothing: those of filtered topics, and stopped ones, which would
     keep everything for ever. A queue that may still be recovered is different: it needs everything
     that the catalogue does not have. Damaged messages are not needed, but the first sound message
-    after them is: the upload continues there, once the damaged ones have expired or waited for
-    long.
+    after them is: the upload continues there once the damaged ones have expired, or have waited
+    long enough.
     """
 
     def __init__(
@@ -374,11 +378,11 @@ class LocalNeeds:
         self._work_of = work_of
 
     def needed_from(self) -> int | None:
-        """None where everything is in the tier."""
+        """The smallest local log offset that is needed; None if everything is in the tier."""
         return min(self.by_queue().values(), default=None)
 
     def by_queue(self) -> dict[QueueKey, int]:
-        """The same of each queue that needs any."""
+        """The smallest needed offset of each queue that needs any."""
         keys = [QueueKey(*key) for key in self._store.queues()]
         return {
             key: offset
@@ -407,7 +411,7 @@ class LocalNeeds:
         return known[1]
 
 
-LOOK_AGAIN_MS: Final = 500  # at whether messages that were not confirmed are so now
+LOOK_AGAIN_MS: Final = 500  # how often unconfirmed messages are checked again
 
 
 class Dispatcher:
@@ -415,8 +419,8 @@ class Dispatcher:
 
     * One thread at a time works on a queue, and at most one upload of it is under way.
     * If the provider shares rounds, a round takes all queues that have messages, and the next one
-      begins when it is settled. Then only bytes bound the uploads under way.
-    * Once another writer has the tier nothing is sent: each queue that has messages fails.
+      begins when it is settled. Then the uploads under way are bounded by bytes only.
+    * Once another writer has the tier, nothing is sent: each queue that has messages fails.
     * Bytes in memory never exceed `dispatch_buffer_bytes`, except for one larger batch alone;
       uploads under way never exceed a quarter of `pending_count_max`. No queue has a thread of its
       own.
@@ -499,15 +503,15 @@ class Dispatcher:
         self._needs = LocalNeeds(store, files, self.topic_filter, self._walk.work_of)
         self._service: Service | None = None
         self._next_full_look = 0.0
-        self._unconfirmed: dict[QueueKey, None] = {}  # at the last look, although they were due
-        self._confirmed_offset = -1  # at that look
-        self._recovering = threading.Lock()  # only ever tried
+        self._unconfirmed: dict[QueueKey, None] = {}  # due at the last look, but not confirmed
+        self._confirmed_offset = -1  # at the last look
+        self._recovering = threading.Lock()  # never waited for
         self._is_running = False  # between start and shutdown
 
     # Life
 
     def start(self) -> None:
-        """Upload what there is, and new messages, from now on. Idempotent."""
+        """Begin to upload existing and new messages. Idempotent."""
         self._walk.is_stopped = False
         if self._is_running:
             return
@@ -518,10 +522,10 @@ class Dispatcher:
         )
 
     def shutdown(self, *, drain: bool = False, timeout: float | None = 30.0) -> bool:
-        """Upload nothing more; with `drain`, what is there first. Idempotent.
+        """End the uploads; with `drain`, first upload what is there. Idempotent.
 
-        Waits for what is under way, all in all `timeout` seconds at most; whether nothing is left
-        behind that a drain or an upload had begun. What the store raises comes when it has ended.
+        Waits for uploads under way, for `timeout` seconds in total. Returns whether the drain and
+        all uploads ended in time. An error of the store is raised at the end.
         """
         deadline = Deadline(self._runtime.clock, timeout)
         self._is_running = False
@@ -530,12 +534,12 @@ class Dispatcher:
         try:
             if drain and not self._walk.is_stopped:
                 ended = self._drain(deadline) and ended
-        finally:  # the class of the store is not ours, and may raise anything
+        finally:  # a store is any class, and may raise anything
             ended = self._end_uploads(deadline) and ended
         return ended
 
     def _end_uploads(self, deadline: Deadline) -> bool:
-        """No more begin; whether those that are under way have ended in time."""
+        """Begin no more uploads; return whether those under way ended in time."""
         self._walk.is_stopped = True
         while self._claims.busy_count and not self._is_inline:
             if not self._claims.wait_for_change(self._claims.changes, deadline.left()):
@@ -543,8 +547,9 @@ class Dispatcher:
         return True
 
     def _drain(self, deadline: Deadline) -> bool:
-        """Upload everything in another thread: while the pools are full, uploads run in the thread
-        that asks for them, and a backend may never answer."""
+        """Upload everything in another thread: while the pools are full, an upload runs in the
+        thread that submits it, and a backend may never answer.
+        """
 
         def drain() -> bool:
             return self.dispatch_once(force=True, timeout=deadline.left())
@@ -560,42 +565,43 @@ class Dispatcher:
         return None if file is None or not file.is_started else file.commit_offset
 
     def needed_from(self) -> int | None:
-        """The local log offset from which on the tier still needs messages; None: nothing.
+        """The local log offset from which on the tier still needs messages; None if it needs none.
 
-        Before `start` and while it all ends too: what is not in the tier is needed.
+        It also holds before `start` and during a shutdown.
         """
         return self._needs.needed_from()
 
     def needed_by_queue(self) -> dict[QueueKey, int]:
-        """The same of each queue of which the tier needs any."""
+        """The same for each queue that has messages which the tier needs."""
         return self._needs.by_queue()
 
     def alone_with(
         self, key: QueueKey, *, timeout: float | None = None
     ) -> AbstractContextManager[bool]:
-        """Nothing is appended, committed or rolled meanwhile: for callers that expire or delete.
+        """Keep uploads off a queue while the caller expires or deletes: nothing is appended,
+        committed or rolled.
 
-        Gives False, and no such promise, where the queue was busy for the whole time.
+        Yields False, and keeps nothing off, if the queue was busy for the whole `timeout`.
         """
         return self._claims.held(key, timeout=timeout)
 
     def alone_with_topics(
         self, topics: Collection[str], *, timeout: float | None = None
     ) -> AbstractContextManager[bool]:
-        """The same for every queue of these topics, also for one that appears meanwhile."""
+        """The same for every queue of these topics, including queues that appear meanwhile."""
         return self._claims.held_topics(topics, timeout=timeout)
 
     def tell_conflicts(self, hear: Callable[[FlatMessageFile], None]) -> None:
-        """Call it for a queue whose last message in the tier is found to be another one."""
+        """Call `hear` for each queue whose last message in the tier differs from the local one."""
         self._chores.on_conflict = hear
 
     def was_compared(self, keys: Iterable[QueueKey]) -> None:
-        """The tier's last message of these queues is the local store's: before `start`."""
+        """Note, before `start`, that the last tiered message of these queues is the local one."""
         for key in keys:
             self._walk.was_compared(key)
 
     def resume(self, key: QueueKey, *, timeout: float | None = None) -> str | None:
-        """Go on with a stopped queue, where the tier and the store hold the same; else why not."""
+        """Resume a stopped queue if the tier and the store agree; otherwise return why not."""
         if (fence := self._fence()) is not None:
             return str(FencedError(f"{key.topic}/{key.queue_id}", "resume", epoch=fence.epoch))
         with self.alone_with(key, timeout=timeout) as is_alone:
@@ -606,7 +612,7 @@ class Dispatcher:
         return reason
 
     def health(self) -> DispatchHealth:
-        """As of now, from memory."""
+        """What is wrong with the upload now; makes no request to the backend."""
         stopped: dict[QueueKey, str] = {}
         lost: dict[QueueKey, int] = {}
         not_indexed: dict[QueueKey, int] = {}
@@ -621,11 +627,11 @@ class Dispatcher:
         for work in list(self._walk.works.values()):
             if work.stopped is not None:
                 stopped[work.key] = work.stopped
-            if work.lost_count > lost.get(work.key, 0):  # where nothing had been uploaded before
+            if work.lost_count > lost.get(work.key, 0):  # lost before its first upload
                 lost[work.key] = work.lost_count
             if work.failure is not None:
                 failing[work.key] = work.failure
-            if work.file is not None and work.index_from is not None:  # an index may not say it
+            if work.file is not None and work.index_from is not None:  # an index may not know
                 waiting = work.file.commit_offset - work.index_from
                 not_indexed[work.key] = max(waiting, not_indexed.get(work.key, 0))
         stopped = {key: why for key, why in stopped.items() if not self._is_only_read(key)}
@@ -640,7 +646,7 @@ class Dispatcher:
         )
 
     def _is_only_read(self, key: QueueKey) -> bool:
-        """Adopted, so that the local store has nothing which the tier could miss."""
+        """Whether the queue is adopted history and has no local messages that could be missing."""
         file = self._files.get(key)
         is_adopted = file is not None and is_history(file.path, self._metadata)
         return is_adopted and not self._store.max_offset(*key)
@@ -648,10 +654,10 @@ class Dispatcher:
     # Looking at queues
 
     def dispatch_once(self, *, force: bool = False, timeout: float | None = None) -> bool:
-        """Look at all queues in this thread until nothing is due of what is there now.
+        """Work on all queues in this thread until none of the messages that exist now is due.
 
-        With `force` everything is due that the local store can no longer lose. A queue that fails
-        is left after its first failure. Whether all went well and in time.
+        With `force`, every message is due that the local store can no longer lose. A queue is tried
+        until its first failure. Returns whether every queue succeeded, in time.
         """
         deadline = Deadline(self._runtime.clock, timeout)
         self._retry_recovery()
@@ -700,12 +706,12 @@ class Dispatcher:
         this_pass = Pass(only_sound=not is_full, others=self._pending.waiting)
         self._walk.walk(keys, this_pass)
         self._unconfirmed.update(dict.fromkeys(this_pass.unconfirmed))
-        # What is due already wakes nobody: the next step takes it, after its interval if need be.
+        # Marking these as due wakes no thread: they are for the next step, after its interval.
         for key in (*this_pass.put_off, *self._unconfirmed):
             self._pending.mark_due(key)
 
     def _all_queues(self) -> list[QueueKey]:
-        """Those of the store and those of the tier; what is kept of others goes."""
+        """The queues of the store and of the tier; the state of all others is dropped."""
         try:
             keys = dict.fromkeys(QueueKey(*key) for key in self._store.queues())
         except StoreClosedError:
@@ -716,16 +722,16 @@ class Dispatcher:
         return list(keys)
 
     def _retry_recovery(self) -> None:
-        """Queues that could not be opened: maybe they can be now."""
+        """Try again, in the pool, to open queues that could not be opened."""
         if self._fence() is not None:
-            return  # what lies there now is another writer's
+            return  # the tier now belongs to another writer
         if not self._recovering.acquire(blocking=False):
             return
 
         def recover() -> None:
             try:
                 self._files.retry_recovery(partial(self._claims.held, timeout=0))
-            except Exception as error:  # noqa: BLE001 - it comes again
+            except Exception as error:  # noqa: BLE001 - it is tried again
                 log.warning("queues could not be recovered: %s", error)
             finally:
                 self._recovering.release()
@@ -738,7 +744,7 @@ class Dispatcher:
     # When something happens
 
     def on_messages(self, requests: Sequence[DispatchRequest]) -> None:
-        """The store's callback. It counts, and does nothing else in this thread."""
+        """The store's callback: only counts in the store's thread."""
         if self._is_running and self._pending.note(requests):
             self._wake_service()
 
@@ -747,8 +753,9 @@ class Dispatcher:
         self._ended(work)
 
     def _round_ended(self, works: Sequence[QueueWork]) -> None:
-        """A shared round is settled. Where no more waited behind what was sent, the age of what
-        came since decides about the next one."""
+        """Release a shared round that is settled. A queue that still had messages is due again;
+        otherwise the age of newer messages decides.
+        """
         self.budget.end_upload(len(works))
         for work in works:
             if self._is_running and work.more_waits and work.failure is None:
@@ -758,7 +765,7 @@ class Dispatcher:
             self._wake_service()
 
     def _ended(self, work: QueueWork) -> None:
-        """Something of the queue has ended; more may wait."""
+        """Release a queue whose chore or upload has ended; more may be due."""
         self._claims.give(work.key)
         if self._is_running and work.failure is None:
             self._pending.mark_due(work.key)
@@ -766,7 +773,9 @@ class Dispatcher:
             self._wake_service()
 
     def _wake_service(self) -> None:
-        """An inline service would run in the thread that wakes it, which drives it anyway."""
+        """Wake the service, unless it is inline: then it would run in this thread, which drives it
+        anyway.
+        """
         service = self._service
         if service is not None and not self._is_inline:
             service.wake()
@@ -780,7 +789,7 @@ def _lost_count(file: FlatMessageFile) -> int:
 
 
 def _not_indexed_count(file: FlatMessageFile, index: Index) -> int:
-    """How many committed messages of a queue the index cannot find, as it says itself."""
+    """How many committed messages of a queue the index lacks, by its own account."""
     if not file.is_started:
         return 0
     known = index.indexed_offset(file.key.topic, file.topic_id, file.key.queue_id)

@@ -759,7 +759,7 @@ class TieredMessageStore:
 
     def _end_next(self) -> None:
         self._next.shutdown()
-        self._listener.leave()  # not earlier: it keeps the messages that the tier still lacks
+        self._listener.leave()  # only now: until here it keeps messages that the tier lacks
 
     def _delete_topics(self, opened: _Open, wanted: set[str]) -> int:
         """Delete topics from both stores; return how many of them existed in either.
@@ -767,8 +767,8 @@ class TieredMessageStore:
         The tier goes first: after a crash in between the topic is uploaded again, and its tier is
         not ahead of the next store. All uploads of these topics pause, also those of new queues:
         otherwise an upload could write its rows again after the deletion. The catalogue is
-        published before the bytes are deleted, and again after the consumer offsets are. Raises
-        BackendUnavailableError if an upload does not end in time.
+        published before the bytes are deleted, and again once the consumer offsets are removed.
+        Raises BackendUnavailableError if an upload does not end in time.
         """
         tier, files = opened.tier, opened.tier.files
         keys = {*self._next.queues(), *(file.key for file in files.files())}
@@ -780,7 +780,7 @@ class TieredMessageStore:
                 raise BackendUnavailableError(names, "delete", "an upload does not end")
             files.delete_topics(wanted)
             self._next.delete_topics(wanted)
-            forget_stops(paths, tier.metadata)  # not earlier: the queues must stay stopped so far
+            forget_stops(paths, tier.metadata)  # only now: until here they must stay stopped
             opened.forget_refusals(wanted)
             if opened.tables is not None:
                 opened.tables.forget_topics(wanted)
@@ -861,9 +861,7 @@ class _Open:
         tier, dispatcher = self.tier, self.dispatcher
         files = tier.files.files()
         unnamed: dict[QueueKey, int] = {}
-        if not keeps_catalogue(
-            self._config, tier.provider
-        ):  # else it is never older than the bytes
+        if not keeps_catalogue(self._config, tier.provider):  # else it is as new as the bytes
             unnamed = unnamed_ends(tier.provider, tier.metadata, self._config.broker_name)
         self.agreement = agree(
             *(self._next, files, tier.metadata, dispatcher.mark),
