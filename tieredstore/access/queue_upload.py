@@ -1,4 +1,4 @@
-"""The upload of one queue: its state, the rules in RocketMQ's order, and the steps they lead to."""
+"""The upload of one queue: its state, the rules in RocketMQ's order, and the steps they choose."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ class QueueWork:
     key: QueueKey
     file: FlatMessageFile | None = None
     stopped: str | None = None  # why nothing more may be uploaded, also after a restart
-    is_to_resume: bool = False  # somebody asked: it is to be compared once more
+    is_to_resume: bool = False  # an operator asked for another comparison
     is_checked: bool = False  # the tier's last message is the local store's
     is_gone_locally: bool = False  # at the last look the local store had no such queue
-    is_index_known: bool = False  # what the index has of it
+    is_index_known: bool = False  # whether the index was asked what it lacks
     batches: list[CommittedRun] = field(default_factory=list)
     buffered_bytes: int = 0
     index_from: int | None = None
     rows: list[SegmentRecord] = field(default_factory=list)
     first_waiting: tuple[int, int] | None = None  # queue offset and store time
     needed_from: tuple[int, int] | None = None  # queue offset and its place in the local log
-    searched: tuple[int, int] = 0, 0  # from this queue offset up to that one nothing can be read
+    searched: tuple[int, int] = 0, 0  # between these queue offsets nothing can be read
     wanted_bytes: int = 0  # of the budget, for a batch that did not fit
-    more_waits: bool = True  # as far as is known, behind what was appended last
+    more_waits: bool = True  # as far as is known, messages follow the last appended one
     lost_count: int = 0  # messages skipped since the start
     failure: str | None = None
     failure_count: int = 0
@@ -79,17 +79,17 @@ _COMPARED_BYTES: Final = 4 * MIB
 
 
 def disagreement(store: MessageStore, file: FlatMessageFile) -> str | None:
-    """Why the local queue is not the one that was tiered; None if it seems to be."""
+    """Why the local queue is not the tiered one; None if it seems to be."""
     return disagreement_at(store, file, file.commit_offset - 1)
 
 
 def disagreement_at(
     store: MessageStore, file: FlatMessageFile, offset: int, source: ByteSource = DIRECT
 ) -> str | None:
-    """Why a message is not the same in both; None where it is, as far as anybody can tell.
+    """Why a message differs between the local store and the tier; None if no difference is found.
 
-    It is the one at this offset, or before the gap of the tier that this lies in. Reads it on
-    either side. Says nothing where one of them does not have it any more.
+    Reads the message at this offset from both; if the offset is in a gap of the tier, the message
+    before the gap. None also if either no longer has the message.
     """
     topic, queue_id = file.key
     last = file.queue.last_unit_to(offset)
@@ -105,10 +105,10 @@ def disagreement_at(
 
 
 def contradiction(store: MessageStore, file: FlatMessageFile) -> str | None:
-    """Why messages that the catalogue did not name are not those of the local store.
+    """Why tiered messages that the catalogue did not name are not those of the local store.
 
-    None where they are, as far as the local store still has them. What it does not have yet is not
-    ours: it would be uploaded, or found to be there, when it comes.
+    None if they are, as far as the local store still has them. Messages beyond its end are not its
+    own: when it gets them, they are uploaded or found in the tier.
     """
     topic, queue_id = file.key
     at = file.unconfirmed_from or 0
@@ -124,7 +124,7 @@ def contradiction(store: MessageStore, file: FlatMessageFile) -> str | None:
         )
         if not len(local):
             if (store.min_offset(topic, queue_id) or 0) > at:
-                continue  # deleted just now
+                continue  # it has just been deleted
             return f"the local store has no message {at}"
         try:
             tiered = read_run(file, at, count_max=len(local), bytes_max=_COMPARED_BYTES)
@@ -137,7 +137,7 @@ def contradiction(store: MessageStore, file: FlatMessageFile) -> str | None:
 
 
 def behind_lost(store: MessageStore, key: QueueKey, offset: int) -> int | None:
-    """Where the local queue goes on, if it says that the message at this offset is gone."""
+    """The offset where the local queue goes on, if its message at `offset` is gone; else None."""
     page = store.get_message(*key, offset, count_max=1)
     is_lost = page.status is GetStatus.MESSAGE_WAS_REMOVING and page.next_offset > offset
     return page.next_offset if is_lost else None
@@ -145,14 +145,14 @@ def behind_lost(store: MessageStore, key: QueueKey, offset: int) -> int | None:
 
 DAMAGED_MS: Final = 24 * HOUR_MS
 """So long a queue waits for somebody to bring back a message that the local disk has damaged."""
-SEARCHED_MAX: Final = 1_024  # messages of one look
+SEARCHED_MAX: Final = 1_024  # messages in one call
 
 
 def first_sound(store: MessageStore, work: QueueWork, offset: int) -> MessageRun | None:
-    """The first message from there on that is neither lost nor damaged; None without one.
+    """The first message at or after `offset` that is neither lost nor damaged; None if none is.
 
-    None also while a search through many damaged ones goes on, which `is_searched` tells: the next
-    look continues it.
+    None also if one call cannot search that far: `is_searched` is False then, and the next call
+    continues the search.
     """
     first, end = work.searched
     at = end if first == offset else offset
@@ -172,13 +172,15 @@ def first_sound(store: MessageStore, work: QueueWork, offset: int) -> MessageRun
 
 
 def is_searched(work: QueueWork, offset: int, maximum: int) -> bool:
-    """Whether nothing sound was found from there on up to the end of the queue."""
+    """Whether `first_sound` has searched from `offset` to the end of the queue in vain."""
     return work.searched[0] == offset and work.searched[1] >= maximum
 
 
 def behind_damaged(store: MessageStore, work: QueueWork, *, now_ms: int) -> int | None:
-    """Where the upload goes on behind damage that nobody has mended: at a message that has waited
-    for a day."""
+    """The offset where the upload goes on after unrepaired damage; None if it must wait.
+
+    It goes on once the first sound message after the damage is a day old.
+    """
     offset = 0 if work.file is None else work.file.append_offset
     run = first_sound(store, work, offset)
     if run is None or run.first_offset <= offset:
@@ -193,13 +195,13 @@ def _why_ahead(file: FlatMessageFile, local_max: int) -> str:
 
 
 def stop_queue(file: FlatMessageFile, reason: str, metadata: MetadataStore) -> None:
-    """Upload nothing more to this queue, also after a restart."""
+    """Stop the upload of this queue, also after a restart."""
     file.problem = file.problem or reason
     metadata.apply([PutNote(STOPPED_QUEUE, file.path, {"reason": reason})])
 
 
 def ask_to_resume(path: str, metadata: MetadataStore) -> bool:
-    """Have a stopped queue compared at the next start of the broker; False for one that is not."""
+    """Have a stopped queue compared at the broker's next start; False if it is not stopped."""
     note = metadata.note(STOPPED_QUEUE, path)
     if note is None:
         return False
@@ -209,7 +211,7 @@ def ask_to_resume(path: str, metadata: MetadataStore) -> bool:
 
 
 def trust(path: str, side: str, metadata: MetadataStore) -> None:
-    """Leave a decision for the next load: which of two histories is right."""
+    """Note for the next load which of two histories is right."""
     metadata.apply([PutNote(TRUSTED_SIDE, path, side)])
 
 
@@ -219,10 +221,12 @@ def trusted_side(path: str, metadata: MetadataStore) -> str | None:
 
 
 def forget_trust(file: FlatMessageFile, metadata: MetadataStore, *, also_stop: bool) -> None:
-    """A decision was carried out, or there is nothing to decide. With `also_stop`, or where there
-    was a decision, the queue is uploaded again: what had stopped it is settled."""
+    """Delete the decision on a queue: it was carried out, or there is nothing to decide.
+
+    If there was a decision, or with `also_stop`, the queue is uploaded again.
+    """
     changes: list[Change] = []
-    if metadata.note(TRUSTED_SIDE, file.path) is not None:  # also of a load that was cut short
+    if metadata.note(TRUSTED_SIDE, file.path) is not None:  # perhaps of an interrupted load
         changes.append(DeleteNote(TRUSTED_SIDE, file.path))
         also_stop = True
     if also_stop:
@@ -237,7 +241,7 @@ def is_asked_to_resume(path: str, metadata: MetadataStore) -> bool:
 
 
 def difference(store: MessageStore, file: FlatMessageFile) -> str | None:
-    """Why a queue that was stopped must stay so; None where the tier can go on."""
+    """Why a stopped queue must stay stopped; None if its upload can go on."""
     maximum = store.max_offset(*file.key)
     if maximum is None:
         return "the local store has no such queue"
@@ -247,7 +251,7 @@ def difference(store: MessageStore, file: FlatMessageFile) -> str | None:
 
 
 def stopped_before(file: FlatMessageFile, metadata: MetadataStore) -> str | None:
-    """Why the queue was stopped, in this life or in an earlier one."""
+    """Why the queue was stopped, now or before a restart; None if it was not."""
     note = metadata.note(STOPPED_QUEUE, file.path)
     if isinstance(note, dict):
         return str(note.get("reason", "stopped"))
@@ -255,20 +259,22 @@ def stopped_before(file: FlatMessageFile, metadata: MetadataStore) -> str | None
 
 
 def history_note(path: str, broker: str) -> PutNote:
-    """A queue that was taken over from another broker's tier: it is read, and takes nothing."""
+    """The note of a queue adopted from another broker's tier: it is read, but takes no messages."""
     reason = f"{_HISTORY}{broker}: it can be read, nothing is added"
     return PutNote(STOPPED_QUEUE, path, {"reason": reason})
 
 
 def is_history(path: str, metadata: MetadataStore) -> bool:
-    """Whether it was adopted, and no broker has found anything wrong with it since."""
+    """Whether the queue was adopted, and no broker has since stopped it for another reason."""
     note = metadata.note(STOPPED_QUEUE, path)
     return isinstance(note, dict) and str(note.get("reason", "")).startswith(_HISTORY)
 
 
 def forget_stops(paths: Iterable[str], metadata: MetadataStore) -> None:
-    """For queues that are gone or begin anew, and what was decided of them: a note that comes back
-    is forgotten again then."""
+    """Delete the stops and decisions of queues that are gone or begin anew.
+
+    The deletions are only staged: if a crash loses them, they are made again later.
+    """
     paths = list(paths)
     trusted = (path for path in paths if metadata.note(TRUSTED_SIDE, path) is not None)
     decisions = [DeleteNote(TRUSTED_SIDE, path) for path in trusted]
@@ -284,7 +290,7 @@ def _without_log_offset(record: memoryview) -> tuple[bytes, bytes]:
     return bytes(record[:LOG_OFFSET_POSITION]), bytes(record[_BEHIND_LOG_OFFSET:])
 
 
-CATCH_UP_BYTES: Final = 512 * 1024  # of one read: they are outside of the budget
+CATCH_UP_BYTES: Final = 512 * 1024  # of one read: the budget does not count them
 
 
 class IndexFeed:
@@ -296,14 +302,16 @@ class IndexFeed:
         self._count_max = config.group_commit_count
 
     def opened(self, work: QueueWork, file: FlatMessageFile) -> None:
-        """Find out what the index lacks of a queue that was there before."""
+        """Ask the index what it lacks of an existing queue."""
         topic, queue_id = file.key
         known = self._index.indexed_offset(topic, file.topic_id, queue_id)
         if known is not None and known < file.commit_offset:
             work.index_from = known
 
     def put_batches(self, work: QueueWork) -> None:
-        """What was committed, from memory. Raises what the index raises; the work is kept."""
+        """Give the index the committed batches in memory. Raises what the index raises; then
+        `index_from` says what it still needs.
+        """
         batches, work.batches = work.batches, []
         try:
             if work.index_from is None and work.file is not None:
@@ -318,7 +326,7 @@ class IndexFeed:
             work.buffered_bytes = 0
 
     def catch_up(self, work: QueueWork, file: FlatMessageFile) -> None:
-        """What the index did not take, from the tier."""
+        """Give the index what it lacks, read from the tier."""
         if work.batches:
             self.put_batches(work)
         while work.index_from is not None:
@@ -335,7 +343,7 @@ class IndexFeed:
                 work.index_from = None
 
     def _read(self, file: FlatMessageFile, at: int) -> MessageRun | None:
-        """None where the message is damaged: nothing could find it, so it needs no index."""
+        """Messages from `at` on; None if the first is damaged, since it need not be found."""
         try:
             return read_run(file, at, count_max=self._count_max, bytes_max=CATCH_UP_BYTES)
         except SegmentCorruptError as error:
@@ -373,7 +381,7 @@ class QueueChores:
         self.on_conflict: Callable[[FlatMessageFile], None] = lambda _: None
 
     def renew(self, work: QueueWork) -> None:
-        """Take note of a file that came, went or is another one since the last look. No I/O."""
+        """Reset the state if the queue's file came, went or was replaced since. No I/O."""
         file = self._files.get(work.key)
         if file is work.file:
             return
@@ -386,14 +394,14 @@ class QueueChores:
         work.is_to_resume = file is not None and is_asked_to_resume(file.path, self._metadata)
 
     def open_index(self, work: QueueWork, file: FlatMessageFile) -> None:
-        """Find out what the index lacks."""
+        """Ask the index what it lacks of the queue."""
         self._feed.opened(work, file)
         work.is_index_known = True
 
     def begin(self, work: QueueWork, minimum: int, maximum: int) -> None:
-        """The first message of the tier: the oldest local one, or one of two minutes ago.
+        """Begin a queue in the tier, at the oldest local message or at one of two minutes ago.
 
-        A queue whose name the tier can never hold is stopped: its messages wait for nothing.
+        A queue whose name the tier can never hold is stopped.
         """
         file = work.file
         work.stopped = self._files.why_refused(work.key)
@@ -412,10 +420,10 @@ class QueueChores:
             found = self._store.offset_by_time(*work.key, since, Boundary.LOWER)
             first = minimum if found is None else min(max(found, minimum), maximum)
         file.start_at(first)
-        work.is_checked = work.is_index_known = True  # there is nothing yet
+        work.is_checked = work.is_index_known = True  # the tier has none of its messages yet
 
     def destroy(self, work: QueueWork) -> None:
-        """A topic that is kept out: what the tier has of it goes."""
+        """Delete a queue of a filtered topic from the tier."""
         file = work.file
         self._files.destroy(work.key)
         if file is not None:
@@ -423,7 +431,7 @@ class QueueChores:
         self.renew(work)
 
     def save_rows(self, work: QueueWork) -> None:
-        """Late: some of the segments may be gone, and the others longer."""
+        """Save rows that could not be saved before; their segments may be gone or longer by now."""
         if work.file is not None:
             self._metadata.apply([Put(row) for row in work.file.current_rows(work.rows)])
         work.rows = []
@@ -432,7 +440,7 @@ class QueueChores:
         self._feed.catch_up(work, file)
 
     def skip_lost(self, work: QueueWork, file: FlatMessageFile) -> None:
-        """Also what is damaged, and has been for long."""
+        """Skip messages that the local store has lost, or that have been damaged for long."""
         behind: int | None = None
         with suppress(SegmentCorruptError):
             behind = behind_lost(self._store, work.key, file.append_offset)
@@ -442,7 +450,7 @@ class QueueChores:
             self.skip(work, file, behind)
 
     def skip(self, work: QueueWork, file: FlatMessageFile, minimum: int) -> None:
-        """The local store lost messages before they were uploaded: a gap, and not the end."""
+        """Leave a gap for messages that the local store lost before they were uploaded."""
         lost = minimum - file.append_offset
         log.error("%s: %d messages from %d were lost", file.path, lost, file.append_offset)
         file.skip_to(minimum)
@@ -460,8 +468,9 @@ class QueueChores:
         work.is_checked = True
 
     def confirm(self, file: FlatMessageFile) -> None:
-        """Check whether messages that the catalogue did not name are ours; if not, drop them from
-        the queue."""
+        """Check messages that the catalogue did not name; drop those that are not the local
+        store's.
+        """
         reason = contradiction(self._store, file)
         if reason is None:
             recovery.confirm(file, self._metadata)
@@ -483,14 +492,15 @@ class QueueChores:
         if file.waiting_bytes:
             return "it has messages that wait for upload"
         work.is_index_known = False
-        self._files.look_again(file)  # what was amiss may have been put right
+        self._files.look_again(file)  # what was wrong may have been repaired
         work.is_to_resume = False
         if file.problem is not None:
             return file.problem
         if reason := difference(self._store, file):
             self._stop(work, file, reason)
             return reason
-        # Durably: somebody is told that it goes on, and the local store keeps its messages again.
+        # Applied, not staged: the caller is told that the queue goes on, and the local store keeps
+        # its messages again.
         self._metadata.apply(_without_stops([file.path], self._metadata))
         work.stopped = work.failure = work.needed_from = None
         work.is_gone_locally = work.is_index_known = False
@@ -504,7 +514,7 @@ class QueueChores:
             log.error("%s: it stays stopped: %s", file.path, reason)
 
     def settle(self, work: QueueWork, file: FlatMessageFile) -> None:
-        """Take in what a failed upload has landed: nothing that is in memory knows of it."""
+        """Take in what a failed upload wrote to the backend: the memory does not know of it."""
         work.is_index_known = False
         self._files.look_again(file)
 
@@ -515,10 +525,10 @@ class QueueChores:
 
 
 class Action(Enum):
-    """What to do with a queue, if it is no chore."""
+    """What to do with a queue that needs no chore."""
 
     NOTHING = auto()
-    HOLD = auto()  # something waits, but no batch is due
+    HOLD = auto()  # messages wait, but no batch is due
     COMMIT = auto()  # what was appended before
     UPLOAD = auto()  # the next batch
 
@@ -527,7 +537,7 @@ Decision: TypeAlias = Action | Callable[[], object]  # a call is a chore
 
 
 class QueueRules:
-    """The rules in their order; the first that holds decides. The caller has the queue's claim."""
+    """The rules, in order: the first that applies decides. The caller has the queue's claim."""
 
     def __init__(
         self,
@@ -549,7 +559,7 @@ class QueueRules:
         self._always_due = not config.group_commit_enabled
 
     def decide(self, work: QueueWork, *, force: bool, target: int | None = None) -> Decision:
-        """What to do now; messages from queue offset `target` on are for later."""
+        """Decide what to do now; messages from queue offset `target` on are left for later."""
         file = work.file
         if self._filter.rejects(work.key.topic):
             return Action.NOTHING if file is None else lambda: self._chores.destroy(work)
@@ -567,14 +577,16 @@ class QueueRules:
             return lambda: self._chores.save_rows(work)
         if file.waiting_bytes:
             return Action.COMMIT
-        if file.is_in_doubt:  # its memory was given back
+        if file.is_in_doubt:  # the batches of a failed upload were dropped
             return lambda: self._chores.settle(work, file)
         if work.batches or work.index_from is not None:
             return lambda: self._chores.index(work, file)
         return self._next_batch(work, file, force=force, target=target)
 
     def _can_be_compared(self, file: FlatMessageFile) -> bool:
-        """Not where the local store ends even before what the catalogue named: it lost more."""
+        """Whether there are messages to compare that the catalogue did not name. Not if the local
+        store ends before them: then it lost messages that the catalogue names.
+        """
         first = file.unconfirmed_from
         if first is None:
             return False
@@ -603,10 +615,10 @@ class QueueRules:
         minimum = self._store.min_offset(*work.key) or 0
         if current < minimum:
             return lambda: self._chores.skip(work, file, minimum)
-        # What came back with numbers that the tier has given already is another queue.
+        # A queue that came back with offsets that the tier already has is another queue.
         if current > maximum or (was_gone and minimum < current):
             return lambda: self._chores.stop_ahead(work, file, maximum)
-        if not work.is_checked:  # also where nothing waits: retention deletes what the tier has
+        if not work.is_checked:  # even if nothing waits: retention deletes what the tier has
             return lambda: self._chores.check(work, file)
         if file.log.is_due_to_roll():
             return file.roll_if_due
@@ -626,7 +638,7 @@ class QueueRules:
         if known is None or known[0] != current:
             time = self._store.store_time(*work.key, current)
             if time is None:
-                return True  # reading it will say what is wrong
+                return True  # reading it shows what is wrong
             known = current, time
         now = self._clock.now_ms()
         work.first_waiting = current, min(known[1], now)  # the clock may have been set back
