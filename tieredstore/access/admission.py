@@ -1,4 +1,4 @@
-"""Which queues may upload, how much at a time, and how much waits."""
+"""Decides which queues may upload, and how much; counts what waits."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class PendingCounts:
         self._guard = threading.Lock()
 
     def note(self, requests: Sequence[DispatchRequest]) -> bool:
-        """Count messages; whether a batch became full with them."""
+        """Count messages; return whether a batch became full."""
         found = False
         with self._guard:
             for one in arrived(requests):
@@ -45,7 +45,7 @@ class PendingCounts:
         return found
 
     def _add(self, topic: str, queue_id: int, messages: int, size: int) -> bool:
-        """Whether the queue became due."""
+        """Count messages of one queue; return whether it became due."""
         key = QueueKey(topic, queue_id)
         try:
             count = self._counts[key]
@@ -63,14 +63,14 @@ class PendingCounts:
         return True
 
     def is_full(self, key: QueueKey) -> bool:
-        """Whether a full batch was counted that has not been uploaded since."""
+        """Whether the messages counted and not yet taken make a full batch."""
         count = self._counts.get(key)
         return count is not None and (
             count.messages >= self._full_count or count.bytes >= self._full_bytes
         )
 
     def took(self, key: QueueKey, count: int, size: int) -> None:
-        """Messages are on their way: they wait no more."""
+        """Uncount messages that were taken for an upload."""
         with self._guard:
             found = self._counts.get(key)
             if found is not None:
@@ -78,7 +78,7 @@ class PendingCounts:
                 found.bytes = max(0, found.bytes - size)
 
     def put_back(self, key: QueueKey, count: int, size: int) -> None:
-        """Messages that were on their way wait again."""
+        """Count messages again whose upload was given up."""
         with self._guard:
             found = self._counts.get(key)
             if found is not None:
@@ -86,21 +86,21 @@ class PendingCounts:
                 found.bytes += size
 
     def none_wait(self, key: QueueKey) -> None:
-        """The queue was looked at, and nothing waits."""
+        """Note that no message of the queue waits."""
         with self._guard:
             found = self._counts.get(key)
             if found is not None:
                 found.messages = found.bytes = 0
 
     def mark_due(self, key: QueueKey) -> None:
-        """Have this queue looked at soon."""
+        """Have this queue checked soon."""
         with self._guard:
             self._due[key] = None
             if (found := self._counts.get(key)) is not None:
                 found.is_due = True
 
     def take_due(self) -> list[QueueKey]:
-        """The queues to be looked at now; from here on they can become due again."""
+        """The queues to check now; from here on they can become due again."""
         with self._guard:
             taken = list(self._due)
             self._due.clear()
@@ -110,7 +110,7 @@ class PendingCounts:
         return taken
 
     def waiting(self) -> list[QueueKey]:
-        """The queues of which messages were counted that have not been uploaded since."""
+        """The queues with counted messages that were not yet taken."""
         with self._guard:
             return [key for key, count in self._counts.items() if count and count.messages]
 
@@ -132,19 +132,19 @@ ROUND: Final = QueueKey("", -1)
 class QueueClaims:
     """The queues that are being worked on, and a way to wait until a claim is given back.
 
-    Another thread than the one that took a claim may give it back. If queues share rounds, `ROUND`
-    is claimed like a queue: from the choice of the messages to send until all of them are settled.
+    Any thread may give a claim back. If queues share rounds, `ROUND` is claimed like a queue: from
+    the choice of the messages to send until all of them are settled.
     """
 
     def __init__(self) -> None:
         self._busy: set[QueueKey] = set()
-        self._still: set[str] = set()  # topics of which no queue is worked on
+        self._still: set[str] = set()  # topics whose queues cannot be claimed
         self._changed = threading.Condition()
         self._changes = 0
 
     @property
     def changes(self) -> int:
-        """How often a claim was given back."""
+        """How many claims were given back so far."""
         return self._changes
 
     @property
@@ -165,9 +165,9 @@ class QueueClaims:
             self._changed.notify_all()
 
     def wait_for_change(self, since: int, timeout: float | None, *, many: int = 1) -> bool:
-        """Wait until a claim is given back; False when the time is over.
+        """Wait until a claim is given back; False if none is in time.
 
-        Where `many` are waited for it lets some more of them come, but not for long.
+        If the caller waits for `many` claims, this waits a short time for more than one of them.
         """
         some = max(1, many // 8)
         with self._changed:
@@ -179,7 +179,7 @@ class QueueClaims:
 
     @contextmanager
     def held(self, key: QueueKey, *, timeout: float | None = None) -> Iterator[bool]:
-        """Work on this queue alone; False, and no claim, when that took too long."""
+        """Hold the claim of this queue; yields False, without a claim, after the timeout."""
         with self._changed:
             free = self._changed.wait_for(lambda: self._is_free(key), timeout)
             if free:
@@ -194,7 +194,7 @@ class QueueClaims:
     def held_topics(
         self, topics: Collection[str], *, timeout: float | None = None
     ) -> Iterator[bool]:
-        """The same for all queues of these topics, those too that appear meanwhile."""
+        """The same for all queues of these topics, including queues that appear meanwhile."""
         wanted = set(topics)
         with self._changed:
             is_first = self._changed.wait_for(lambda: not wanted & self._still, timeout)
@@ -218,9 +218,9 @@ class QueueClaims:
 
 
 class UploadBudget:
-    """Bytes in memory and uploads under way: never more than allowed.
+    """Limits the bytes in memory and the uploads under way.
 
-    No call waits: a refused caller tries again when something was given back. A batch larger than
+    No call waits: a refused caller tries again after something is given back. A batch larger than
     the whole budget is allowed alone. Any thread may call anything.
     """
 
@@ -240,7 +240,7 @@ class UploadBudget:
         return self._uploads
 
     def take(self, count: int, *, instead_of: int = 0) -> bool:
-        """Take bytes, giving back `instead_of` of them; nothing happens where that is refused."""
+        """Take bytes in place of `instead_of` taken before; False, with no change, if refused."""
         with self._guard:
             others = self._bytes - instead_of
             if others and others + count > self.bytes_max:

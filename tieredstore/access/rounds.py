@@ -32,7 +32,7 @@ from tieredstore.model.printable import log_of
 
 log = log_of(__name__)
 
-ASKING_GROUPS: Final = 16  # of queues whose ends are asked for, side by side
+ASKING_GROUPS: Final = 16  # of queues whose ends are requested in parallel
 FAILURES_LOGGED: Final = 5  # of a shared round: as a rule all of its queues fail for one reason
 
 
@@ -51,7 +51,7 @@ class _Shared:
     """A round whose queues are sent, settled and released together."""
 
     works: Sequence[QueueWork]
-    asking: int  # groups of them that are not ready yet
+    asking: int  # groups of queues that are not ready yet
     sent: list[_Sent] = field(default_factory=list)
     unanswered: int = 0
     guard: threading.Lock = field(default_factory=threading.Lock)
@@ -62,11 +62,11 @@ class Rounds:
 
     * The caller holds the claim and the upload permit of each queue that it sends; `ended` is
       called when both may be released, whatever the outcome of the upload.
-    * Outcomes are settled as they come: uploads that end together are one change of the catalogue.
-      Rows are written before the index.
-    * If the provider shares rounds, `send_shared` makes one call of it, one change of the
-      catalogue, and one call of `round_ended` for all.
-    * During I/O only those claims and permits are held.
+    * Outcomes are settled as they arrive: uploads that end together are one change of the
+      catalogue. Rows are written before the index.
+    * If the provider shares rounds, `send_shared` calls it once for all queues, changes the
+      catalogue once, and calls `round_ended` once.
+    * Only those claims and permits are held during I/O.
     """
 
     def __init__(
@@ -93,11 +93,12 @@ class Rounds:
         self._ended = ended
         self._round_ended = round_ended
         self._finished: deque[_Sent] = deque()
-        self._settling = threading.Lock()  # only ever tried: another thread settles for all
+        self._settling = threading.Lock()  # never waited for: its holder settles for all
 
     def send(self, works: Sequence[QueueWork]) -> None:
-        """One round. Queues whose end in the backend is not known are asked first, each in the
-        fetch pool, and follow by themselves."""
+        """Send one round. Queues whose end in the backend is unknown are sent separately: a thread
+        of the fetch pool first asks for the end.
+        """
         ready: list[_Sent] = []
         for work in works:
             if work.file is not None and work.file.knows_its_end:
@@ -113,7 +114,7 @@ class Rounds:
         self._send(self._begun(work))
 
     def _begun(self, work: QueueWork) -> list[_Sent]:
-        """The queue's attempt; none where it cannot be made."""
+        """The queue's attempt; an empty list if it cannot be made."""
         try:
             return [_begin(work)]
         except Exception as error:  # noqa: BLE001 - one queue never stops the others
@@ -124,7 +125,7 @@ class Rounds:
         if not round:
             return
         futures = self._written(round)
-        # What has ended by now is settled together, behind the last of them.
+        # Uploads that have ended by now are settled together, after the last of them.
         alone = self._settling.acquire(blocking=False)
         try:
             for sent, future in zip(round, futures, strict=True):
@@ -137,7 +138,7 @@ class Rounds:
     def _written(self, round: Sequence[_Sent]) -> Sequence[Future[None]]:
         pairs = [sent.attempt.pair for sent in round]
         if all(pair.log is None and pair.queue is None for pair in pairs):
-            return [_done() for _ in pairs]  # all had landed
+            return [_done() for _ in pairs]  # all was written before
         try:
             return self._provider.write_many(pairs)
         except Exception as error:  # noqa: BLE001
@@ -152,7 +153,9 @@ class Rounds:
         self._settle()
 
     def _settle(self) -> None:
-        """Settle what has ended. One thread at a time: one that comes meanwhile leaves it to it."""
+        """Settle what has ended. One thread settles at a time, and also for those that come
+        meanwhile.
+        """
         while self._finished and self._settling.acquire(blocking=False):
             together: list[_Sent] = []
             try:
@@ -165,7 +168,7 @@ class Rounds:
                 self._conclude(sent)
 
     def _settle_files(self, together: Sequence[_Sent]) -> None:
-        """Both files of each, then the catalogue for all."""
+        """Settle both files of each queue, then the catalogue for all queues."""
         committed: list[_Sent] = []
         for sent in together:
             try:
@@ -173,18 +176,18 @@ class Rounds:
                     sent.file.fail_commit(sent.error)
                     continue
                 rows = sent.file.end_commit(sent.attempt)
-                if self._files.get(sent.file.key) is sent.file:  # else it was destroyed meanwhile
+                if self._files.get(sent.file.key) is sent.file:  # else destroyed meanwhile
                     sent.work.rows += rows
                 committed.append(sent)
             except Exception as error:
                 log.exception("%s: a commit could not be settled", sent.file.path)
                 sent.error = error
-        # Rows that came late may be of segments that are gone, or longer since.
+        # Segments of rows that could not be saved before may be gone or longer by now.
         changes = [Put(row) for sent in committed for row in sent.file.current_rows(sent.work.rows)]
         try:
             if changes:
                 self._metadata.apply(changes)
-        except Exception as error:  # noqa: BLE001 - the rows stay and come again
+        except Exception as error:  # noqa: BLE001 - the rows stay, and are tried again
             for sent in committed:
                 sent.error = error
             return
@@ -192,7 +195,7 @@ class Rounds:
             sent.work.rows = []
 
     def _conclude(self, sent: _Sent) -> None:
-        """The index, and the end of it."""
+        """Feed the index, and release the queue."""
         error = self._indexed(sent)
         if error is not None:
             self._failed(sent.work, error)
@@ -200,7 +203,7 @@ class Rounds:
             self._ended(sent.work)
 
     def _indexed(self, sent: _Sent) -> BaseException | None:
-        """What went wrong with the upload, or with the index after it."""
+        """Feed the index if the upload succeeded; return what went wrong with either."""
         if sent.error is None:
             try:
                 self._count(sent)
@@ -223,7 +226,7 @@ class Rounds:
     # Rounds of all queues together
 
     def send_shared(self, works: Sequence[QueueWork]) -> None:
-        """One round of all of them, once the ends of all are known.
+        """Send one round of all these queues, once their ends in the backend are known.
 
         A queue that fails before that is left out.
         """
@@ -242,7 +245,7 @@ class Rounds:
         self._join(shared, known)
 
     def _join(self, shared: _Shared, group: Sequence[QueueWork]) -> None:
-        """Make the attempts of some of its queues; who comes last sends them all."""
+        """Make the attempts of one group; the last group to join sends all of them."""
         begun: list[_Sent] = []
         for work in group:
             try:
@@ -270,7 +273,7 @@ class Rounds:
             shared.unanswered -= 1
             if shared.unanswered:
                 return
-        # Not in this thread: it may be the one that the catalogue waits for.
+        # Not in this thread: the catalogue may wait for it.
         try:
             self._runtime.dispatch.submit(self._settle_shared, shared)
         except StoreClosedError:
@@ -312,11 +315,11 @@ def _done(error: Exception | None = None) -> Future[None]:
     return future
 
 
-# Beside its record, of one message: its unit, and a row in each of a run's columns.
+# What a message takes besides its record: its unit, and a row in each of a run's columns.
 ROW_BYTES: Final = 64
-BATCH_BYTES: Final = 2048  # beside its messages, of one batch: columns, views, attempt, future
-FEW_WAITING: Final = 64  # no more are read at once, whether they are confirmed or not
-LITTLE_PART: Final = 16  # of a whole batch: what a queue may take where a whole one has no room
+BATCH_BYTES: Final = 2048  # what a batch takes besides messages: columns, views, attempt, future
+FEW_WAITING: Final = 64  # up to so many are read without checking first if they are confirmed
+LITTLE_PART: Final = 16  # a small batch is this fraction of a whole one
 
 
 class BatchOutcome(Enum):
@@ -371,8 +374,9 @@ class Batches:
     def _take_within(
         self, work: QueueWork, file: FlatMessageFile, reserved: int, *, all_of: int = 0
     ) -> BatchOutcome:
-        """What comes next, within what was taken of the budget; nothing if that is less than
-        `all_of` messages."""
+        """Append the next messages, within the bytes reserved in the budget; none if fewer than
+        `all_of` fit.
+        """
         kept = 0
         try:
             confirmed = self._store.confirmed_offset()
@@ -390,7 +394,7 @@ class Batches:
             run = run.head(_count_below(run, confirmed))
             if not len(run):
                 return BatchOutcome.UNCONFIRMED
-            # Found here, where the reader has just parsed what they are made of.
+            # Found here, because the reader has just parsed what they are made from.
             keys = FoundKeys.of(file.key.topic, run) if self._is_indexed else None
             need = 2 * len(run.records) + _beside(len(run), keys)
             if all_of and need > reserved:
@@ -409,8 +413,9 @@ class Batches:
             work.buffered_bytes += kept
 
     def drop(self, work: QueueWork, file: FlatMessageFile) -> bool:
-        """Give back the memory of what could not be committed; it is read again later. False
-        while a commit is under way."""
+        """Drop the batches that could not be committed; they are read again later. False while a
+        commit is under way.
+        """
         if not file.discard():
             return False
         for batch in work.batches:
@@ -420,11 +425,11 @@ class Batches:
         return True
 
     def _read(self, file: FlatMessageFile, confirmed: int | None, *, bytes_max: int) -> MessageRun:
-        """The next messages of the queue; some of them the local store may still lose. It is
-        empty where that has lost the first one.
+        """The next messages of the queue, perhaps some that the local store may still lose; none
+        if it has lost the first one.
 
-        Where many wait, the first of them tells how many can lie below `confirmed`. Else a batch
-        that is not on disk yet would be read and checked at each look, for nothing.
+        If many messages wait, the place of the first one limits how much can lie below `confirmed`.
+        Otherwise a batch that is not on disk yet would be read and checked at each look, in vain.
         """
         waiting = (self._store.max_offset(*file.key) or 0) - file.append_offset
         if confirmed is not None and waiting > FEW_WAITING:
@@ -446,7 +451,7 @@ class Batches:
     def _append(
         self, work: QueueWork, file: FlatMessageFile, run: MessageRun, keys: FoundKeys | None
     ) -> int:
-        """What is kept in memory of it."""
+        """Append the run; return how many bytes of memory it takes."""
         appended = file.append(run)
         count = appended.count
         if not count:
@@ -473,7 +478,7 @@ def _beside(count: int, keys: FoundKeys | None) -> int:
 
 
 def _count_below(run: MessageRun, log_offset: int) -> int:
-    """How many of the first rows end at or below a place in the local log."""
+    """How many messages at the start of the run end at or below this offset of the local log."""
     if len(run) == 1:
         return int(int(run.log_offsets[0]) + int(run.message_bytes[0]) <= log_offset)
     below = run.log_offsets + run.message_bytes <= log_offset
