@@ -1,4 +1,4 @@
-"""Reads of a store with a tier: which of the two answers, and how their answers are combined."""
+"""Reads of a store with a tier: which of the two answers, and how answers are combined."""
 
 from __future__ import annotations
 
@@ -70,11 +70,11 @@ class ReadDecision:
         return self.level is StorageLevel.FORCE
 
     def may_read_tier(self, topic: str) -> bool:
-        """Whether the tier has a say in this topic at all."""
+        """Whether reads of this topic may ask the tier at all."""
         return self.level is not StorageLevel.DISABLE and not self.topic_filter.rejects(topic)
 
     def fork_of(self, topic: str, queue_id: int) -> int | None:
-        """The first number of the queue that means two messages; None where none does."""
+        """The first queue offset where the stores hold different messages; None without a fork."""
         return self.forks.get(QueueKey(topic, queue_id))
 
     def reads_tier(
@@ -91,7 +91,7 @@ class ReadDecision:
         commit_offset = fetcher.commit_offset(topic, queue_id)
         if commit_offset is None or offset >= commit_offset:
             return False
-        if not fetcher.has_messages(topic, queue_id):  # started, or all of it has expired
+        if not fetcher.has_messages(topic, queue_id):  # still empty, or all expired
             return False
         if self._next.min_log_offset() is None or not self._next.contains(topic, queue_id, offset):
             return True
@@ -102,16 +102,16 @@ class ReadDecision:
 
 T = TypeVar("T")
 
-_TRIES: Final = 8  # of one read or search by time, while the stores change
+_TRIES: Final = 8  # for one read or search by time, while the stores change
 
 _NO_QUEUE: Final = frozenset({GetStatus.NO_MATCHED_LOGIC_QUEUE, GetStatus.NO_MESSAGE_IN_QUEUE})
-# A store that answers so has not got the message: another one may have it.
+# With these, a store does not have the message: the other one may.
 _LACKING: Final = _NO_QUEUE | {
     GetStatus.OFFSET_FOUND_NULL,
     GetStatus.OFFSET_TOO_SMALL,
     GetStatus.MESSAGE_WAS_REMOVING,
 }
-# Also where it ends before the offset: the other store may go on.
+# With these also, or it ends before the offset: the other one may go on.
 _ENDS: Final = _LACKING | {GetStatus.OFFSET_OVERFLOW_ONE, GetStatus.OFFSET_OVERFLOW_BADLY}
 _EXPECTED: Final = _ENDS | {GetStatus.FOUND, GetStatus.NO_MATCHED_MESSAGE}
 
@@ -168,7 +168,7 @@ class Answers:
         return self._stay(request)
 
     def get_future(self, request: ReadRequest) -> Future[GetResult]:
-        """The same; done at once where no backend and no disk has to be waited for."""
+        """The same as a future, already done if the answer needs neither a backend nor a disk."""
         if self._fork_of(request) is not None:
             return self._runtime.fetch.submit(self.get, request)
         try:
@@ -176,12 +176,12 @@ class Answers:
                 if self._is_on_disk_only(request):
                     return self._runtime.fetch.submit(self.get, request)
                 return _done(lambda: self.get(request))
-        except Exception as error:  # noqa: BLE001 - whoever asks the future gets it
+        except Exception as error:  # noqa: BLE001 - it is raised by the future
             return _failed(error)
         started = self._runtime.clock.monotonic()
         try:
             inner = self._fetcher.get_message_future(request)
-        except Exception as error:  # noqa: BLE001 - it may be one that is fallen back from
+        except Exception as error:  # noqa: BLE001 - the next store may answer instead
             inner = _failed(error)
 
         def answer() -> GetResult:
@@ -195,7 +195,7 @@ class Answers:
         return outer
 
     def get_hot(self, request: ReadRequest) -> GetResult | None:
-        """The same where no backend and no disk has to be waited for; None where one has."""
+        """The same if it needs neither a backend nor a disk; otherwise None."""
         if self._fork_of(request) is not None:
             return None
         if not self._reads_tier(request):
@@ -218,7 +218,7 @@ class Answers:
                 break
             if not self.contains(request.topic, request.queue_id, request.offset):
                 break
-            run = self._run(request)  # it was uploaded, and expired, between the two questions
+            run = self._run(request)  # it was uploaded, and expired locally, between the two reads
         return run
 
     def _run(self, request: ReadRequest) -> MessageRun:
@@ -246,7 +246,9 @@ class Answers:
     # -- where queues begin and end, and what lies at a time or under a key --------------------
 
     def min_offset(self, topic: str, queue_id: int) -> int | None:
-        """The smaller one; a tier without a message of the queue has no say beside the other."""
+        """The smaller one; a tier without messages of the queue counts only if the next store does
+        not know the queue.
+        """
         near = self._next.min_offset(topic, queue_id)
         if not self._decision.may_read_tier(topic):
             return near
@@ -257,7 +259,9 @@ class Answers:
         return min(near, far) if end is not None and far < end else near
 
     def max_offset(self, topic: str, queue_id: int) -> int | None:
-        """The next store's: the tier only follows it. The tier's where that has no such queue."""
+        """The next store's, because the tier follows it; the tier's if only the tier has the
+        queue.
+        """
         near = self._next.max_offset(topic, queue_id)
         if near is not None or not self._decision.may_read_tier(topic):
             return near
@@ -274,7 +278,7 @@ class Answers:
         return self._fetcher.contains(topic, queue_id, offset)
 
     def store_time(self, topic: str, queue_id: int, offset: int) -> int | None:
-        """From the store that a read of this one message would go to."""
+        """From the store that a read of this message would ask."""
         place = topic, queue_id, offset
         if not self._decision.reads_tier(self._fetcher, *place):
             time = self._next.store_time(*place)
@@ -295,7 +299,7 @@ class Answers:
         return self._next.store_time(*place) if time is None else time
 
     def earliest_time(self, topic: str | None, queue_id: int) -> int | None:
-        """Of a queue the smaller one. Of the whole store the next store's, as RocketMQ has it."""
+        """The smaller one for a queue; the next store's for the whole store, as in RocketMQ."""
         if topic is None:
             return self._next.earliest_time()
         near = self._next.earliest_time(topic, queue_id)
@@ -306,11 +310,11 @@ class Answers:
     def offset_by_time(
         self, topic: str, queue_id: int, timestamp: int, boundary: Boundary
     ) -> int | None:
-        """The tier's where something as old may lie there only.
+        """Also asks the tier if only the tier may have messages that old.
 
-        What the next store has is all stored at `timestamp` or later then, so its first message is
-        the answer where the tier has none that comes before it. Not its minimum: that may lag
-        behind what has expired.
+        Then everything in the next store was stored at `timestamp` or later, so its first message
+        is the answer unless the tier has an earlier one. Its minimum offset would be wrong: it may
+        lag behind expired messages.
         """
         fork = self._decision.fork_of(topic, queue_id)
         if fork is not None:
@@ -332,9 +336,9 @@ class Answers:
     def query_message(
         self, topic: str, key: str, *, count_max: int, begin: int, end: int
     ) -> QueryResult:
-        """Newest first, each message once: what the next store does not give from the tier.
+        """Newest first, each message once; the tier adds what the next store lacks.
 
-        With FORCE the tier alone is asked, and the answer lags while anything waits for its upload.
+        With FORCE only the tier is asked, and the answer lags while messages wait for upload.
         """
         near = QueryResult()
         if count_max <= 0:
@@ -345,14 +349,14 @@ class Answers:
         border = self._next.earliest_time()
         if not forced and border is not None and end >= border:
             near = self._all_near(topic, key, count_max, begin, end)
-            border = self._all_from(topic)  # again: what went meanwhile is the tier's to find
+            border = self._all_from(topic)  # again: what expired meanwhile must come from the tier
             if len(near.messages) >= count_max and not begun_time_of(self._next, topic):
                 return near
             if border is not None and begin > border and near.complete:
                 return near
-        # What was stored in that very millisecond may be in the one or in the other.
+        # Messages of the border's millisecond may be in either store.
         oldest_end = end if forced or border is None else min(end, border)
-        # Before the tier is asked: what is uploaded meanwhile it has perhaps not looked at.
+        # Before the tier is asked: its answer may miss what is uploaded meanwhile.
         lags = forced and self._waits_for_upload(topic)
         try:
             far = self._far_by_key(
@@ -374,7 +378,9 @@ class Answers:
     def _far_by_key(
         self, topic: str, key: str, count_max: int, begin: int, end: int
     ) -> QueryResult:
-        """The tier's; it is asked for more while what it has behind a fork takes their places."""
+        """The tier's messages; it is asked for more while messages beyond a fork, which do not
+        count, fill its answer.
+        """
         asked = count_max
         while True:
             far = self._timed(
@@ -396,25 +402,28 @@ class Answers:
             asked = min(4 * asked, INT64_MAX)
 
     def _all_from(self, topic: str) -> int | None:
-        """The next store has every message of the topic that was stored later; None where it has
-        none at all. What a load brought, say, is in the tier alone, however new it is."""
+        """The time after which the next store has every message of the topic; None if it is empty.
+
+        Messages of a bulk load, for example, are only in the tier, however new they are.
+        """
         earliest = self._next.earliest_time()
         return None if earliest is None else max(earliest, begun_time_of(self._next, topic))
 
     def _waits_for_upload(self, topic: str) -> bool:
-        """Whether the next store has messages of the topic that the tier has not got yet; what
-        the tier has instead of them, behind a fork, is not served."""
+        """Whether the next store has messages of the topic that the tier does not serve: it lacks
+        them, or has others beyond a fork.
+        """
         begin, end = self._next.min_offset, self._next.max_offset
         queues = [key for key in self._next.queues() if key.topic == topic]
         return any((end(*key) or 0) > max(self._served(*key), begin(*key) or 0) for key in queues)
 
     def _served(self, topic: str, queue_id: int) -> int:
-        """Below this offset the tier has the queue's messages."""
+        """The offset below which the tier serves the queue's messages."""
         committed = self._fetcher.commit_offset(topic, queue_id) or 0
         fork = self._decision.fork_of(topic, queue_id)
         return committed if fork is None else min(committed, fork)
 
-    # -- of pages ------------------------------------------------------------------------------
+    # -- parts of page reads -------------------------------------------------------------------
 
     def _fork_of(self, request: ReadRequest) -> int | None:
         if not self._decision.forks:
@@ -422,7 +431,7 @@ class Answers:
         return self._decision.fork_of(request.topic, request.queue_id)
 
     def _get_forked(self, request: ReadRequest, fork: int) -> GetResult:
-        """The next store's messages; below its first one, and below the fork, the tier's."""
+        """The next store's messages; below its first one and below the fork, the tier's."""
         if not self._reads_tier(request):
             near = read_from(self._next, request)
             is_all = not self._decision.may_read_tier(request.topic) or request.offset >= fork
@@ -443,7 +452,9 @@ class Answers:
     def _forked_by_time(
         self, topic: str, queue_id: int, timestamp: int, boundary: Boundary, fork: int
     ) -> int | None:
-        """Where the next store lacks the message before its own, the tier may have it."""
+        """The next store's answer, or an earlier one of the tier's from below the fork, if the next
+        store lacks the message before its own answer.
+        """
         near = self._first_of_next(topic, queue_id, timestamp, boundary)
         if not self._decision.may_read_tier(topic) or near == 0:
             return near
@@ -466,16 +477,16 @@ class Answers:
         )
 
     def _tier_may_have(self, request: ReadRequest, result: GetResult) -> bool:
-        """Whether the next store had nothing and the tier is worth asking.
+        """Whether the next store had nothing, but the tier may.
 
-        Its own retention may have run since the decision, or it lost the queue.
+        Local retention may have run since the decision, or the next store lost the queue.
         """
         if result.status not in _LACKING or not self._decision.may_read_tier(request.topic):
             return False
         commit_offset = self._fetcher.commit_offset(request.topic, request.queue_id)
         if not commit_offset:
             return False
-        if result.status in _NO_QUEUE:  # all that there is to say of the queue, the tier says
+        if result.status in _NO_QUEUE:  # only the tier knows the queue
             return True
         has_messages = self._fetcher.has_messages(request.topic, request.queue_id)
         return has_messages and request.offset < commit_offset
@@ -489,8 +500,9 @@ class Answers:
     def _answer(
         self, request: ReadRequest, tier: Callable[[], GetResult], started: float
     ) -> GetResult | None:
-        """What the tier says, or the next store where the tier cannot serve it; None where both
-        changed meanwhile, so that they have to be asked again."""
+        """The tier's answer, or the next store's if the tier cannot serve the read; None if both
+        changed meanwhile and must be asked again.
+        """
         try:
             result = tier()
         except BackendError as error:
@@ -509,22 +521,22 @@ class Answers:
                 self._count_fallback("get_message", request.topic, request.group)
                 return near
             if self._fetcher.contains(request.topic, request.queue_id, request.offset):
-                return None  # uploaded after the tier was asked, and expired before the other was
+                return None  # uploaded after the tier was asked, but gone before the next store was
             result = _nearer(request.offset, near, result)
         self._take_note(request, result)
         return self._with_next_minimum(request, result)
 
     def _next_goes_on(self, request: ReadRequest, result: GetResult) -> bool:
-        """Whether the next store has messages behind this offset, or behind the tier's last."""
+        """Whether the next store has messages from this offset, or from the tier's end, on."""
         maximum = self._next.max_offset(request.topic, request.queue_id)
         return maximum is not None and maximum > min(request.offset, result.max_offset)
 
     def _near_instead(self, request: ReadRequest) -> GetResult | None:
-        """What the next store answers alone, if it has the very first message asked for."""
+        """The next store's answer alone, if it has the message at the requested offset."""
         if not self._next.contains(request.topic, request.queue_id, request.offset):
             return None
         near = read_from(self._next, request)
-        if near.status in _ENDS:  # it expired meanwhile: the tier may have it
+        if near.status in _ENDS:  # the message expired meanwhile: the tier may have it
             return None
         self._count_fallback("get_message", request.topic, request.group)
         return near
@@ -537,14 +549,14 @@ class Answers:
             log.warning("%s: the tier answers %s", request, result.status.name)
 
     def _with_next_minimum(self, request: ReadRequest, result: GetResult) -> GetResult:
-        """The tier may begin later than the store before it."""
+        """Lower the minimum if the next store begins before the tier."""
         minimum = self._next.min_offset(request.topic, request.queue_id)
         if minimum is None or not 0 <= minimum < result.min_offset:
             return result
         return replace(result, min_offset=minimum)
 
     def _stay(self, request: ReadRequest) -> GetResult:
-        """Neither store kept still for long enough: ask again from the same offset."""
+        """The answer if the stores changed at every try: ask again from the same offset."""
         return GetResult(
             status=GetStatus.MESSAGE_WAS_REMOVING,
             next_offset=request.offset,
@@ -552,12 +564,12 @@ class Answers:
             max_offset=self._next.max_offset(request.topic, request.queue_id) or 0,
         )
 
-    # -- of times and keys ---------------------------------------------------------------------
+    # -- parts of reads by time and by key -----------------------------------------------------
 
     def _near_by_time(
         self, topic: str, queue_id: int, timestamp: int, boundary: Boundary
     ) -> int | None:
-        """The next store's answer, where that is the answer of both; None where it may not be."""
+        """The next store's answer, if the tier cannot have a better one; otherwise None."""
         if self._decision.is_forced or not self._decision.may_read_tier(topic):
             return None
         for _ in range(_TRIES):
@@ -572,17 +584,17 @@ class Answers:
             ):
                 return None
             if self._all_from(topic) == earliest:
-                return near  # else what came before it may have expired meanwhile
+                return near  # else the message before it may have expired meanwhile
         return None
 
     def _first_of_next(
         self, topic: str, queue_id: int, timestamp: int, boundary: Boundary
     ) -> int | None:
-        """What the next store says, as the tier says it.
+        """The next store's answer by the rules of the tier.
 
-        With UPPER and no message of this very time a local store gives the last one before it, or
-        its minimum, and the tier the first one behind it. So does RocketMQ; its whole store gives
-        the latter.
+        With UPPER, if no message has exactly this time, a local store returns the last one before
+        it, or its minimum, and the tier returns the first one after it. RocketMQ's two stores
+        differ in the same way, and its tiered store as a whole answers like the tier.
         """
         near = self._next.offset_by_time(topic, queue_id, timestamp, boundary)
         if near is None or boundary is Boundary.LOWER:
@@ -594,15 +606,16 @@ class Answers:
     def _is_last_of(
         self, topic: str, queue_id: int, near: int, timestamp: int, boundary: Boundary
     ) -> bool:
-        """Whether no message of the very millisecond at which the next store begins, and that only
-        the tier still has, can be meant instead."""
+        """Whether `near` is the answer even if only the tier has earlier messages of this same
+        millisecond, at which the next store begins.
+        """
         if near == 0:
             return True
         is_upper = boundary is Boundary.UPPER
         return is_upper and self._next.store_time(topic, queue_id, near) == timestamp
 
     def _all_near(self, topic: str, key: str, count_max: int, begin: int, end: int) -> QueryResult:
-        """What the next store has; asked again for older ones where it gives only some."""
+        """The next store's messages; it is asked again for older ones while it cuts its answer."""
         found: dict[int, SelectedMessage] = {}  # by place in the log: half messages share offsets
         while True:
             answer = self._next.query_message(topic, key, count_max=count_max, begin=begin, end=end)
@@ -616,7 +629,7 @@ class Answers:
                     complete=answer.complete or (is_full and answer.is_cut),
                     is_cut=False,
                 )
-            # Not below that millisecond: the cut may go through messages of the same time.
+            # Includes that millisecond: the cut may separate messages of the same time.
             end = peek_store_timestamp(answer.messages[-1].record)
 
     # -- what is measured ----------------------------------------------------------------------
@@ -639,7 +652,7 @@ class Answers:
 
 
 def _nearer(offset: int, near: GetResult, far: GetResult) -> GetResult:
-    """Of two answers without messages, the one whose next message after `offset` comes first."""
+    """Of two answers without messages, the one whose next message is closer to `offset`."""
     if near.status in _NO_QUEUE or near.next_offset <= offset:
         return far
     if far.next_offset <= offset or near.next_offset < far.next_offset:
@@ -666,7 +679,7 @@ def _settle(future: Future[T], call: Callable[[], T]) -> None:
     try:
         future.set_result(call())
     except BaseException as error:
-        future.set_exception(error)  # no waiter may wait in vain
+        future.set_exception(error)  # otherwise a waiter would wait for ever
         if not isinstance(error, Exception):
             raise
 
@@ -679,9 +692,9 @@ def _smaller(near: int | None, far: int | None) -> int | None:
 def _newest_first(
     near: Sequence[SelectedMessage], far: Sequence[SelectedMessage]
 ) -> list[SelectedMessage]:
-    """Of a message that both have that of the next store; of equal times those come first.
+    """Merge both; of a message that is in both, and among equal times, the next store's come first.
 
-    Offsets do not tell messages apart: half messages of a transaction all have offset 0.
+    Offsets do not identify messages: half messages of a transaction all have offset 0.
     """
     known = {_without_place(one.record) for one in near}
     only_far = [one for one in far if _without_place(one.record) not in known]
@@ -689,5 +702,5 @@ def _newest_first(
 
 
 def _without_place(record: bytes) -> bytes:
-    """All of a record but its log offset, which is another one in the tier."""
+    """A record without its log offset, which differs in the tier."""
     return record[:LOG_OFFSET_POSITION] + record[SYS_FLAG_POSITION:]

@@ -88,11 +88,11 @@ class Fetcher:
 
     @property
     def cache(self) -> ReadCache | None:
-        """The read cache and its figures; None where reads are not cached."""
+        """The read cache and its figures; None if reads are not cached."""
         return self._cache
 
     def start(self) -> None:
-        """Drop idle bytes from now on, also while there are no reads; idempotent."""
+        """Begin to drop idle bytes, also while nothing is read; idempotent."""
         if self._cache is not None and self._sweeper is None and not self._closed:
             self._sweeper = self._runtime.service(
                 "read-cache",
@@ -101,7 +101,7 @@ class Fetcher:
             )
 
     def close(self) -> None:
-        """Give back the memory; idempotent. Reads that are under way may end."""
+        """Free the memory; idempotent. Reads under way may still succeed."""
         self._closed = True
         sweeper, self._sweeper = self._sweeper, None
         if sweeper is not None:
@@ -110,7 +110,7 @@ class Fetcher:
             self._cache.clear()
 
     def forget(self, key: QueueKey) -> None:
-        """Give back the memory of expired bytes at once, before they are idle for long enough."""
+        """Free the memory of expired bytes now, before they become idle."""
         file = self._files.get(key)
         if self._cache is not None and file is not None:
             for part in (file.log, file.queue):
@@ -121,16 +121,17 @@ class Fetcher:
     def get_message(self, request: ReadRequest) -> GetResult:
         """Messages from the offset on, as a broker's own store answers.
 
-        One message at least where there is one and any is wanted, however large it is;
-        `read_ahead_count` units are looked at and `read_ahead_bytes` answered at most. Raises
+        At least one if there is one and any is wanted, however large; otherwise looks at no more
+        than `read_ahead_count` units and returns no more than `read_ahead_bytes`. Raises
         BackendError and SegmentCorruptError.
         """
         self._check_open()
         return self._pages.get(request, self._source)
 
     def get_message_future(self, request: ReadRequest) -> Future[GetResult]:
-        """The same: already done where no backend is needed, else a thread of the fetch pool
-        gives it. A closed store raises here; every other error is in the future."""
+        """The same as a future: already done if no backend is needed, otherwise completed by a
+        thread of the fetch pool. A closed store raises here; every other error is in the future.
+        """
         self._check_open()
         future: Future[GetResult] = Future()
         try:
@@ -142,7 +143,7 @@ class Fetcher:
         return future
 
     def get_message_hot(self, request: ReadRequest) -> GetResult | None:
-        """The same where no backend is needed; None where one is."""
+        """The same if no backend is needed; otherwise None."""
         self._check_open()
         try:
             return self._pages.get(request, self._hot)
@@ -152,10 +153,10 @@ class Fetcher:
     def read_range(
         self, topic: str, queue_id: int, offset: int, *, count_max: int, bytes_max: int
     ) -> MessageRun:
-        """Consecutive messages as columns, through the cache: the quick way to read many.
+        """Consecutive messages as columns, through the cache: the fast way to read many.
 
-        Empty where there is none, else at least one. A gap ends it, and so does a damaged body
-        where bodies are checked.
+        Empty if there is none, else at least one. The run ends at a gap, and at a damaged body if
+        bodies are checked.
         """
 
         def ask(file: FlatMessageFile) -> MessageRun:
@@ -196,7 +197,7 @@ class Fetcher:
     def key_hits(
         self, topic: str, key: str, *, count_max: int, begin: int, end: int
     ) -> IndexAnswer:
-        """Where the index has messages that may have the key; none of them is read."""
+        """Places of messages that may have the key, from the index; no message is read."""
         self._check_open()
         return self._keys.hits(topic, key, count_max=count_max, begin=begin, end=end)
 
@@ -213,8 +214,9 @@ class Fetcher:
         return self._ask(topic, queue_id, ask)
 
     def earliest_time(self, topic: str, queue_id: int) -> int | None:
-        """When the oldest message was stored; None if there is none. As the catalogue has it;
-        read only where that cannot be believed."""
+        """When the oldest message was stored; None if there is none. From the catalogue; read from
+        the message only if the catalogue's time is implausible.
+        """
 
         def ask(file: FlatMessageFile) -> int | None:
             if file.min_offset >= file.commit_offset:
@@ -240,7 +242,7 @@ class Fetcher:
     # -- offsets ------------------------------------------------------------------------------
 
     def min_offset(self, topic: str, queue_id: int) -> int | None:
-        """The oldest queue offset there is, or that will be; None for a queue that is not there."""
+        """The oldest queue offset, or the next one if none is left; None for an unknown queue."""
         return self._ask(topic, queue_id, lambda file: file.min_offset)
 
     def commit_offset(self, topic: str, queue_id: int) -> int | None:
@@ -249,19 +251,18 @@ class Fetcher:
         return None if file is None or not file.is_started else file.commit_offset
 
     def has_messages(self, topic: str, queue_id: int) -> bool:
-        """Whether the queue has any message now, without a look at the backend."""
+        """Whether the queue has any message now; makes no request to the backend."""
         file = self._file(topic, queue_id)
         return file is not None and file.is_started and file.queue.min_unit < file.commit_offset
 
     def contains(self, topic: str, queue_id: int, offset: int) -> bool:
-        """Whether there is such a message: not in a gap, and not expired."""
+        """Whether there is a message at this offset: not in a gap, and not expired."""
         return bool(self._ask(topic, queue_id, lambda file: _contains(file, offset)))
 
     # -----------------------------------------------------------------------------------------
 
     def _ask(self, topic: str, queue_id: int, ask: Callable[[FlatMessageFile], T]) -> T | None:
-        """What a queue says; asked again where it changed under the question. None for one that is
-        not there."""
+        """A queue's answer, repeated if the queue changed meanwhile; None for an unknown queue."""
         while True:
             file = self._file(topic, queue_id)
             if file is None or not file.is_started:
@@ -290,7 +291,7 @@ def _contains(file: FlatMessageFile, offset: int) -> bool:
 
 
 def observe_cache(metrics: Metrics, cache: ReadCache) -> None:
-    """Show the figures of the cache at each export."""
+    """Export the figures of the cache."""
 
     def gauge(metric: Metric, read: Callable[[], int]) -> None:
         def measured() -> Iterable[tuple[float, Labels]]:
