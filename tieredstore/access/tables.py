@@ -1,8 +1,8 @@
 """Consumer offsets and topics of a broker: in RocketMQ's files on its disk, and a copy in the tier.
 
-    config/consumerOffset.json   written when it has changed, every few seconds
-    config/topics.json           each with the one before it as `.bak`
-    notes of the catalogue       the rows that have changed, every half minute
+    config/consumerOffset.json   written every few seconds, if changed
+    config/topics.json           likewise; each has its previous version as `.bak`
+    notes of the catalogue       the changed rows, every half minute
 
 The notes are written with the rounds. A machine that has lost its disk restores both tables from
 them.
@@ -60,8 +60,8 @@ TOPICS_MAX: Final = 100_000
 TOPIC_BYTES_MAX: Final = 64 << 10  # of one topic, with its attributes
 GROUP_BYTES_MAX: Final = 255
 COPY_BYTES_MAX: Final = 1 << 20  # of rows that are handed to the catalogue at a time
-COPIES_MAX: Final = 1_000  # of them, while others go on changing rows
-RIDE_MS: Final = 300_000  # what no round has taken along after so long is written on its own
+COPIES_MAX: Final = 1_000  # of these, while other threads keep changing rows
+RIDE_MS: Final = 300_000  # staged rows that no round took along by then are written separately
 _NAMED_MAX: Final = 8
 
 VERSIONS: Final = "broker-tables"
@@ -83,42 +83,42 @@ class BrokerTables:
         folder = Path(config.store_path) / "config"
         self.consumer_offsets = ConsumerOffsets(folder, metadata, runtime.clock)
         self.topic_table = TopicTable(folder, metadata, runtime.clock)
-        self._problems: dict[str, str] = {}  # by what failed; replaced, never changed
+        self._problems: dict[str, str] = {}  # by operation; replaced, never changed
         self._tables = (self.consumer_offsets, self.topic_table)
         self._metadata = metadata
         self._runtime = runtime
         self._copy_interval_ms = config.tables_copy_interval_ms
         self._copying = threading.Lock()
-        self._staged_at: float | None = None  # what may ride with a round since then
+        self._staged_at: float | None = None  # since then, rows wait to go with a round
         self._copied_at: float | None = None
 
     @property
     def problem(self) -> str | None:
-        """What failed when it was last tried; None where nothing did."""
+        """What failed at its last try; None if nothing did."""
         return next(iter(self._problems.values()), None)
 
     def load(self) -> None:
-        """Raises InvalidConfigError for a file that cannot be used, where the tier has no copy."""
+        """Raises InvalidConfigError for an unusable file if the tier has no copy of it."""
         for table in self._tables:
             table.load()
 
     def step(self) -> None:
-        """Write what has changed; and copy it, if that is due."""
+        """Write what has changed; also copy it to the tier, if that is due."""
         self._attempt("write", self._keep)
         self._attempt("copy", self._copy_if_due)
 
     def keep(self) -> bool:
-        """Write what has changed, now; whether all of it is on disk."""
+        """Write what has changed; return whether all of it is on disk."""
         return self._attempt("write", self._keep)
 
     def stage(self) -> bool:
-        """Write what has changed, and hand all of it to the catalogue: the next round has it."""
+        """Write what has changed, and stage all of it in the catalogue: the next round takes it."""
         return self.keep() and self._attempt("copy", self._stage_all)
 
     def settle(self, timeout: float | None = None) -> bool:
         """Make what was staged durable in the tier; True if it is within `timeout` seconds.
 
-        Costs an entry of the log unless a round has taken it along.
+        Costs an entry of the log, unless a round took it along.
         """
 
         def settle() -> bool:
@@ -131,15 +131,18 @@ class BrokerTables:
         return done.result()
 
     def forget_topics(self, topics: Iterable[str]) -> None:
-        """For topics that were deleted; on disk when this returns, and in the tier soon."""
+        """Forget deleted topics: on disk before this returns, and in the tier soon after."""
         topics = set(topics)
         self.consumer_offsets.forget_topics(topics)
         self.topic_table.delete(*topics)
         self.stage()
 
     def clamp(self, ends: Mapping[QueueKey, int]) -> None:
-        """No group is behind the end of one of these queues afterwards; what changes is logged, and
-        on disk: after a crash the queue may be longer, and the group would miss what came since."""
+        """Move groups that are beyond the end of one of these queues back to it.
+
+        Changes are logged, and on disk before this returns: after a crash the queue may be longer,
+        and the group would miss the newer messages.
+        """
         moved = self.consumer_offsets.clamp(ends)
         if moved:
             named = ", ".join(
@@ -150,7 +153,7 @@ class BrokerTables:
             self.keep()
 
     def close(self) -> None:
-        """Write what has changed; nothing can be changed afterwards."""
+        """Write what has changed, and take no more changes."""
         for table in self._tables:
             table.close()
         self.keep()
@@ -161,7 +164,7 @@ class BrokerTables:
             table.destroy()
 
     def _attempt(self, name: str, what: Callable[[], bool]) -> bool:
-        """Whether it did not fail. What it returns says whether there was anything to do."""
+        """Call `what`; return whether it did not fail. Its result says whether it did anything."""
         problems = {other: text for other, text in self._problems.items() if other != name}
         try:
             if what():
@@ -180,12 +183,12 @@ class BrokerTables:
         with self._copying:
             now = self._runtime.clock.monotonic()
             if self._metadata.has_staged:
-                # Nothing more is staged meanwhile: what waits stays bounded.
-                if self._staged_at is None:  # by another
+                # Stage nothing more for now, so that what waits stays bounded.
+                if self._staged_at is None:  # another part staged it
                     self._staged_at = now
                 if (now - self._staged_at) * 1000 < RIDE_MS:
                     return False
-                self._staged_at = now  # the next try is as late where this one fails
+                self._staged_at = now  # if this fails, the next try waits as long
                 self._metadata.apply([])
                 return True
             self._staged_at = None
@@ -201,7 +204,7 @@ class BrokerTables:
             return True
 
     def _stage_some(self) -> int:
-        """How many bytes it were."""
+        """Stage changed rows up to `COPY_BYTES_MAX`; return how many bytes were staged."""
         size = 0
         for table in self._tables:
             size += table.stage(COPY_BYTES_MAX - size)
@@ -220,7 +223,7 @@ class BrokerTables:
 
 
 class _Table(Generic[R]):
-    """Rows by key, in memory, in a file and in notes; and which of them these two have not got."""
+    """Rows by key, in memory, in a file and in notes; keeps track of what these two lack."""
 
     def __init__(
         self, format: TableFormat[R], folder: Path, metadata: MetadataStore, clock: Clock
@@ -230,7 +233,7 @@ class _Table(Generic[R]):
         self._backup = folder / f"{format.file_name}.bak"
         self._metadata = metadata
         self._clock = clock
-        self._guard = threading.Lock()  # held for moments
+        self._guard = threading.Lock()  # never held during I/O
         self._writing = threading.Lock()
         self._rows: dict[str, R] = {}
         self._version = DataVersion()
@@ -238,17 +241,17 @@ class _Table(Generic[R]):
         self._is_written = True
         self._uncopied: dict[str, None] = {}  # in the order of their changes
         self._is_version_copied = True
-        self._is_sound = True  # the file may become the one before
+        self._is_sound = True  # the file may become the backup
         self._is_open = False
 
     @property
     def version(self) -> DataVersion:
-        """That of the file."""
+        """The version of the file."""
         with self._guard:
             return self._version
 
     def load(self) -> None:
-        """Take the newer of file and copy."""
+        """Take the newer of the file and the copy in the tier."""
         found, problem = self._read_files()
         try:
             copy, is_damaged = copied(self._format, self._metadata), False
@@ -294,7 +297,9 @@ class _Table(Generic[R]):
             self._is_open = True
 
     def write(self) -> bool:
-        """Replace the file, if anything has changed; whether it has. After an OSError it has."""
+        """Replace the file if anything has changed; return whether it had. After an error the
+        change still has to be written.
+        """
         with self._writing:
             with self._guard:
                 if self._is_written:
@@ -310,7 +315,7 @@ class _Table(Generic[R]):
             return True
 
     def stage(self, bytes_max: int) -> int:
-        """Hand rows that have changed to the catalogue; how many bytes it were, about at most."""
+        """Stage changed rows in the catalogue, about `bytes_max` at most; return the bytes."""
         if bytes_max <= 0:
             return 0
         with self._guard:
@@ -332,7 +337,7 @@ class _Table(Generic[R]):
             self._is_open = False
 
     def destroy(self) -> None:
-        """Delete the file and its copy. Raises MetadataError where the copy stays."""
+        """Delete the file and its copy. Raises MetadataError if the copy cannot be deleted."""
         kind = self._format.file_name
         gone: list[Change] = [DeleteNote(kind, key) for key in self._metadata.notes(kind)]
         if self._metadata.note(VERSIONS, kind) is not None:
@@ -341,7 +346,7 @@ class _Table(Generic[R]):
         self._path.unlink(missing_ok=True)
         self._backup.unlink(missing_ok=True)
 
-    # For those that hold `_guard`
+    # The caller holds `_guard`
 
     def _open_rows(self) -> dict[str, R]:
         if not self._is_open:
@@ -354,11 +359,11 @@ class _Table(Generic[R]):
             self._uncopied[key] = None
 
     def _contents(self) -> TableContents[R]:
-        """As of now; nothing of it changes later."""
+        """A copy of the current contents, which later changes do not touch."""
         return TableContents(rows=dict(self._rows), version=self._version, others=self._others)
 
     def _counted(self) -> None:
-        """The rows are others than before."""
+        """Called after the rows were replaced."""
 
     def _changes(self, bytes_max: int) -> tuple[list[str], list[Change], int]:
         keys: list[str] = []
@@ -389,12 +394,14 @@ class _Table(Generic[R]):
     # Files and notes
 
     def _read_files(self) -> tuple[TableContents[R] | None, str | None]:
-        """The file, or else the one before it; and why neither can be used, or the first cannot."""
+        """The contents of the file, or else of its backup; and why the file, or else the backup,
+        cannot be used.
+        """
         problem: str | None = None
         for path in (self._path, self._backup):
             try:
                 data = _read(path)
-                if not data:  # RocketMQ leaves empty ones where its disk was full
+                if not data:  # RocketMQ leaves an empty file when its disk is full
                     continue
                 return self._format.decode(data), problem
             except (OSError, ValueError) as error:
@@ -499,9 +506,10 @@ class ConsumerOffsets(_Table[OffsetRow]):
             return {QueueKey(topic, at) for topic, _, row in self._named() for at in row}
 
     def clamp(self, ends: Mapping[QueueKey, int]) -> dict[tuple[str, QueueKey], int]:
-        """Take back offsets behind the end of their queue to it; what they were, of each group.
+        """Move offsets beyond the end of their queue back to it; return their old values by group.
 
-        So after a store has lost its last messages: a group would else miss as many new ones.
+        This is for a store that lost its last messages: otherwise a group would miss as many new
+        ones.
         """
         moved: dict[tuple[str, QueueKey], int] = {}
         with self._guard:
@@ -593,9 +601,9 @@ class TopicTable(_Table[TopicConfig]):
 
 
 def copied(format: TableFormat[R], metadata: MetadataStore) -> TableContents[R] | None:
-    """The copy of a table that is in a catalogue; None where there is none.
+    """The copy of a table in a catalogue; None if there is none.
 
-    Raises MetadataError for notes that are no such table.
+    Raises MetadataError if the notes are not such a table.
     """
     kind = format.file_name
     facts = metadata.note(VERSIONS, kind)
@@ -613,7 +621,7 @@ def copied(format: TableFormat[R], metadata: MetadataStore) -> TableContents[R] 
 
 
 def notes_of(metadata: MetadataStore, *, wants: Callable[[str], bool]) -> list[Change]:
-    """What makes another catalogue hold the same copy, of the topics that are wanted."""
+    """The changes that give another catalogue the same copy, of the wanted topics only."""
     changes: list[Change] = []
     for kind in (broker_tables.CONSUMER_OFFSETS.file_name, broker_tables.TOPICS.file_name):
         for key, row in metadata.notes(kind).items():
@@ -623,7 +631,7 @@ def notes_of(metadata: MetadataStore, *, wants: Callable[[str], bool]) -> list[C
 
 
 def _read(path: Path) -> bytes | None:
-    """None where there is no file. Raises OSError and ValueError."""
+    """The file's bytes; None if there is no file. Raises OSError and ValueError."""
     try:
         with path.open("rb") as file:
             data = file.read(FILE_BYTES_MAX + 1)
@@ -635,9 +643,9 @@ def _read(path: Path) -> bytes | None:
 
 
 def _plain(topic: object) -> TopicConfig:
-    """The same as it will be read back, whatever becomes of the caller's mappings.
+    """The topic as it will be read back, independent of the caller's mappings.
 
-    What could not be read back would keep all the others from being written too.
+    A topic that could not be read back would also keep all the others from being written.
     """
     if not isinstance(topic, TopicConfig):
         raise InvalidArgumentError(f"topic: want a TopicConfig, not {topic!r:.80}")

@@ -1,5 +1,6 @@
-"""Turns names from the settings into parts: the tier, its catalogue and the chain of plugins. No
-other module does.
+"""Turns names from the settings into parts: the tier, its catalogue and the chain of plugins.
+
+No other module does this.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ from tieredstore.model.settings import JAVA_CLASSES
 
 log = log_of(__name__)
 
-END_SECONDS_MIN = 5.0  # for each to make durable what it took, however late it has become
+END_SECONDS_MIN = 5.0  # each part gets this long to make its data durable, even after the timeout
 _FILES: Final = ("", ".bak", ".journal")
 _NAMED_MAX: Final = 8
 _OWN: Final = "json"  # the kind of catalogue that a provider may keep in its own way
@@ -108,7 +109,7 @@ class AnotherTierError(UnknownNameError):
 
 @dataclass(slots=True)
 class _Ending:
-    """How much time is left for it: set when it begins, and read by the released parts."""
+    """The time left for a close: set when it begins, and read by the parts that are released."""
 
     deadline: Deadline | None = None
 
@@ -120,7 +121,7 @@ class Tier:
     """An open tier: its parts, ready to use.
 
     `close` releases the parts that were not given, in the order index, files, catalogue, provider,
-    runtime; one that fails, or does not end in time, does not keep the others from being released.
+    runtime. A part that fails, or does not end in time, does not prevent the release of the others.
     Idempotent.
     """
 
@@ -139,7 +140,7 @@ class Tier:
         is_elsewhere: bool,
         ending: _Ending,
     ) -> None:
-        self.process = OneProcess(f"the tier of {config.broker_name}")  # no other may use them
+        self.process = OneProcess(f"the tier of {config.broker_name}")  # only this one may use it
         self._broker = config.broker_name
         self.runtime = runtime
         self.provider = provider
@@ -168,7 +169,7 @@ class Tier:
         self._ending = ending
 
     def own(self, opened: ExitStack) -> None:
-        """Take over what was opened for these parts, to be released after them."""
+        """Take over what was opened for these parts; it is released after them."""
         opened.callback(self._publish_last)
         opened.callback(self.files.close)
         opened.callback(self.fetcher.close)
@@ -182,18 +183,18 @@ class Tier:
         self.fetcher.start()
 
     def publish(self) -> None:
-        """Tell readers elsewhere what has changed, and delete what was only waiting for that."""
+        """Publish changes for readers elsewhere, then delete what had to wait for that."""
         self.publishing.step()
         self.files.delete_in_background()
 
     @property
     def catalogue_upkeep(self) -> CatalogueUpkeep:
-        """How the files on this machine are doing, be they the catalogue or a copy of it."""
+        """The state of the files on this machine: the catalogue, or its copy."""
         return self.metadata.upkeep if self.copy is None else self.copy.upkeep
 
     @property
     def fence(self) -> Fence | None:
-        """The writer that took over from this one, if that is known; does not ask the backend."""
+        """The writer that took over from this one, if known; makes no request to the backend."""
         return self.provider.fence(self._broker)
 
     def close(self, timeout: float | None = None) -> None:
@@ -201,7 +202,7 @@ class Tier:
         self._owned.close()
 
     def _publish_last(self) -> None:
-        """What this life has changed, if there is time; else the next one publishes it."""
+        """Publish the last changes if there is time; otherwise the next open tier does."""
         left = self._ending.left()
         if not self.publishing.has_changes or left == 0:
             return
@@ -213,7 +214,7 @@ class Tier:
 
 
 def _end_in_time(runtime: Runtime, ending: _Ending, what: str, end: Callable[[], None]) -> None:
-    """It may be waiting for a backend that never answers."""
+    """End a part, but only wait in time: it may wait for a backend that never answers."""
     left = ending.left()
     if left is None:
         end()
@@ -236,15 +237,15 @@ def open_tier(
     is_brokers_host: bool | None = None,
     read_only: bool = False,
 ) -> Tier:
-    """A tier made of the given parts; the settings name the others.
+    """A tier of the given parts; the settings name the others.
 
-    * A given part is used as it is and stays the caller's: it is never closed here.
-    * The catalogue is opened, the queues are not yet: call `load`. After an error nothing is open.
-    * Unless it is read only, it takes the tier over before it reads anything of it, also with a
-      given provider: see `SegmentProvider.claim`. The setting `claim_epoch` False prevents that.
+    * A given part is used as it is and belongs to the caller: it is never closed here.
+    * The catalogue is opened, but not the queues: call `load`. After an error nothing is open.
+    * Unless it is read only, it takes the tier over before it reads any of it, also with a given
+      provider: see `SegmentProvider.claim`. The setting `claim_epoch` False prevents that.
     * `is_brokers_host`: whether a read-only tier is opened on the broker's own disk. None: it is if
-      the broker's own catalogue, or its copy, is there. Elsewhere the index only says up to where
-      it goes.
+      the broker's own catalogue, or its copy, is there. Elsewhere the index only says how far it
+      reaches.
     """
     if is_brokers_host is None and metadata is not None:
         is_brokers_host = False
@@ -300,10 +301,10 @@ def open_tier(
 
 
 def refuse_second_tier(config: StoreConfig, provider: SegmentProvider) -> None:
-    """NoCatalogueError for a machine without a catalogue where this broker has a tier already.
+    """Raises NoCatalogueError if this machine has no catalogue, but the broker already has a tier.
 
-    An empty one would begin a second tier in the place of the first, and give its offsets again.
-    Two requests at most, and only where there is no file yet.
+    An empty catalogue would begin a second tier in place of the first, and assign the same offsets
+    again. Makes at most two requests, and only if there is no file yet.
     """
     if config.metadata != _OWN or keeps_catalogue(config, provider) or has_file(config):
         return
@@ -317,8 +318,10 @@ def refuse_second_tier(config: StoreConfig, provider: SegmentProvider) -> None:
 
 
 def has_tier(config: StoreConfig, provider: SegmentProvider) -> bool:
-    """Whether this broker has segments there, or has published its catalogue: where all messages
-    have expired, that alone still says which offsets were given."""
+    """Whether this broker has segments in the backend, or has published its catalogue.
+
+    After all messages have expired, only the published catalogue says which offsets were assigned.
+    """
     if next(iter(provider.list(config.broker_name)), None) is not None:
         return True
     generations = provider.generations(config.broker_name)
@@ -331,7 +334,7 @@ def _end_runtime(runtime: Runtime, ending: _Ending) -> None:
 
 
 def provider_of(config: StoreConfig, runtime: Runtime, metrics: Metrics) -> SegmentProvider:
-    """The provider of the settings, each of its requests measured, and tried again if need be."""
+    """The provider of the settings; its requests are measured, and retried if needed."""
     found: type[SegmentProvider] = resolve(PROVIDERS, config.provider, SegmentProvider)
     made: SegmentProvider = MeasuredProvider(found.from_config(config, runtime), metrics, runtime)
     if not made.retries_itself:
@@ -341,7 +344,7 @@ def provider_of(config: StoreConfig, runtime: Runtime, metrics: Metrics) -> Segm
 
 
 def round_sizes_of(config: StoreConfig) -> RoundSizes:
-    """How the provider of the settings packs shared rounds; else how it would be done in S3."""
+    """How the provider of the settings packs shared rounds; if it does not, how S3 would."""
     for name in (config.provider, "s3"):
         kind: type[SegmentProvider] = resolve(PROVIDERS, name, SegmentProvider)
         if kind.round_sizes is not None:
@@ -350,7 +353,7 @@ def round_sizes_of(config: StoreConfig) -> RoundSizes:
 
 
 def claim(config: StoreConfig, provider: SegmentProvider) -> None:
-    """Be the writer of this tier, unless the settings say that it is shared."""
+    """Become the writer of this tier, unless `claim_epoch` is off."""
     if config.claim_epoch:
         provider.claim(config.broker_name)
 
@@ -363,11 +366,12 @@ def written_catalogue(
     *,
     end: Callable[[Callable[[], None]], None] = lambda close: close(),
 ) -> Iterator[tuple[MetadataStore, CatalogueCopy | None]]:
-    """The catalogue of a writer, which has taken the tier over; and its copy on this machine, if
-    the provider keeps the catalogue itself. `end` makes the call that closes it: one in a bucket
-    appends there what is still staged.
+    """Claims the tier and opens its catalogue for writing; also its copy on this machine, if the
+    provider keeps the catalogue itself.
 
-    CatalogueLockedError comes first: a process that holds the lock of the file keeps its tier.
+    `end` is given the call that closes the catalogue: one in a bucket then appends what is still
+    staged. CatalogueLockedError is raised before the claim: a process that holds the lock of the
+    file keeps its tier.
     """
     with ExitStack() as opened:
         copy = _locked_copy(config) if config.metadata == _OWN else None
@@ -394,7 +398,7 @@ def _locked_copy(config: StoreConfig) -> CatalogueCopy:
 
 @contextmanager
 def catalogue_lock(config: StoreConfig) -> Iterator[None]:
-    """The lock of the file here, which keeps other writers of this machine away."""
+    """Holds the lock of the catalogue's file, which excludes other writers on this machine."""
     with closing(_locked_copy(config)):
         yield
 
@@ -402,28 +406,30 @@ def catalogue_lock(config: StoreConfig) -> Iterator[None]:
 def own_catalogue(
     config: StoreConfig, provider: SegmentProvider, *, read_only: bool
 ) -> MetadataStore | None:
-    """The one that the provider keeps with the bytes, unless the settings name another kind."""
+    """The catalogue that the provider keeps with the bytes; None if it keeps none, or if the
+    settings name another kind.
+    """
     if config.metadata != _OWN:
         return None
     return provider.catalogue(config.broker_name, read_only=read_only)
 
 
 def keeps_catalogue(config: StoreConfig, provider: SegmentProvider) -> bool:
-    """Whether the catalogue of this tier is, or will be, the provider's own; asks no backend.
+    """Whether the provider keeps, or will keep, this tier's catalogue; asks no backend.
 
-    Queues share a round only where their rows are in it too.
+    Queues share a round only if the round also has their rows.
     """
     return config.metadata == _OWN and provider.shares_rounds
 
 
 def is_on_brokers_host(config: StoreConfig, metadata: MetadataStore) -> bool:
-    """Whether this disk has the broker's own catalogue, or the copy that the broker made of it."""
+    """Whether this disk has the broker's own catalogue, or the broker's copy of it."""
     facts = metadata.facts
     return not facts.copy or (facts.source in (LOG, "file") and has_file(config))
 
 
 def catalogue_of(config: StoreConfig, runtime: Runtime, *, read_only: bool) -> MetadataStore:
-    """The catalogue of the settings, open. Its class has `open(path, *, read_only, clock_ms)`."""
+    """Opens the catalogue of the settings; its class has `open(path, *, read_only, clock_ms)`."""
     found: Any = resolve(METADATA_STORES, config.metadata, MetadataStore)
     opening = getattr(found, "open", None)
     if opening is None:
@@ -437,8 +443,10 @@ def catalogue_of(config: StoreConfig, runtime: Runtime, *, read_only: bool) -> M
 def catalogue_to_read(
     config: StoreConfig, runtime: Runtime, provider: SegmentProvider
 ) -> MetadataStore:
-    """The catalogue that a reader starts from, as the setting `catalogue` says: the provider's own
-    or the file, what is published, or the bytes alone. NoCatalogueError where there is none."""
+    """The catalogue that a reader starts from. The setting `catalogue` chooses: the provider's own
+    or the file, the published one, or one rebuilt from the bytes. Raises NoCatalogueError if there
+    is none.
+    """
     choice = config.catalogue
     if choice == "rebuild":
         return _rebuilt_catalogue(config, runtime, provider)
@@ -448,7 +456,7 @@ def catalogue_to_read(
             log.info("reading from the catalogue %s", own.facts.describe())
             return own
         if keeps_catalogue(config, provider):
-            # A file here would be a copy of what is gone, or of another tier.
+            # A file on this disk would be a copy of a lost catalogue, or of another tier's.
             there = lies_there(config, provider)
             is_known = not there and provider.places()  # a claim stays when the rest is deleted
             reason = LOG_LOST if is_known else "no log was written there"
@@ -475,7 +483,7 @@ def catalogue_to_read(
 
 
 def published_catalogue(config: StoreConfig, provider: SegmentProvider) -> MetadataStore | None:
-    """What the broker of the settings last published beside its tier; None where it has not."""
+    """The catalogue that the broker last published beside its tier; None if it published none."""
     generations = provider.generations(config.broker_name)
     if generations is None:
         return None
@@ -485,7 +493,7 @@ def published_catalogue(config: StoreConfig, provider: SegmentProvider) -> Metad
 
 
 def _copy_here(config: StoreConfig) -> MetadataStore:
-    """What a writer on this machine last copied from the log."""
+    """The copy that a writer on this machine last made of the log's catalogue."""
     kind: Any = resolve(CATALOGUE_COPIES, "file", MetadataStore)
     found: MetadataStore = kind.open(config.catalogue_path)
     return found
@@ -506,7 +514,9 @@ def _rebuilt_catalogue(
 def publisher_of(
     config: StoreConfig, provider: SegmentProvider, metadata: MetadataStore
 ) -> Publisher | None:
-    """What publishes this catalogue, which is open for writing; None where nothing can or is to."""
+    """The publisher of this catalogue, which is open for writing; None if the provider or the
+    settings do not publish.
+    """
     generations = provider.generations(config.broker_name)
     if generations is None or not config.publish_interval_ms:
         return None
@@ -523,8 +533,9 @@ def index_of(
     local_folder: Path | None = None,
     publish: Callable[[], bool] | None = None,
 ) -> Index:
-    """The key index of the settings; not opened. `local_folder` is for readers only, `publish` for
-    the writer."""
+    """The key index of the settings, not opened. `local_folder` is for readers only, `publish` for
+    the writer only.
+    """
     if not config.index_enabled:
         return NoIndex()
     if not read_only:
@@ -537,7 +548,7 @@ def index_of(
 
 
 def local_index_of(config: StoreConfig) -> Path:
-    """Where the files lie that the broker of this catalogue has not uploaded."""
+    """The folder of the index files that the broker of this catalogue has not uploaded."""
     if config.metadata_path:
         beside = Path(config.metadata_path).absolute().parent.parent / FOLDER
         if beside.is_dir():
@@ -546,7 +557,7 @@ def local_index_of(config: StoreConfig) -> Path:
 
 
 def check_broker(config: StoreConfig, metadata: MetadataStore) -> None:
-    """AnotherTierError if the catalogue has brokers, but not the one of the settings."""
+    """Raises AnotherTierError if the catalogue has brokers, but not the one of the settings."""
     if any(row.broker_name == config.broker_name for row in metadata.queues()):
         return
     brokers = brokers_of(metadata)
@@ -563,9 +574,9 @@ def check_queues(
     *,
     wanted: Callable[[str], bool] = lambda _topic: True,
 ) -> None:
-    """MetadataError if the catalogue names segments of a `wanted` topic without their queue.
+    """Raises MetadataError if the catalogue names segments of a `wanted` topic but not their queue.
 
-    A job that goes from queue to queue would leave these messages out without a word.
+    A job that goes from queue to queue would silently leave these messages out.
     """
     below = f"{config.broker_name}/"
     paths = {row.path for row in metadata.segments() if row.path.startswith(below)}
@@ -585,13 +596,13 @@ def brokers_of(metadata: MetadataStore) -> list[str]:
 
 
 def check_place(config: StoreConfig, metadata: MetadataStore, provider: SegmentProvider) -> None:
-    """AnotherTierError if nothing lies where the settings point; for a reader that found nothing.
+    """Raises AnotherTierError if the settings point to no tier; for a reader that found no bytes.
 
-    A broker whose folder is there but empty has lost its bytes: the settings are right. Raises what
-    the backend raises.
+    A broker with an existing but empty folder has lost its bytes: the settings are right. Raises
+    what the backend raises.
     """
     if metadata.facts.copy:
-        return  # it was found there, so there the tier is
+        return  # the copy was found beside the tier, so this is the place
     if next(iter(provider.list(config.broker_name)), None) is not None:
         return
     there = lies_there(config, provider)
@@ -603,7 +614,7 @@ def check_place(config: StoreConfig, metadata: MetadataStore, provider: SegmentP
 
 
 def lies_there(config: StoreConfig, provider: SegmentProvider) -> str:
-    """Which tiers lie there instead of the one of the settings; empty if that is not known."""
+    """Which tiers exist there instead of the one of the settings; empty if unknown."""
     root = config.path if config.provider == "posix" else ""
     if root and not Path(root).is_dir():
         return f"path: there is no directory {root}"
@@ -627,13 +638,13 @@ def lies_there(config: StoreConfig, provider: SegmentProvider) -> str:
 
 
 def _named(names: Sequence[str]) -> str:
-    """The first of them, on one line."""
+    """The first few names, on one line."""
     shown = [name if name.isprintable() else repr(name) for name in names[:_NAMED_MAX]]
     return (", ".join(shown) or "none") + (", …" if len(names) > _NAMED_MAX else "")
 
 
 def has_file(config: StoreConfig) -> bool:
-    """Whether there is a catalogue's file. Of one that is no file only its own class can say."""
+    """Whether the catalogue's file exists; True for other kinds, since only their class knows."""
     path = config.catalogue_path
     return config.metadata != "json" or any(Path(path + end).exists() for end in _FILES)
 
@@ -645,11 +656,11 @@ def load_plugins(
     runtime: Runtime | None = None,
     metrics: Metrics | None = None,
 ) -> MessageStore:
-    """The broker's own store within the message stores of `plugins`, the first one outermost.
+    """The broker's own store, wrapped in the message stores of `plugins`, the first one outermost.
 
-    Each is a class, named or as a dotted path, called with the store that it wraps and the
-    settings; and with `runtime` and `metrics`, where these are given and its constructor names
-    them. Raises InvalidConfigError for what cannot be imported or built; nothing is opened.
+    Each plugin is a class, given as a name or a dotted path. It is called with the store that it
+    wraps and the settings; also with `runtime` and `metrics`, if they are given and its constructor
+    names them. Raises InvalidConfigError if one cannot be imported or built. Opens nothing.
     """
     store = base_store
     classes = [(name, _message_store(name)) for name in config.plugins]
