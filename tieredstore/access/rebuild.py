@@ -4,9 +4,9 @@
    it. A catalogue that exists and is not older than the bytes stays unchanged.
 2. Each queue is recovered as at a start of the broker, from rows without sizes; the times of its
    segments come from the messages at their ends.
-3. Each index file is read once. Its items show which topic ids were given, and to which topic: an
-   item belongs to a topic if the record at its place has the topic and the key.
-4. All rows are one change of the catalogue.
+3. Each index file is read once. Its items show which topic ids were assigned, and to which topic:
+   an item belongs to a topic if the record at its place has the topic and the key.
+4. All rows are written in one change of the catalogue.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ from tieredstore.model.values import (
 _Ends: TypeAlias = dict[tuple[str, SegmentType], int]
 SAMPLES_MAX: Final = 8
 _ITEMS_AT_ONCE: Final = 1 << 17
-_MANY_KEYS: Final = (-INT32_MAX - 1, 0)  # hashes that stand for more than one
-_HEAD_BYTES: Final = 28  # up to and with the queue offset
+_MANY_KEYS: Final = (-INT32_MAX - 1, 0)  # hashes that stand for several keys
+_HEAD_BYTES: Final = 28  # up to and including the queue offset
 _NOBODY: Final = "\0rebuilt"
 
 
@@ -93,9 +93,9 @@ _NOBODY: Final = "\0rebuilt"
 class RebuildReport:
     """The contents of the catalogue after a rebuild.
 
-    `new_ids` are topics whose id was unknown: their index items are put again, and so is everything
-    that is doubtful because `is_index_whole` is False. `notes` are worth knowing; a sound tier may
-    have them.
+    `new_ids` are topics whose id was unknown: their index items are put again, and so are all
+    doubtful items if `is_index_whole` is False. `notes` are worth knowing; a sound tier may have
+    them too.
     """
 
     topics: Mapping[str, int]
@@ -128,21 +128,20 @@ def rebuild(
 ) -> RebuildReport:
     """Restore topics, queues and segments of the configured broker, in one change.
 
-    An empty catalogue is filled. One that has rows of this broker is written over only if it is
-    older: if no file of the backend ends before the catalogue says, and some file goes further or
-    is not in it. So is one that names segments and not their queue or topic. What such a one knows
-    besides is kept: ids, reserve hours, notes. In any other
-    case NewerCatalogueError, and nothing has changed.
+    An empty catalogue is filled. A catalogue with rows of this broker is overwritten only if it is
+    older: if no file in the backend is shorter than the catalogue says, and some file is longer or
+    missing from it; also if it names segments but not their queue or topic. Its ids, reserve hours
+    and notes are kept. In any other case NewerCatalogueError is raised, and nothing changes.
 
-    `known` is for an empty catalogue, which takes over all that this copy of a lost one says,
-    before the bytes have their say. Files of which nothing is left have expired since.
+    `known` is for an empty catalogue, which first takes over everything that this copy of a lost
+    catalogue says; then the bytes are read. Files of which nothing is left have expired since.
 
-    With `takes_in` a provider that keeps a log has it name first what lies there and is in no log:
-    sealed segments that were copied, and what is left of a log that was lost. It must be the
-    writer then. `apply` is what carries out the change, if that is not the catalogue's own.
+    With `takes_in`, a provider that keeps a log first adds to it the segments that are in no log:
+    sealed segments that were copied there, and those of a lost log. The provider must be the writer
+    then. `apply` carries out the change; by default the catalogue's own does.
 
-    The catalogue must be open for writing. Raises BackendError where the backend cannot be asked,
-    and InvalidConfigError where index files have another number of slots.
+    The catalogue must be open for writing. Raises BackendError if the backend cannot be asked, and
+    InvalidConfigError if index files have another number of slots.
     """
     metadata.apply([])
     taken = provider.take_in(config.broker_name) if takes_in else TakenIn()
@@ -203,12 +202,14 @@ def rebuild_beside_published(
     publisher: Publisher,
     published: Callable[[], MetadataStore | None],
 ) -> RebuildReport:
-    """As `rebuild`; `published` opens what was published, None where nothing was.
+    """Like `rebuild`, but knows the published catalogue; `published` opens it, None if there is
+    none.
 
-    An empty catalogue starts from what is published, with its ids, reserve hours and notes, and
-    the bytes add what has come since. One that has rows is brought up to date only if nothing
-    newer than it was published: else NewerCatalogueError. A published one that is damaged is a
-    problem, and the bytes alone are asked. Afterwards this catalogue may replace what is published.
+    An empty catalogue starts from the published one, with its ids, reserve hours and notes, and the
+    bytes add what came since. A catalogue that has rows is brought up to date only if nothing newer
+    was published; otherwise NewerCatalogueError. If the published one is damaged, this is reported
+    as a problem, and only the bytes are used. Afterwards this catalogue may replace the published
+    one.
     """
     known: MetadataStore | None = None
     problems: tuple[str, ...] = ()
@@ -234,8 +235,11 @@ def rebuild_beside_published(
 
 
 def _without_decisions(known: MetadataStore) -> list[Change]:
-    """What a copy says, but for which of two histories is right: that was said of a disk that is
-    lost since, for its next start, and may have been carried out after the copy was made."""
+    """The contents of a copy without decisions on which of two histories is right.
+
+    They were meant for the next start of a disk that is now lost, and may have been carried out
+    after the copy was made.
+    """
     return [
         change
         for change in known.contents()
@@ -266,7 +270,7 @@ def _refuse_newer(
 
 
 def _ends(files: Iterable[tuple[str, SegmentType, int]]) -> _Ends:
-    """How far each file goes, of places and ends of its segments."""
+    """The end of each file, from the ends of its segments."""
     ends: _Ends = {}
     for path, kind, end in files:
         ends[path, kind] = max(ends.get((path, kind), 0), end)
@@ -274,7 +278,7 @@ def _ends(files: Iterable[tuple[str, SegmentType, int]]) -> _Ends:
 
 
 def _shorter(ends: _Ends, known: _Ends) -> list[str]:
-    """Files that a copy knew to be longer than what is left of them."""
+    """Says which files are shorter now than a copy of the catalogue has them."""
     return [
         f"{path}/{kind.name}: the published catalogue goes to byte {known[path, kind]}, the "
         f"backend only to {end}"
@@ -286,9 +290,10 @@ def _shorter(ends: _Ends, known: _Ends) -> list[str]:
 def _expired(
     present: Sequence[SegmentRecord], listed: Sequence[ListedSegment], *, wholly: bool
 ) -> list[SegmentRecord]:
-    """Rows of segments older than all that is there: they went since the catalogue was written.
+    """Rows of segments older than everything in the backend: they expired after the catalogue was
+    written.
 
-    Those of a file of which nothing is there too, where it may have expired `wholly`.
+    Also all rows of a file of which nothing is left, if files may have expired `wholly`.
     """
     first: dict[tuple[str, SegmentType], int] = {}
     for segment in listed:
@@ -309,8 +314,9 @@ def _begun_behind(
     *,
     now_ms: int,
 ) -> list[Change]:
-    """Empty rows behind files of which nothing is left, as expiry makes them: their offsets, and
-    the names of their segments, do not come again."""
+    """Empty rows at the end of files of which nothing is left, as expiry makes them: so their
+    offsets and segment names are not used again.
+    """
     files = {(row.path, row.type): None for row in expired if row.type is not SegmentType.INDEX}
     return [
         Put(
@@ -324,8 +330,9 @@ def _begun_behind(
 
 
 def _dropped_index(expired: Sequence[SegmentRecord], known: Watermarks) -> list[Change]:
-    """The notes that the broker makes when it drops index files: a message may outlive the file
-    that has its keys, and no other file may take that file's place."""
+    """The notes that the broker writes when it drops index files: a message may outlive the file
+    that has its keys, and no other file may take the place of that file.
+    """
     gone = [row for row in expired if row.type is SegmentType.INDEX]
     if not gone:
         return []
@@ -337,7 +344,7 @@ def _dropped_index(expired: Sequence[SegmentRecord], known: Watermarks) -> list[
 
 
 def _merged(rows: Sequence[SegmentRecord], present: Sequence[SegmentRecord]) -> list[SegmentRecord]:
-    """What was found, but for rows that the catalogue has with as many bytes already."""
+    """The found rows without those that the catalogue already has with as many bytes."""
     known = {(row.path, row.type, row.base_offset): row for row in present}
     changed = []
     for row in rows:
@@ -352,7 +359,7 @@ def _numbered(
     ids: Mapping[str, int],
     index: FoundIndex,
 ) -> tuple[dict[str, int], list[str]]:
-    """An id for each topic; one that had none gets an id that was never given."""
+    """An id for each topic; a topic without one gets an id that was never assigned."""
     topics = dict.fromkeys(queue.topic for queue in queues)
     new = [topic for topic in topics if topic not in ids]
     following = 1 + max([*ids.values(), *index.topic_ids], default=-1)
@@ -374,7 +381,7 @@ def _topic_changes(
     ]
     highest = max(index.topic_ids, default=-1)
     if highest > max(topics.values(), default=-1):
-        # A topic that is no more had it: the next new topic must not get it again.
+        # A deleted topic had this id: no new topic may get it.
         changes += [Put(TopicRecord(topic=_NOBODY, topic_id=highest)), DeleteTopic(_NOBODY)]
     return changes
 
@@ -382,7 +389,9 @@ def _topic_changes(
 def _index_changes(
     queues: Sequence[FoundQueue], index: FoundIndex, ids: Mapping[str, int], config: StoreConfig
 ) -> list[Change]:
-    """From where on keys are put again: without these notes the index would be taken for whole."""
+    """Notes that say from where on keys are put again: without them the index would count as
+    complete.
+    """
     changes: list[Change] = [
         Watermarks.sizes(slot_count=config.index_slot_count, item_capacity=config.index_item_count),
         Watermarks.end_at(max((row.end_offset for row in index.rows), default=0)),
@@ -394,8 +403,9 @@ def _index_changes(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundQueue:
-    """A queue in the backend. `problem` says what is wrong with its bytes, and `note` what a sound
-    queue may have."""
+    """A queue in the backend. `problem` says what is wrong with its bytes; a `note` may also be
+    about a sound queue.
+    """
 
     record: QueueRecord
     rows: tuple[SegmentRecord, ...]
@@ -414,7 +424,7 @@ def _queues(
     config: StoreConfig,
     runtime: Runtime,
 ) -> list[FoundQueue]:
-    """Many at a time; what is no queue of messages is passed over."""
+    """Finds the message queues, in parallel; ignores everything else."""
     wanted = sorted(
         (
             segment
@@ -436,9 +446,9 @@ def found_queue(
     config: StoreConfig,
     runtime: Runtime,
 ) -> FoundQueue:
-    """All segments of one queue path, with their sizes and the true times of their messages.
+    """Finds all segments of one queue path, with their sizes and the times of their messages.
 
-    BackendError where the backend cannot be asked.
+    Raises BackendError if the backend cannot be asked.
     """
     path = listed[0].path
     broker, topic, number = path.split("/", 2)
@@ -448,7 +458,7 @@ def found_queue(
         queue_id=int(number),
         update_timestamp=runtime.clock.now_ms(),
     )
-    # Without sizes: recovery then asks for all of them, and looks how far the units bear them out.
+    # Without sizes: recovery then requests all of them, and checks them against the units.
     rows = ReadOnlyRows(
         SegmentRecord(path=path, type=found.type, base_offset=found.base) for found in listed
     )
@@ -479,7 +489,7 @@ def found_queue(
 
 
 def _count_coda(file: FlatMessageFile) -> None:
-    """The mark behind the last record of an old sealed segment is named by no unit."""
+    """Count the mark after the last record of an old sealed segment, which no unit names."""
     last = file.log.segments[-1] if file.log.segments else None
     if last is None or last.backend_bytes() - last.record.size != CODA_BYTES:
         return
@@ -488,7 +498,7 @@ def _count_coda(file: FlatMessageFile) -> None:
 
 
 def _with_times(file: FlatMessageFile, segment: FlatSegment, problems: list[str]) -> SegmentRecord:
-    """The row, with the times of the oldest and the newest message of it that there are.
+    """The row, with the times of the segment's oldest and newest existing messages.
 
     The oldest queue segment may begin with units of messages that have expired with the log.
     """
@@ -507,14 +517,16 @@ def _with_times(file: FlatMessageFile, segment: FlatSegment, problems: list[str]
             problems.append(f"{segment.segment.path}: its times cannot be read: {error}")
     if begin is None or end is None:
         return replace(record, begin_timestamp=None, end_timestamp=None)
-    # When the segment was made is written nowhere: not before its first message.
+    # Its creation time is not stored; it is no earlier than the first message.
     return replace(
         record, create_timestamp=begin, begin_timestamp=begin, end_timestamp=max(begin, end)
     )
 
 
 def _expired_units(file: FlatMessageFile) -> str | None:
-    """A log's segments and the queue's end at other messages: both go only as a whole."""
+    """A note if the queue begins with units of expired messages: segments expire as a whole, and
+    those of the log and the queue end at different messages.
+    """
     try:
         count = file.min_offset - file.queue.min_unit
     except BackendError:
@@ -527,7 +539,7 @@ def _expired_units(file: FlatMessageFile) -> str | None:
 
 
 class ReadOnlyRows(MetadataStore):
-    """Segments only; nothing can be changed."""
+    """A catalogue of segments only, which cannot be changed."""
 
     def __init__(self, rows: Iterable[SegmentRecord]) -> None:
         self._rows = sorted(rows, key=lambda row: (row.path, row.type, row.base_offset))
@@ -592,7 +604,7 @@ class FoundIndex:
             offsets = of_queue["log_offset"].astype(np.int64)
             self.newest[queue] = max(self.newest.get(queue, -1), int(offsets.max()))
             good = of_queue[~np.isin(of_queue["key_hash"], _MANY_KEYS)]
-            # The newest ones: their messages have not expired.
+            # The newest ones, whose messages have not expired.
             order = np.argsort(good["log_offset"])[-SAMPLES_MAX:]
             more = [CompactedItem._make(good[at].item()) for at in order.tolist()]
             held = sorted([*self.samples.get(queue, []), *more], key=lambda item: item.log_offset)
@@ -602,9 +614,9 @@ class FoundIndex:
 def found_index(
     listed: Iterable[ListedSegment], provider: SegmentProvider, *, slot_count: int
 ) -> FoundIndex:
-    """Read every file once. One that is damaged is a problem, and has no row.
+    """Reads every index file once. A damaged file is reported as a problem, and gets no row.
 
-    InvalidConfigError where files were made with another number of slots.
+    Raises InvalidConfigError if files were made with another number of slots.
     """
     index = FoundIndex()
     for file in sorted(listed, key=lambda found: found.base):
@@ -624,19 +636,19 @@ def found_index(
 
 
 def slot_count_of(segment: FileSegment) -> int:
-    """With how many slots an uploaded index file was made; raises where it cannot be read."""
+    """How many slots an uploaded index file was made with; raises if it cannot be read."""
     return _layout(segment)[0]
 
 
 def _layout(segment: FileSegment) -> tuple[int, int, int, int, int]:
-    """Slots, begin and end time, and where its items begin and end."""
+    """The slot count, begin and end time, and where the items begin and end."""
     size = segment.size()
     found = footer_or_header(segment.read, size, path=segment.path)
     begin, end = found.begin_timestamp, found.end_timestamp
     if isinstance(found, Footer):
         return found.slot_count, begin, end, found.items_position, found.position
     items = COMPACTED_ITEM_BYTES * found.item_count
-    # 5.1 left 4 bytes more behind the items.
+    # RocketMQ 5.1 left 4 more bytes after the items.
     slots, rest = divmod(size - HEADER_BYTES - items, SLOT_BYTES)
     return slots, begin, end, slot_position(slots), size - rest
 
@@ -644,7 +656,7 @@ def _layout(segment: FileSegment) -> tuple[int, int, int, int, int]:
 def _opened(
     segment: FileSegment, file: ListedSegment, slot_count: int
 ) -> tuple[SegmentRecord, int, int]:
-    """The row, and where its items begin and end."""
+    """The file's row, and where its items begin and end."""
     slots, begin, end, start, behind = _layout(segment)
     if slots != slot_count:
         raise InvalidConfigError(
@@ -674,12 +686,12 @@ def _items(segment: FileSegment, start: int, end: int) -> Iterator[NDArray[Any]]
 def topic_ids_of(
     queues: Sequence[FoundQueue], index: FoundIndex, *, slot_count: int
 ) -> dict[str, int]:
-    """The id of each topic that an item was found for: its record is there, and has its key."""
+    """The id of each topic of which an index item names an existing record with the item's key."""
     by_number: dict[int, list[FoundQueue]] = {}
     for queue in queues:
         by_number.setdefault(queue.record.queue_id, []).append(queue)
     found: dict[str, int] = {}
-    # Where an id was given twice, which cannot be by rights, the newer one counts.
+    # If a topic has two ids, which should be impossible, the newer one counts.
     for queue_id in sorted(index.samples, reverse=True):
         if queue_id.topic_id in found.values():
             continue
@@ -696,7 +708,9 @@ def topic_ids_of(
 def indexed_offsets(
     queues: Sequence[FoundQueue], index: FoundIndex, ids: Mapping[str, int]
 ) -> dict[QueueId, int]:
-    """Below which queue offset the uploaded files have everything; queues go in in their order."""
+    """For each queue the offset below which the uploaded files have everything: messages are
+    indexed in queue order.
+    """
     found: dict[QueueId, int] = {}
     for queue in queues:
         topic_id = ids.get(queue.topic)
@@ -730,7 +744,7 @@ def _is_of(queue: FoundQueue, item: CompactedItem, slot_count: int) -> bool:
 
 
 def _read(file: FlatMessageFile, log_offset: int, length: int) -> bytes | None:
-    """A record's bytes; None where none begins there."""
+    """A record's bytes; None if no record begins there."""
     try:
         data = file.log.read(log_offset, length)
         is_message = peek_magic(data) in MESSAGE_MAGICS
