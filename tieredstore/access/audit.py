@@ -5,9 +5,9 @@
 | a segment's row, its size in the backend, the next row | `segment_findings` |
 | the catalogue's topics, queues and segments | `catalogue_findings` |
 | the last units of a queue and its log, where no segment misses bytes | `unit_findings` |
-| what lies there and what rows name | `orphan_findings` |
-| a log that the provider keeps, and the objects it names or does not | `log_findings` |
-| notes: stopped queues, deletes that have not ended | `noted_findings` |
+| the segments in the backend and those that rows name | `orphan_findings` |
+| a log that the provider keeps, and the objects that it names or lacks | `log_findings` |
+| notes: stopped queues, unfinished deletes | `noted_findings` |
 | the published copy and the catalogue | `published_findings` |
 """
 
@@ -115,20 +115,20 @@ def audit(
     repair: bool = False,
     published: Callable[[], MetadataStore | None] | None = None,
 ) -> AuditReport:
-    """Look at all segments of the configured broker: one listing, and a few small reads a queue.
+    """Check all segments of the configured broker, with one listing and a few small reads a queue.
 
-    Beside a live writer it may be run without `repair`. A repair needs the catalogue open for
-    writing, whose lock keeps every writer out, and claims the tier before it reads anything of it:
-    what another writer acknowledged is known by then, and that one writes nothing more. It does
-    only what loses nothing: it finishes deletes, deletes segments that nobody can miss and what was
-    left of uploads, and lets the catalogue know of bytes that are sound. `published` opens the copy
-    for readers elsewhere, to be held against the catalogue. Raises MetadataError, FencedError, and
-    BackendError where the backend cannot be listed.
+    Without `repair` it may run beside a live writer. A repair needs the catalogue open for writing,
+    whose lock excludes other writers. It claims the tier before it reads any of it: by then it
+    knows what another writer acknowledged, and that writer writes nothing more. It does only what
+    loses nothing: it finishes deletes, deletes segments that nobody can miss and remains of
+    uploads, and adds sound bytes to the catalogue. `published` opens the copy for readers
+    elsewhere, which is compared with the catalogue. Raises MetadataError, FencedError, and
+    BackendError if the backend cannot be listed.
     """
     broker = config.broker_name
     if repair:
         provider.claim(broker)
-        metadata.apply([])  # refused here, before anything is done, where it is read only
+        metadata.apply([])  # a read-only catalogue refuses here, before anything is done
     findings_of_copy = _read_copy(metadata, published, broker)
     facts = TierFacts.gather(metadata, provider, broker)
     findings = [*segment_findings(facts), *catalogue_findings(facts, metadata, broker)]
@@ -167,7 +167,7 @@ class TierFacts:
 
     files: _Files
     sizes: Mapping[SegmentKey, int]
-    unnamed: tuple[SegmentKey, ...]  # there, in no row and not doomed
+    unnamed: tuple[SegmentKey, ...]  # in the backend, but in no row and not doomed
     doomed: tuple[str, ...]
 
     @classmethod
@@ -187,12 +187,12 @@ class TierFacts:
             row
             for row in rows
             if sizes.get(_key(row), 0) < row.size
-            or before.get(_key(row), row.create_timestamp) != row.create_timestamp  # made anew
+            or before.get(_key(row), row.create_timestamp) != row.create_timestamp  # replaced
         ]
         provider.catch_up(short)
         for row in short:
             sizes[_key(row)] = _size(provider, row)
-        if any(sizes[_key(row)] < row.size for row in short):  # it may have gone since
+        if any(sizes[_key(row)] < row.size for row in short):  # it may be deleted since
             metadata.refresh()
             there = {_key(row) for row in _rows(metadata, broker)}
             rows = [row for row in rows if _key(row) in there]
@@ -209,7 +209,7 @@ class TierFacts:
         )
 
     def size(self, row: SegmentRecord) -> int:
-        """In the backend."""
+        """The segment's size in the backend."""
         return self.sizes.get(_key(row), 0)
 
 
@@ -236,7 +236,7 @@ def _size(provider: SegmentProvider, row: SegmentRecord) -> int:
 
 
 def segment_findings(facts: TierFacts) -> Iterator[Finding]:
-    """Each segment's own, and what is wrong between it and the next one."""
+    """What is wrong with each segment, and between it and the next one."""
     begins = set(facts.unnamed)
     for rows in facts.files.values():
         for row, following in zip(rows, [*rows[1:], None], strict=True):
@@ -273,7 +273,7 @@ def _of_row(row: SegmentRecord, following: SegmentRecord | None, there: int) -> 
             row,
             AuditKind.BEHIND,
             f"the backend has {more} bytes more than the catalogue's {row.size}",
-            repairable=row.type is not INDEX,  # those settle themselves when they are opened
+            repairable=row.type is not INDEX,  # an index is settled when it is opened
         )
     if there > max(room, row.size):
         detail = f"{there - max(room, row.size)} bytes after its end belong to no segment"
@@ -287,7 +287,7 @@ def _apart(row: SegmentRecord, end: int, begin: int) -> Iterator[Finding]:
     elif row.type is QUEUE:
         first, behind = end // UNIT_BYTES, begin // UNIT_BYTES
         if first == behind:
-            return  # a part of a unit
+            return  # only part of a unit
         detail = f"the tier never had messages {first} to {behind - 1}"
         yield _about_segment(row, AuditKind.GAP, detail)
 
@@ -295,7 +295,9 @@ def _apart(row: SegmentRecord, end: int, begin: int) -> Iterator[Finding]:
 def still_there(
     findings: list[Finding], metadata: MetadataStore, facts: TierFacts
 ) -> list[Finding]:
-    """Without damage of segments that have expired or were deleted since: their rows went first."""
+    """The findings without damage of segments that have expired or were deleted since: their rows
+    are deleted before their bytes.
+    """
     if not any(found.is_damage for found in findings):
         return findings
     metadata.refresh()
@@ -315,7 +317,9 @@ def still_there(
 
 
 def orphan_findings(facts: TierFacts) -> Iterator[Finding]:
-    """What no row names. What may be data that an older catalogue has forgotten is not deleted."""
+    """Segments that no row names. Those that may be data, unknown to an older catalogue, are never
+    deleted.
+    """
     for key in facts.unnamed:
         path, kind, base = key
         size = facts.sizes[key]
@@ -325,7 +329,7 @@ def orphan_findings(facts: TierFacts) -> Iterator[Finding]:
 
 
 def _spare(key: SegmentKey, size: int, facts: TierFacts) -> tuple[str, bool]:
-    """Where it lies, and whether nobody can miss it."""
+    """Where the segment lies among the queue's others, and whether nobody can miss it."""
     path, kind, base = key
     rows = facts.files.get((path, kind))
     if not rows:
@@ -344,9 +348,9 @@ def _spare(key: SegmentKey, size: int, facts: TierFacts) -> tuple[str, bool]:
 
 
 def log_findings(provider: SegmentProvider, broker: str) -> Iterator[Finding]:
-    """What the provider's own log says of itself; nothing where it keeps none.
+    """What is wrong with the provider's own log; nothing if it keeps none.
 
-    What is in no log may be all there is of a tier that was copied there: it is never deleted.
+    Segments that are in no log are never deleted: they may be all of a tier that was copied there.
     """
     yield from provider.damage(broker)
     for found in provider.untaken(broker):
@@ -355,7 +359,7 @@ def log_findings(provider: SegmentProvider, broker: str) -> Iterator[Finding]:
 
 
 def catalogue_findings(facts: TierFacts, metadata: MetadataStore, broker: str) -> Iterator[Finding]:
-    """Segments of no queue, and queues of no topic."""
+    """Segments whose queue is missing, and queues whose topic is missing."""
     topics = {record.topic for record in metadata.topics()}
     queues = {(record.topic, record.queue_id) for record in metadata.queues()}
     for path in dict.fromkeys(path for path, _ in facts.files):
@@ -397,7 +401,7 @@ def _left_over(found: Leftover) -> Finding:
 
 
 def unit_findings(facts: TierFacts, provider: SegmentProvider, path: str) -> list[Finding]:
-    """Of one queue whose segments are all there."""
+    """What is wrong with the units of a queue whose segments are all there."""
     return list(_Queue(facts, provider, path).findings())
 
 
@@ -439,7 +443,7 @@ class _Queue:
             yield from self._no_message(*last)
 
     def _held(self, row: SegmentRecord) -> int:
-        """Units that may be taken in at the next start count here too."""
+        """The segment's bytes in the backend, including units that the next start may add."""
         following = [later for later in self._queues if later.base_offset > row.base_offset]
         there = self._facts.size(row)
         return min(there, following[0].base_offset - row.base_offset) if following else there
@@ -453,7 +457,7 @@ class _Queue:
         return max(ends, default=0)
 
     def _named(self, segment: FileSegment, count: int, final: QueueUnit) -> int:
-        """How many units of a segment the log bears out; `final` is the last of them."""
+        """How many units of a segment the log confirms; `final` is the last unit."""
 
         def end(number: int) -> int:
             unit = final if number == count - 1 else _unit(segment, number)
@@ -467,11 +471,11 @@ class _Queue:
         return held
 
     def _no_message(self, row: SegmentRecord, number: int, unit: QueueUnit) -> Iterator[Finding]:
-        """The last unit's record, as far as it can be told from its first bytes."""
+        """A finding if the first bytes where the last unit points are not those of a message."""
         bases = sorted({*(log.base_offset for log in self._logs), *(at.base for at in self._there)})
         at = bisect_left(bases, unit.log_offset + 1) - 1
         if at < 0:
-            return  # it has expired
+            return  # the message has expired
         with self._provider.open(self._path, LOG, bases[at]) as segment:
             try:
                 data = segment.read(unit.log_offset - bases[at], _MAGIC_BYTES)
@@ -493,7 +497,7 @@ def _read_copy(
     published: Callable[[], MetadataStore | None] | None,
     broker: str,
 ) -> Callable[[], Iterable[Finding]]:
-    """Reads the copy now; what is called later holds it against the catalogue as it is then."""
+    """Read the copy now; the result compares it later with the catalogue as it is then."""
     if published is None or metadata.facts.copy:
         return list
     try:
@@ -510,7 +514,7 @@ def _read_copy(
         if not was_published(metadata.note(LINEAGE, broker)):
             return
         try:
-            late = published()  # once more: the first one may have come since
+            late = published()  # again: the first copy may have been published meanwhile
         except MetadataError as error:
             yield _copy_damaged(broker, error)
             return
@@ -531,10 +535,10 @@ def _copy_damaged(broker: str, error: MetadataError) -> Finding:
 def published_findings(
     metadata: MetadataStore, published: MetadataStore, broker: str
 ) -> Iterator[Finding]:
-    """What the copy says otherwise; it must have been read before the catalogue was.
+    """Where the copy differs from the catalogue; it must have been read before the catalogue.
 
-    A copy is as of some time. It may lack what came since and name what has gone since: that is
-    one note. Whatever it says that the catalogue never said is damage.
+    A copy shows an earlier state. It may lack what came since and name what has gone since: that is
+    one note. Anything in it that the catalogue never said is damage.
     """
     place = published.facts.describe()
     behind = 0
@@ -562,10 +566,10 @@ def published_findings(
 def _compared(
     ours: Sequence[SegmentRecord], theirs: Sequence[SegmentRecord], kind: SegmentType
 ) -> tuple[str, int]:
-    """The first thing that age does not explain, and how many rows it explains."""
+    """The first difference that the copy's age does not explain, and how many rows it does."""
     known = {row.base_offset: row for row in ours}
     copied = {row.base_offset: row for row in theirs}
-    is_index = kind is SegmentType.INDEX  # a reindex puts other files in the place of all
+    is_index = kind is SegmentType.INDEX  # a reindex replaces all its files
     behind = 0
     for base, row in copied.items():
         held = known.get(base)
@@ -587,7 +591,7 @@ def _facts_of(row: SegmentRecord) -> tuple[int, int | None, int | None]:
 
 
 def _renewed(metadata: MetadataStore, published: MetadataStore) -> Iterator[str]:
-    """Topics that were deleted and made again since: the copy's segments are of the one before."""
+    """Topics that were deleted and created again: the copy has segments of the earlier topic."""
     for old in published.topics():
         new = metadata.topic(old.topic)
         if new is not None and old.topic_id < new.topic_id:
@@ -597,13 +601,13 @@ def _renewed(metadata: MetadataStore, published: MetadataStore) -> Iterator[str]
 def _names(
     metadata: MetadataStore, published: MetadataStore, broker: str
 ) -> Iterator[tuple[str, int, str]]:
-    """Topics and queues: what is wrong, how much age explains, and where."""
+    """Compares topics and queues: what is wrong, how many rows age explains, and where."""
     copied = {record.topic: record for record in published.topics()}
     known = {record.topic: record for record in metadata.topics()}
     for topic in sorted(copied.keys() | known.keys()):
         old, new = copied.get(topic), known.get(topic)
         wrong = ""
-        # A topic that was deleted and made again has a higher number.
+        # A topic that was deleted and created again has a higher number.
         if old is not None and new is not None and old.topic_id > new.topic_id:
             wrong = f"has the topic as number {old.topic_id}, the catalogue as {new.topic_id}"
         is_same = (
@@ -625,10 +629,10 @@ def repaired(
     config: StoreConfig,
     runtime: Runtime,
 ) -> list[Finding]:
-    """The findings, those that could be repaired marked so, the others with what went wrong.
+    """The findings after their repair: marked as repaired, or with what went wrong.
 
-    Of one queue or object the failure leaves the others their repair; a catalogue that cannot be
-    written ends it.
+    A failure of one queue or object does not prevent the other repairs; a catalogue that cannot be
+    written does.
     """
     repair = _Repair(leftovers, metadata, provider, config, runtime)
     if any(found.kind is AuditKind.DOOMED for found in findings):
@@ -670,7 +674,7 @@ class _Repair:
             failure = str(error)
         return replace(finding, repaired=not failure, failure=failure)
 
-    # Each step answers with why it could not, or with nothing.
+    # Each step returns why it failed, or an empty text.
 
     def _finish(self, finding: Finding) -> str:
         is_left = finding.where in self._metadata.notes(append_file.DELETION_NOTE)
@@ -694,7 +698,7 @@ class _Repair:
         return ""
 
     def _catch_up(self, finding: Finding) -> str:
-        """As at a start of the broker: what the units bear out counts."""
+        """Add bytes as a start of the broker does: those that units confirm."""
         path = finding.place.path
         _, topic, number = path.split("/", 2)
         row = self._metadata.queue(topic, int(number))

@@ -50,15 +50,15 @@ from tieredstore.model.values import (
 
 T = TypeVar("T")
 _File: TypeAlias = tuple[str, SegmentType]
-# The second says that a segment is shorter than it was: the queue may have begun anew.
+# OffsetOutOfRangeError: a segment is shorter than before, so the queue may have begun anew.
 _MISSING: Final = (
     SegmentNotFoundError,
     OffsetOutOfRangeError,
     SegmentCorruptError,
     StoreClosedError,
 )
-LISTINGS_MAX: Final = 8  # more queues than that are listed with all others of their broker
-LOOKS_MAX: Final = 8  # at queues that have a problem, while what that is changes
+LISTINGS_MAX: Final = 8  # for more queues, all of their broker are listed at once
+LOOKS_MAX: Final = 8  # at queues that have a problem, while their problems change
 CLOSE_SECONDS: Final = 60.0
 
 
@@ -485,9 +485,9 @@ class TieredReader:
             file = tier.files.get(key)
             if file is None:
                 return None
-            both = file.log, file.queue  # with another cache key, less is there than was
+            both = file.log, file.queue  # another cache key means that bytes are gone
             shown = ((one.is_started, one.min_offset, one.cache_key) for one in both)
-            # A newer one may have come behind the comparison with what is there.
+            # A newer catalogue may have come after the comparison with the backend.
             return file, tier.metadata.facts.generation, *shown
 
         queue = f"{key.topic}/{key.queue_id}"
@@ -530,7 +530,7 @@ class TieredReader:
 
 
 def summary_of(file: FlatMessageFile) -> QueueSummary:
-    """As of now. May take one small read."""
+    """The queue's current summary. May take one small read."""
     records = [segment.record for segment in file.log.segments if segment.record.size]
     begins = [row.begin_timestamp for row in records if row.begin_timestamp is not None]
     ends = [row.end_timestamp for row in records if row.end_timestamp is not None]
@@ -569,7 +569,7 @@ def retry_after_refresh(
         try:
             return call()
         except _MISSING:
-            with suppress(TieredStoreError):  # the error above says more
+            with suppress(TieredStoreError):  # the first error says more
                 refresh()
             if state() == before:
                 raise
@@ -608,8 +608,9 @@ def _problems(files: FlatFileStore) -> dict[QueueKey, str]:
 def reconcile(metadata: MetadataStore, provider: SegmentProvider, paths: Sequence[str]) -> int:
     """Bring a copy up to date at or below these paths; returns how many rows changed.
 
-    One listing each. Segments missing before the first existing one have expired, and those after
-    the last known one are new; a hole is damage, here too. None if the catalogue is no copy.
+    Makes one listing for each path. Segments missing before the first existing one have expired,
+    and those after the last known one are new; a hole is damage. Does nothing, and returns 0, if
+    the catalogue is not a copy.
     """
     if not metadata.facts.copy:
         return 0
@@ -642,8 +643,8 @@ def _expired(rows: Sequence[SegmentRecord], bases: Sequence[int]) -> Iterator[Se
     there, last = set(bases), max(bases, default=-1)
 
     def has_gone(row: SegmentRecord) -> bool:
-        # The last one may be of a segment that is still to be made, if it is empty. Others that
-        # are came by an amendment, which does not know sizes.
+        # The last row may be of a segment that does not exist yet, if the row is empty. Other empty
+        # rows were added by an amendment, which does not know sizes.
         was_there = row.size > 0 or row.base_offset < last or row is not rows[-1]
         return was_there and row.base_offset not in there
 
@@ -653,7 +654,9 @@ def _expired(rows: Sequence[SegmentRecord], bases: Sequence[int]) -> Iterator[Se
 def _younger(
     file: _File, rows: Sequence[SegmentRecord], bases: Sequence[int]
 ) -> Iterator[SegmentRecord]:
-    """Without sizes: opening the queue requests them, and checks them against the units."""
+    """Rows of new segments, without sizes: opening the queue requests the sizes, and checks them
+    against the units.
+    """
     path, kind = file
     last = max((row.base_offset for row in rows), default=-1)
     return (
@@ -664,6 +667,6 @@ def _younger(
 
 
 def _seems_lost(tier: Tier) -> bool:
-    """Whether every queue that should have bytes misses some: the wrong place looks so."""
+    """Whether every queue that should have bytes lacks some, as if the place were wrong."""
     files = [file for file in tier.files.files() if file.log.is_started or file.queue.is_started]
     return bool(files) and all(file.problem is not None for file in files)
