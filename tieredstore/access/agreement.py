@@ -1,8 +1,8 @@
 """Compares each queue of the broker's own store with the tier before the first put, and decides
 where it continues.
 
-A broker that lost its disk, or came back with an older copy of it, would give new messages the
-numbers of messages in the tier:
+A broker that lost its disk, or returned with an older copy of it, would give new messages the
+offsets of messages in the tier:
 
     | the local queue | the tier | what is done |
     | --- | --- | --- |
@@ -10,8 +10,8 @@ numbers of messages in the tier:
     | ends at L < T, its last message is the tier's, or nothing is left to compare | ends at T | \
 it begins anew at T: below, the tier serves |
     | ends at L >= T, and has the tier's last message | ends at T | nothing |
-    | has another message under a number that both have | | a conflict: puts are refused |
-    | is behind or was stopped, and the tier cannot be read | ends nobody knows where | \
+    | has another message at an offset that both have | | a conflict: puts are refused |
+    | is behind or was stopped, and the tier cannot be read | has an unknown end | \
 puts are refused |
     | is missing | was adopted from another broker, as history | puts are refused |
 | ends before segments of the tier | has an older catalogue, which does not name them | \
@@ -22,7 +22,7 @@ queue that is neither behind nor stopped, and that cannot be compared now, is le
 which compares it before it sends anything.
 
 An operator decides a conflict, and the next load acts on it. Trust the tier: the local queue begins
-anew after all numbers that either side has given. Trust the local store: the tier's queue is
+anew after all offsets that either side has assigned. Trust the local store: the tier's queue is
 deleted and uploaded again from the local store.
 """
 
@@ -61,7 +61,7 @@ from tieredstore.model.values import QueueKey, SegmentType
 
 log = log_of(__name__)
 
-_LOGGED_MAX: Final = 100  # queues that are named, each in a line
+_LOGGED_MAX: Final = 100  # queues that are logged, one a line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,12 +86,12 @@ class ContinuedQueue:
 
     @property
     def lost_count(self) -> int | None:
-        """Messages that were acknowledged and are in neither store; None where nobody knows."""
+        """Messages that were acknowledged but are in neither store; None if unknown."""
         return None if self.known_end is None else max(0, self.known_end - self.tier_end)
 
     @property
     def is_trusted(self) -> bool:
-        """Whether an operator gave up what the local store had, since it was of another history."""
+        """Whether an operator trusted the tier and gave up a different local history."""
         return self.goes_on_at > self.tier_end
 
 
@@ -121,11 +121,11 @@ class _Verdict:
     local_end: int | None
     goes_on_at: int | None = None
     refused: str | None = None
-    fork: int | None = None  # the first message that is another one
+    fork: int | None = None  # the first offset with different messages
     is_checked: bool = False
-    has_begun: bool = False  # an earlier load let it go on there, and nothing has come since
+    has_begun: bool = False  # an earlier load continued it there, and it has no new messages
     tier_end: int = 0
-    is_given_up: bool = False  # what the tier has of it
+    is_given_up: bool = False  # the tier's copy is to be deleted
 
 
 def agree(
@@ -138,11 +138,11 @@ def agree(
     give_up: Callable[[QueueKey], None],
     unnamed: Mapping[QueueKey, int],
 ) -> Agreement:
-    """Hold every queue of the tier against the store, side by side, and let those go on that can.
+    """Compare every queue of the tier with the store, in parallel, and continue those that can be.
 
-    `give_up` deletes what the tier has of a queue; `unnamed` is what `unnamed_ends` says.
-    Both are loaded, and nothing has been put or uploaded. Raises what either raises that is no
-    matter of one queue.
+    `give_up` deletes the tier's copy of a queue; `unnamed` is the result of `unnamed_ends`. Store
+    and tier are loaded, and nothing has been put or uploaded yet. Raises errors of either that
+    concern more than one queue.
     """
     wanted = [
         file
@@ -197,7 +197,9 @@ def agree(
 
 
 def _histories(files: Sequence[FlatMessageFile], metadata: MetadataStore) -> dict[QueueKey, str]:
-    """Adopted queues, and why they take no puts: the next store would number them from 0 again."""
+    """The adopted queues with their reasons. They take no puts: the next store would number them
+    from 0 again.
+    """
     adopted = (file for file in files if is_history(file.path, metadata))
     return {file.key: stopped_before(file, metadata) or "" for file in adopted}
 
@@ -205,12 +207,12 @@ def _histories(files: Sequence[FlatMessageFile], metadata: MetadataStore) -> dic
 def unnamed_ends(
     provider: SegmentProvider, metadata: MetadataStore, broker: str
 ) -> dict[QueueKey, int]:
-    """Queues that the catalogue does not name, or not all of their segments, and where these end.
+    """The ends of queues of which the catalogue does not name all segments, or which it lacks.
 
-    So where the catalogue is older than the tier. What is to be deleted does not count. Empty too
-    where the provider cannot be asked now.
+    There are such queues if the catalogue is older than the tier. Segments marked for deletion do
+    not count. Also empty if the provider cannot be asked now.
     """
-    going = metadata.notes(DELETION_NOTE)  # before the listing: a note goes after its bytes
+    going = metadata.notes(DELETION_NOTE)  # before the listing: bytes are deleted before their note
     ends: dict[QueueKey, int] = {}
     try:
         for found in provider.list(broker):
@@ -232,10 +234,10 @@ def unnamed_ends(
 
 
 def find_fork(store: MessageStore, file: FlatMessageFile, differs: int) -> int:
-    """The first message that is another one in the two stores, where this one is.
+    """The first offset at which the two stores hold different messages; `differs` is one of them.
 
-    By halves: two histories that have parted never meet again, and a gap of the tier counts as the
-    message before it. A message that cannot be read counts as another one.
+    A binary search: two histories that have parted never meet again. A gap of the tier counts as
+    the message before it. A message that cannot be read counts as different.
     """
     low = max(store.min_offset(*file.key) or 0, file.queue.min_unit)
 
@@ -275,10 +277,10 @@ def _why_unnamed(end: int) -> str:
 
 
 def _decided(one: _Verdict, metadata: MetadataStore) -> _Verdict:
-    """What an operator has decided of a queue that takes no puts.
+    """Apply an operator's decision on a queue that takes no puts.
 
-    The tier is given up only for another history that is there: it was decided of the local store
-    as it was then, and that may be lost since.
+    The tier's copy is given up only if the local store still has another history: the decision was
+    about the local store at that time, which may be lost since.
     """
     trusted = trusted_side(one.file.path, metadata) if one.refused is not None else None
     if trusted == TRUST_TIER:
@@ -290,7 +292,7 @@ def _decided(one: _Verdict, metadata: MetadataStore) -> _Verdict:
 
 
 def _fetched(store: MessageStore, files: Sequence[FlatMessageFile]) -> FetchedMessages:
-    """The messages of the tier that are to be compared, where a provider reads many at once."""
+    """The tier's messages to compare, fetched together if the provider can; otherwise none."""
     fetched = FetchedMessages()
     provider = files[0].queue.provider
     if provider.reads_together and len(files) > 1:
@@ -315,11 +317,11 @@ def _look(
     if not file.is_started:
         return _Verdict(file, local_end)
     tier_end = file.commit_offset
-    if file.problem is not None:  # it may have lost bytes: the catalogue says how far they went
+    if file.problem is not None:  # bytes may be lost: the catalogue says how far they reached
         rows = metadata.segments(file.path, SegmentType.CONSUME_QUEUE)
         tier_end = max([tier_end, *(row.end_offset // UNIT_BYTES for row in rows)])
     is_behind = (local_end or 0) < tier_end
-    must_be_known = is_behind or stopped_before(file, metadata) is not None  # two histories, maybe
+    must_be_known = is_behind or stopped_before(file, metadata) is not None  # maybe two histories
     if file.problem is not None:
         reason = f"the tier has messages up to {tier_end} at least, and cannot say where it ends"
         refused = f"{reason}: {file.problem}" if must_be_known else None
@@ -347,14 +349,14 @@ def _look(
 
 
 def newest_store_time(metadata: MetadataStore) -> int:
-    """No message of the tier was stored later."""
+    """The latest store time in the catalogue; no message of the tier was stored later."""
     return max((row.end_timestamp or 0 for row in metadata.segments()), default=0)
 
 
 def _begin(
     store: MessageStore, behind: Sequence[_Verdict], log_offset: int, store_timestamp: int
 ) -> str | None:
-    """Let these queues go on where the tier ends; else why they cannot."""
+    """Continue these queues where the tier ends; return why not if they cannot."""
     begin: Callable[..., Any] | None = getattr(store, "begin_queues", None)
     if begin is None:
         return "the local store cannot begin a queue at a given offset: it has no begin_queues"

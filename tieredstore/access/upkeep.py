@@ -1,4 +1,4 @@
-"""The chores of a running tier: flush, sealing, publishing, and the expiry of old segments."""
+"""The chores of a running tier: flush, sealing, publishing and the expiry of old segments."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ log = log_of(__name__)
 
 TENDED_AT_ONCE: Final = 1_000
 SEALED_AT_ONCE: Final = 64  # queues
-EXPIRED_SIDE_BY_SIDE: Final = 16  # queues, which share entries then
-SEALING_MS: Final = 900_000  # between two looks at what is to be sealed, where rounds are shared
+EXPIRED_SIDE_BY_SIDE: Final = 16  # queues, so that they share entries
+SEALING_MS: Final = 900_000  # between two rounds of sealing, if rounds are shared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,12 +73,12 @@ class PublishChore:
 
     @property
     def has_changes(self) -> bool:
-        """Whether a last step is due."""
+        """Whether another step has anything to publish."""
         publisher = self._publisher
         return publisher is not None and not self._is_stale and publisher.has_changes
 
     def step(self) -> bool:
-        """Whether readers elsewhere can know what the catalogue says, or never will."""
+        """Publish changes; return whether readers elsewhere can see them now, or never will."""
         publisher = self._publisher
         if publisher is None or self._is_stale:
             return True
@@ -104,11 +104,10 @@ class PublishChore:
 
 
 class TendChore:
-    """Lets the provider maintain its other objects besides segments, one bounded step after
-    another.
+    """Lets the provider maintain its objects other than segments, in bounded steps.
 
-    A failure is logged, and the next round tries again. Once another writer has taken over,
-    nothing more is done.
+    A failure is logged, and the next round tries again. Once another writer has taken over, it does
+    nothing more.
     """
 
     def __init__(self, provider: SegmentProvider, broker: str) -> None:
@@ -118,14 +117,14 @@ class TendChore:
 
     @property
     def is_needed(self) -> bool:
-        """Whether this provider does anything then."""
+        """Whether this provider has such maintenance at all."""
         provider = self._provider
         while isinstance(provider, ProviderWrapper):
             provider = provider.inner
         return type(provider).tend is not SegmentProvider.tend
 
     def step(self) -> None:
-        """One round: until nothing is left to do, TENDED_AT_ONCE steps at most."""
+        """Do one round: until nothing is left to do, at most TENDED_AT_ONCE steps."""
         try:
             for _ in range(TENDED_AT_ONCE):
                 if self._is_stopped or not self._provider.tend(self._broker):
@@ -144,33 +143,33 @@ class TendChore:
 def seal_full(
     files: Iterable[FlatMessageFile], provider: SegmentProvider
 ) -> dict[str, TieredStoreError]:
-    """Seal the segments behind which these queues have gone on; those that could not be, and why.
+    """Seal the segments that these queues have rolled; return the failures, by path.
 
-    Any thread, beside everything else that goes on with the queues.
+    Any thread may call it, whatever else happens to the queues meanwhile.
     """
     full = [segment for file in files for segment in _left_behind(file)]
     failures: dict[str, TieredStoreError] = {}
     for segment, error in zip(full, provider.seal_many(full), strict=True):
         if error is None or isinstance(error, (StoreClosedError, SegmentNotFoundError)):
-            continue  # it was dropped meanwhile
+            continue  # the segment was dropped meanwhile
         log.warning("%s could not be sealed: %s", segment.path, error)
         failures[segment.path] = error
     return failures
 
 
 def _left_behind(file: FlatMessageFile) -> list[FileSegment]:
-    """Segments that are to be sealed."""
+    """The segments that the file has rolled and that must be sealed."""
     parts = (file.log, file.queue)
     full = [found.segment for part in parts for found in part.segments[:-1]]
     return [segment for segment in full if segment.wants_seal]
 
 
 def roll_unsealed(file: FlatMessageFile) -> bool:
-    """Begin new segments where those that are written would have to be sealed.
+    """Begin new segments if the current ones must be sealed.
 
-    The caller has the claim of the queue. False where something waits or is in doubt: it must be
-    committed first. And where messages are to be compared: they may be taken back, and what
-    follows them not.
+    The caller has the claim of the queue. False if messages wait or are in doubt: they must be
+    committed first. Also False if messages must still be compared: they may be taken back, which
+    is possible only at the end of the queue.
     """
     if file.waiting_bytes or file.is_in_doubt or file.problem is not None:
         return False
@@ -188,11 +187,11 @@ def _is_unsealed(file: FlatAppendFile) -> bool:
 
 
 class SealChore:
-    """Seals, round by round, the segments that queues have rolled, those of many queues together.
+    """Seals, round by round, the segments that queues have rolled, for many queues together.
 
-    A failed segment is tried again in the next round, in which the failed queues come last; a
-    backend that cannot be reached, or that another writer has taken over, ends the round. `errors`
-    has the failures, by path.
+    A failed segment is tried again in the next round, where the failed queues come last. A round
+    ends if the backend cannot be reached, or if another writer has taken over. `errors` has the
+    failures, by path.
     """
 
     def __init__(
@@ -211,7 +210,7 @@ class SealChore:
         self.errors: dict[str, str] = {}  # replaced, never changed
 
     def step(self) -> None:
-        """One round."""
+        """Do one round."""
         errors: dict[str, str] = {}
         failed: list[QueueKey] = []
         last = set(self._failed)
@@ -234,7 +233,7 @@ class SealChore:
         self._failed, self.errors = failed, errors
 
     def seal_all(self, timeout: float | None = None) -> bool:
-        """Roll what is written, and seal everything; whether all of it is sealed now."""
+        """Roll the current segments and seal everything; return whether all of it is sealed."""
         clock = self._clock
         deadline = None if timeout is None else clock.monotonic() + timeout
         rolled = True
@@ -257,9 +256,9 @@ class SealChore:
 class TierFlush:
     """Uploads everything, and seals and publishes it on request.
 
-    * No caller waits longer than its timeout. A flush that is still under way then is abandoned, at
-      most one: the next flush waits for it first.
-    * Nothing is held while bytes travel but the place of the one flush.
+    * No caller waits longer than its timeout. A flush that is still under way then is abandoned;
+      the next flush first waits for it, so there is at most one.
+    * The lock for this one flush is the only thing held during I/O.
     """
 
     def __init__(
@@ -280,7 +279,7 @@ class TierFlush:
         self._alone = threading.Lock()  # given back by the thread that does the work
 
     def flush(self, timeout: float | None, *, seal: bool) -> bool:
-        """Whether all that the store had is in the tier, and sealed; False too when it is late."""
+        """Upload everything, and with `seal` seal it; False also if this is late."""
         deadline = Deadline(self._runtime.clock, timeout)
         if not self._alone.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
             return False
@@ -301,7 +300,9 @@ class TierFlush:
         return flushing.result()
 
     def make_durable(self, timeout: float | None) -> bool:
-        """Only have the broker's store confirm what it took; whether it did, in time."""
+        """Have the broker's store confirm its messages, without an upload; False if it fails or is
+        late.
+        """
         flushing = with_deadline(
             self._runtime, "local-flush", lambda: ask_to_confirm(self._next), timeout
         )
@@ -332,7 +333,7 @@ def ask_to_confirm(store: MessageStore) -> bool:
         return True
     try:
         flush()
-    except Exception as error:  # noqa: BLE001 - its class, and so what it raises, is not ours
+    except Exception as error:  # noqa: BLE001 - a store is any class, and may raise anything
         log.warning("the broker's store could not make its messages durable: %s", error)
         return False
     return True
@@ -349,9 +350,9 @@ class Expired:
 
 
 def kept_from(config: StoreConfig, topic: TopicRecord | None, now_ms: int) -> int | None:
-    """The time from which on messages of a topic are kept; None: all of them, always.
+    """The store time from which on messages of a topic are kept; None if all are kept for ever.
 
-    So it is for a topic that the catalogue does not know.
+    Messages of a topic that the catalogue does not know are kept for ever.
     """
     if topic is None or not config.expiry_enabled:
         return None
@@ -368,18 +369,18 @@ def expire(
     source: ByteSource = DIRECT,
     keep_bytes: bool = False,
 ) -> Expired:
-    """Drop the oldest segments, those all of whose messages were stored before a time.
+    """Drop the oldest segments, whose messages were all stored before a time.
 
-    * The log's segments decide. The units of what they hold go first, then they do, so no message
-      that can be found is ever without its record.
-    * The catalogue forgets a segment before its bytes go, and notes what has to be deleted: what a
-      crash or an error leaves behind is deleted later, and so is all with `keep_bytes`. Nothing is
-      tried twice here.
-    * The last segment goes only as a whole, when nothing waits, and an empty one takes its place:
-      the queue keeps its offsets for ever.
+    * The log's segments decide. The units of their messages are dropped before them, so every
+      message that can be found has its record.
+    * The catalogue forgets a segment before its bytes are deleted, and notes the deletion: what a
+      crash or an error leaves behind is deleted later, and with `keep_bytes` everything is. Nothing
+      is tried twice here.
+    * The last segment is dropped only as a whole, if nothing waits. An empty one takes its place,
+      so the queue always keeps its offsets.
 
-    The caller is the one that appends to this queue, and no commit of it is under way. Raises
-    what the backend raises where times have to be read, and what the catalogue raises.
+    The caller is the only one that appends to this queue, and no commit of it is under way. Raises
+    what the backend raises if times must be read, and what the catalogue raises.
     """
     going = _going(file, before_ms, source)
     if not going.log:
@@ -395,11 +396,11 @@ def expire(
 
 
 def would_expire(file: FlatMessageFile, before_ms: int, *, source: ByteSource = DIRECT) -> Expired:
-    """What `expire` would say now; nothing is changed."""
+    """What `expire` would return now; changes nothing."""
     return _going(file, before_ms, source).foretold
 
 
-BUSY_SECONDS_MAX: Final = 5.0  # a queue that is being uploaded is waited for that long
+BUSY_SECONDS_MAX: Final = 5.0  # the longest wait for a queue that is being uploaded
 
 
 class Retention:
@@ -422,8 +423,8 @@ class Retention:
     ) -> None:
         self._files = files
         self._dispatcher = dispatcher
-        self._pool = pool  # of a round: queues that go side by side share what it costs
-        self._forget = forget  # what is cached of messages that are no longer there
+        self._pool = pool  # for one round: queues that expire in parallel share entries
+        self._forget = forget  # drops what is cached of expired messages
         self._metadata = metadata
         self._config = config
         self._clock = clock
@@ -431,7 +432,7 @@ class Retention:
         self.errors: dict[QueueKey, str] = {}  # replaced, never changed
 
     def step(self) -> None:
-        """One round; nothing where `expiry_enabled` is off."""
+        """Do one round; does nothing if `expiry_enabled` is off."""
         if not self._config.expiry_enabled:
             return
         self._files.delete_pending(is_stopped=lambda: self._is_stopped)
@@ -490,10 +491,11 @@ def expire_tier(
     now_ms: int,
     dry_run: bool = False,
 ) -> Iterator[ExpiredQueue]:
-    """Queue by queue, those of which something is too old. A failure touches its queue only.
+    """Expire queue by queue; yields the queues that had anything too old. A failure affects only
+    its own queue.
 
-    The caller holds the catalogue's lock, unless it is a dry run. The key index is left as it
-    is: what it says of messages that are gone finds nothing, and a broker drops its files.
+    The caller holds the catalogue's lock, unless it is a dry run. The key index is left unchanged:
+    its items of dropped messages find nothing, and a broker drops its files later.
     """
     for file in sorted(files.files(), key=lambda file: file.key):
         topic = metadata.topic(file.key.topic)
@@ -516,7 +518,7 @@ def expire_tier(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Going:
-    """The segments that go: those of the log decide, those of the queue follow them."""
+    """The segments to drop: those of the log decide, and those of the queue follow."""
 
     log: Sequence[FlatSegment]
     queue: Sequence[FlatSegment]
@@ -544,7 +546,7 @@ def _going(file: FlatMessageFile, before_ms: int, source: ByteSource) -> _Going:
 
 
 def _may_roll(file: FlatMessageFile) -> bool:
-    """What may have to be taken back must be the end of the queue until then."""
+    """Whether the queue may roll: not while its last messages may have to be taken back."""
     is_sure = file.problem is None and file.unconfirmed_from is None
     return is_sure and not file.waiting_bytes
 
@@ -552,14 +554,14 @@ def _may_roll(file: FlatMessageFile) -> bool:
 def _expired(
     file: FlatMessageFile, before_ms: int, may_roll: bool, source: ByteSource
 ) -> list[FlatSegment]:
-    """The log segments at the head that hold nothing that is young enough."""
+    """The log segments at the beginning whose messages are all too old."""
     old: list[FlatSegment] = []
     for segment in file.log.segments:
-        # Nothing is committed behind it: the queue must begin anew too, or its units would dangle.
+        # Nothing is committed after it: the queue must roll too, or its units would dangle.
         if segment.end == file.log.commit_offset and not (may_roll and segment.record.size):
             break
         times = believed_times(file, segment, source=source)
-        # No message is in it: what there is of it is as old as the segment.
+        # Without times it holds no message, and its bytes are as old as the segment.
         if (segment.record.create_timestamp if times is None else times[1]) >= before_ms:
             break
         old.append(segment)
@@ -567,12 +569,12 @@ def _expired(
 
 
 def _first_behind(file: FlatMessageFile, border: int, source: ByteSource) -> int | None:
-    """The first message behind the end of a log segment; None where the bytes before it are needed
-    by what lies behind it.
+    """The first message after the end of a log segment; None if later messages need the bytes
+    before it.
 
-    Only a log that another broker wrote can be so: units that do not go up, or a copy of a record
-    that no unit names. The queue's minimum is the number of the record at the border, so there
-    must be one, and no unit from there on may name what would be gone.
+    That happens only in a log that another broker wrote: its units may not ascend, or it may have a
+    copy of a record that no unit names. The queue's minimum is read from the record at the border,
+    so a record must begin there, and no unit from it on may name bytes that would be gone.
     """
     if border == file.log.commit_offset:
         return first_unit_from(file, border, source=source)
@@ -583,7 +585,7 @@ def _first_behind(file: FlatMessageFile, border: int, source: ByteSource) -> int
     first = min(head, found)
     behind = [each for each in file.queue.segments if each.end > first * UNIT_BYTES]
     if all(each.segment.wants_seal for each in behind):
-        return found  # open in a log: these units were written here, where they go up
+        return found  # open in a log: this writer wrote these units, so they ascend
     spans = UnitSpans.of(file.queue, first, file.queue.commit_unit)
     count = min(spans.count, UNITS_AT_ONCE)
     if not count:
