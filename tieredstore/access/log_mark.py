@@ -1,9 +1,9 @@
 """An upper bound of the log offsets of the tier's messages, kept as a note in the catalogue.
 
 A record in the tier has its log offset in the tier, not the one in the broker's log. Message ids
-contain the latter, so a store that lost its log must continue after every offset it ever gave. The
-note gives such an offset, with room to spare: it moves in steps, in the round that would pass it,
-and costs no request.
+contain the latter, so a store that lost its log must continue after every offset that it ever
+assigned. The note has such an offset, with room to spare. It moves in steps, in the round that
+would pass it, and costs no request.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class LogMark:
     """No record of a broker in the tier had a log offset at or above `below`. Any thread may call.
 
     Without a note (RocketMQ's tiers, and those of earlier versions) it is the size of the tier's
-    records, with room to spare, since messages of other topics were between them. Then new messages
-    may get the ids of old ones.
+    records, with room to spare because messages of other topics were between them. Then new
+    messages may still get the ids of old ones.
     """
 
     def __init__(self, metadata: MetadataStore, broker: str) -> None:
@@ -42,7 +42,9 @@ class LogMark:
         return max(self._noted, found) if self._noted else _with_room(found)
 
     def cover(self, log_end: int) -> None:
-        """Records that end here are about to be sent: durable no later than they are."""
+        """Raise the mark above records that end here and are about to be sent. The note is durable
+        no later than the records.
+        """
         if log_end <= self._noted:
             return
         with self._guard:

@@ -27,7 +27,7 @@ class CachedFile(Protocol):
 
     @property
     def cache_key(self) -> Hashable:
-        """Names the file among all that share a cache; not used again for other bytes."""
+        """Identifies the file among all that share a cache; never reused for other bytes."""
 
     @property
     def min_offset(self) -> int:
@@ -35,7 +35,7 @@ class CachedFile(Protocol):
 
     @property
     def commit_offset(self) -> int:
-        """Bytes from here on may not be read yet."""
+        """The first byte that may not be read yet."""
 
     def read(self, offset: int, length: int) -> bytes:
         """Exactly `length` bytes, or an error."""
@@ -45,15 +45,15 @@ class CachedFile(Protocol):
 class Extent:
     """One range of a file: being fetched while `flight` is set, complete afterwards.
 
-    `data` never changes once it is set, so a reader that found an extent may read it without the
-    lock, also after it was evicted.
+    `data` never changes once it is set, so a reader that has found an extent may read it without
+    the lock, even after it was evicted.
     """
 
     key: Hashable  # of the file
     start: int
     end: int
-    window: int  # bytes from which a read that goes on behind this one grows
-    read_to: int  # the farthest byte that was asked for: readers that go on begin there
+    window: int  # bytes; the window of a read that continues this one grows from it
+    read_to: int  # the end of the bytes requested so far: a read that continues begins there
     kept: bool = False  # True while others can find it
     reserved_bytes: int = 0
     used_at: float = 0.0
@@ -74,7 +74,7 @@ class Extents:
         return len(self._items)
 
     def at(self, offset: int) -> Extent | None:
-        """The extent that holds this byte."""
+        """The extent that holds this byte; None if none does."""
         index = bisect_right(self._starts, offset) - 1
         if index < 0:
             return None
@@ -82,14 +82,14 @@ class Extents:
         return extent if offset < extent.end else None
 
     def around(self, offset: int) -> tuple[Extent | None, Extent | None]:
-        """What ends right before a byte that is in no extent, and what comes next behind it."""
+        """For a byte in no extent: the extent that ends right before it, and the next one."""
         index = bisect_right(self._starts, offset)
         before = self._items[index - 1] if index else None
         behind = self._items[index] if index < len(self._items) else None
         return (before if before is not None and before.end == offset else None), behind
 
     def before(self, offset: int | None) -> list[Extent]:
-        """Those that begin before an offset; all without one. A copy."""
+        """A copy of the extents that begin before an offset; all of them without an offset."""
         return self._items[: None if offset is None else bisect_left(self._starts, offset)]
 
     def add(self, extent: Extent) -> None:
@@ -103,10 +103,10 @@ class Extents:
 
 
 class ExtentTable:
-    """Extents by file, the complete ones also by when they were last used.
+    """Extents by file, the complete ones also by last use.
 
-    * `held_bytes`, complete bytes and those reserved for fetches under way, is never more than
-      `bytes_max`.
+    * `held_bytes` counts complete bytes and bytes reserved for fetches under way. It is never more
+      than `bytes_max`.
     * Only complete extents are evicted, the least recently used first, each as a whole.
     * Not thread-safe: the cache's lock guards it.
     """
@@ -114,7 +114,7 @@ class ExtentTable:
     def __init__(self, *, bytes_max: int, idle_ms: int) -> None:
         self.bytes_max = bytes_max
         self.held_bytes = 0
-        self.sweep_at = float("inf")  # nothing is idle before
+        self.sweep_at = float("inf")  # no extent is idle before this time
         self._idle = idle_ms / 1000
         self._in_flight_bytes = 0
         self._files: dict[Hashable, Extents] = {}
@@ -125,17 +125,17 @@ class ExtentTable:
         return len(self._complete)
 
     def find(self, key: Hashable, offset: int) -> Extent | None:
-        """The extent that holds this byte, complete or on its way."""
+        """The extent that holds this byte, complete or being fetched."""
         extents = self._files.get(key)
         return extents.at(offset) if extents is not None else None
 
     def around(self, key: Hashable, offset: int) -> tuple[Extent | None, Extent | None]:
-        """What ends right before a byte that is in no extent, and what comes next behind it."""
+        """For a byte in no extent: the extent that ends right before it, and the next one."""
         extents = self._files.get(key)
         return extents.around(offset) if extents is not None else (None, None)
 
     def touch(self, extent: Extent, end: int, now: float) -> None:
-        """A reader reads it now, up to `end`."""
+        """Note that a reader reads the extent now, up to `end`."""
         extent.read_to = max(extent.read_to, min(end, extent.end))
         if extent.flight is None:
             extent.used_at = now
@@ -144,7 +144,7 @@ class ExtentTable:
     # The life of an extent
 
     def add(self, extent: Extent) -> bool:
-        """Take one that will be fetched; False if there is no room even when all else goes."""
+        """Add an extent that will be fetched; False if it does not fit beside other fetches."""
         size = extent.end - extent.start
         if self._in_flight_bytes + size > self.bytes_max:
             return False
@@ -158,7 +158,7 @@ class ExtentTable:
         return True
 
     def shrink(self, extent: Extent, end: int) -> None:
-        """Less will be fetched than was registered."""
+        """Shorten an extent of which less will be fetched."""
         spared = extent.end - end if extent.reserved_bytes else 0
         self.held_bytes -= spared
         self._in_flight_bytes -= spared
@@ -166,8 +166,8 @@ class ExtentTable:
         extent.end = extent.read_to = end
 
     def settle(self, extent: Extent, data: bytes, now: float) -> None:
-        """The bytes have come; the extent stays unless it was forgotten meanwhile."""
-        extent.data = data  # before the flight ends: others look without the lock
+        """Complete an extent with its bytes; it stays unless it was forgotten meanwhile."""
+        extent.data = data  # before the flight ends: other threads look without the lock
         extent.flight = None
         self._in_flight_bytes -= extent.reserved_bytes
         if not extent.kept:
@@ -178,14 +178,14 @@ class ExtentTable:
         self.sweep_at = min(self.sweep_at, now + self._idle)
 
     def fail(self, extent: Extent) -> None:
-        """The bytes will not come."""
+        """Drop an extent whose fetch failed."""
         self._in_flight_bytes -= extent.reserved_bytes
         self.held_bytes -= extent.reserved_bytes
         if extent.kept:
             self._remove(extent)
 
     def drop_idle(self, now: float, count_max: int) -> None:
-        self.sweep_at = now  # unless all that is idle goes
+        self.sweep_at = now  # unless every idle extent is dropped below
         for _ in range(count_max):
             oldest = next(iter(self._complete), None)
             if oldest is None or oldest.used_at + self._idle > now:
@@ -194,7 +194,7 @@ class ExtentTable:
             self._evict(oldest)
 
     def forget(self, key: Hashable, before: int | None) -> None:
-        """Drop those of a file that begin before an offset, or all; on their way or not."""
+        """Drop a file's extents that begin before an offset, or all; also those being fetched."""
         extents = self._files.get(key)
         for extent in extents.before(before) if extents is not None else ():
             if extent.flight is None:
@@ -219,8 +219,8 @@ class ExtentTable:
             del self._files[extent.key]
 
 
-WINDOW_SHARE: Final = 4  # bytes read ahead take at most this part of the cache
-SWEEP_STEP: Final = 64  # extents that one read drops at most because they are idle
+WINDOW_SHARE: Final = 4  # one request fetches ahead at most a quarter of the cache
+SWEEP_STEP: Final = 64  # the most idle extents that one read drops
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,7 +241,7 @@ class ReadAhead:
             raise InvalidConfigError(f"{self}: 0 <= floor_bytes <= cap_bytes and growth >= 1")
 
     def next(self, window: int) -> int:
-        """The window of a read that goes on behind one with this window."""
+        """The window of a read that continues one with this window."""
         return min(max(window * self.growth, self.floor_bytes), self.cap_bytes)
 
 
@@ -278,12 +278,12 @@ class ReadCache:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes cached and bytes reserved for what is being fetched."""
+        """Cached bytes, and bytes reserved for fetches under way."""
         return self._table.held_bytes
 
     @property
     def extent_count(self) -> int:
-        """Extents that are cached; those being fetched do not count yet."""
+        """Cached extents, without those being fetched."""
         return self._table.complete_count
 
     @property
@@ -293,7 +293,7 @@ class ReadCache:
 
     @property
     def hit_count(self) -> int:
-        """Reads without a request of their own: all bytes were cached or on their way."""
+        """Reads without a request of their own: all bytes were cached or being fetched."""
         return self._hit_count
 
     # Reading
@@ -310,7 +310,7 @@ class ReadCache:
             if now >= table.sweep_at:
                 table.drop_idle(now, SWEEP_STEP)
             found = table.find(key, start)
-            # An extent never reaches beyond what was committed, so the file need not be asked.
+            # An extent never reaches beyond committed bytes, so the file need not be asked.
             if found is not None and start <= end <= found.end and found.flight is None:
                 self._access_count += 1
                 self._hit_count += 1
@@ -345,7 +345,7 @@ class ReadCache:
     def forget(self, key: Hashable, *, before: int | None = None) -> None:
         """Drop a file's extents, or those that begin before an offset.
 
-        Bytes on their way still reach the readers that wait for them, and are not kept.
+        Bytes being fetched still reach the readers that wait for them, but are not kept.
         """
         with self._lock:
             self._table.forget(key, before)
@@ -377,13 +377,13 @@ class ReadCache:
                 at += len(piece)
             if at == end:
                 return bytes(pieces[0]) if len(pieces) == 1 else b"".join(pieces)
-            # A fetch was cancelled, came short or failed at other bytes: the rest is planned anew.
+            # A fetch was cancelled, was shortened or failed at other bytes: plan the rest again.
             parts, own = self._plan(key, at, end, limit, ahead)
 
     def _plan(
         self, key: Hashable, at: int, end: int, limit: int, ahead: ReadAhead
     ) -> tuple[list[Extent], list[Extent]]:
-        """The extents that make up a range, and those among them that the caller has to fetch."""
+        """The extents that make up a range, and those of them that the caller must fetch."""
         parts: list[Extent] = []
         own: list[Extent] = []
         with self._lock:
@@ -399,7 +399,7 @@ class ReadCache:
         return parts, own
 
     def _register(self, key: Hashable, at: int, end: int, limit: int, ahead: ReadAhead) -> Extent:
-        """A new extent for the gap at `at`: what is asked for, and what lies ahead if it fits."""
+        """A new extent for the gap at `at`: the requested bytes, and those ahead if they fit."""
         before, behind = self._table.around(key, at)
         gap_end = behind.start if behind is not None else limit
         need = min(end, gap_end)
@@ -414,7 +414,7 @@ class ReadCache:
         )
         if not self._table.add(extent):
             extent.end = need
-            self._table.add(extent)  # if this does not fit either, nobody else will find it
+            self._table.add(extent)  # if this does not fit either, other readers do not find it
         return extent
 
     # Fetching
@@ -440,7 +440,7 @@ class ReadCache:
         except BackendUnavailableError:
             raise
         except TieredStoreError:
-            # A gap in the file or a damaged segment further on must not hide what lies before it.
+            # A gap or a damaged segment ahead must not hide the bytes before it.
             if extent.end <= need:
                 raise
         with self._lock:
@@ -449,7 +449,7 @@ class ReadCache:
         return _exactly(file, extent)
 
     def _fail(self, extent: Extent, error: BaseException | None) -> None:
-        """Waiters get the error. Where the fetch was cancelled, they fetch for themselves."""
+        """Give the error to the waiters; if the fetch was cancelled, they fetch for themselves."""
         with self._lock:
             self._table.fail(extent)
         if extent.flight is None:
@@ -470,8 +470,9 @@ def _exactly(file: CachedFile, extent: Extent) -> bytes:
 
 
 def _data_of(extent: Extent, start: int, end: int) -> bytes:
-    """The bytes of an extent, waited for; none if the fetch was cancelled, or failed and may not
-    have within [start, end)."""
+    """Wait for the bytes of an extent; none if its fetch was cancelled, or failed perhaps outside
+    [start, end).
+    """
     flight = extent.flight
     if flight is None:
         return extent.data

@@ -27,13 +27,13 @@ from tieredstore.model.messages import SelectedMessage
 from tieredstore.model.topics import TopicFilter
 from tieredstore.model.values import QueueKey, SegmentRecord, SegmentType
 
-EXPIRY_SLACK_MS: Final = 2 * HOUR_MS  # an expiry that is later than this has failed
+EXPIRY_SLACK_MS: Final = 2 * HOUR_MS  # a segment that is overdue by more counts as a trouble
 
 
 def load_of(reader: TieredReader, now_ms: int) -> Load:
-    """The load that made a tier what it is, by its catalogue: averages over the time it covers.
+    """The load that produced a tier, by its catalogue: averages over the time it covers.
 
-    Index files are not among its stored bytes. What is read is not known here.
+    Its stored bytes do not include index files. Reads are unknown here.
     """
     rows = reader.segments()
     logs = [row for row in rows if row.type is SegmentType.COMMIT_LOG and row.size]
@@ -53,17 +53,17 @@ def load_of(reader: TieredReader, now_ms: int) -> Load:
 def _seconds_covered(logs: list[SegmentRecord], now_ms: int) -> float:
     times = [known for row in logs if (known := catalogue_times(row, now_ms)) is not None]
     if not times:
-        return math.inf  # its rate is not known: only its bytes count
+        return math.inf  # the rate is unknown: only the bytes count
     milliseconds = max(end for _, end in times) - min(begin for begin, _ in times)
     return max(milliseconds / 1000, 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawnSegment:
-    """One segment; None for a time that is not known.
+    """One segment; an unknown time is None.
 
     For a commit log the times are those of its messages. For an index file they are its begin and
-    the store time of its last message; the first may be the later one if the file was filled late.
+    the store time of its last message; the begin may be later if the file was filled late.
     """
 
     base_offset: int
@@ -73,7 +73,7 @@ class DrawnSegment:
 
 
 class Trouble(Enum):
-    """What an operator has to look at, the worst first."""
+    """What an operator must look at, the worst first."""
 
     DAMAGED = "damaged"
     """Bytes that were committed cannot be read."""
@@ -89,7 +89,7 @@ class Trouble(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuePicture:
-    """How far a queue is, in queue offsets; all ends are exclusive, None where not known."""
+    """How far a queue reaches, in queue offsets; all ends are exclusive, None if unknown."""
 
     key: QueueKey
     min_offset: int | None
@@ -187,10 +187,10 @@ def picture_of(
     local_offsets: Mapping[QueueKey, int] | None = None,
     appended: Sequence[Appended] = (),
 ) -> TierPicture:
-    """Everything from the catalogue, but for a small read of each queue's first message.
+    """The picture of a tier, from its catalogue and a small read of each queue's first message.
 
-    `local_offsets` are the ends of the queues in a local store, where one was looked at, and
-    `appended` is what the provider says of its log.
+    `local_offsets` are the ends of the queues in a local store, if one was read; `appended` is what
+    the provider says about its log.
     """
     config = reader.config
     stops = metadata.notes(STOPPED_QUEUE)
@@ -306,7 +306,7 @@ def _believed(time: int | None, now_ms: int) -> int | None:
 
 
 KEYS_ASKED_MAX: Final = 16  # of one message; each costs a look-up
-HITS_MAX: Final = 1_024  # stored in one millisecond: where there are more, nothing is said
+HITS_MAX: Final = 1_024  # stored in one millisecond: with more, a key is left out of the answer
 
 
 class Place(Enum):
@@ -369,7 +369,7 @@ def whereabouts(
         )
 
     if queue_offset >= maximum:
-        summary = reader.summary(*key)  # a queue that lost its end ends too early
+        summary = reader.summary(*key)  # a queue that lost its last bytes ends too early
         problem = None if summary is None else summary.problem
         return at(Place.ABOVE if problem is None else Place.DAMAGED, problem)
     if queue_offset < minimum:
@@ -416,7 +416,9 @@ def _holding(rows: Iterable[SegmentRecord], offset: int) -> SegmentRecord | None
 def _expires_from(
     log: SegmentRecord | None, message: StoredMessage, hours: int | None, now_ms: int
 ) -> int | None:
-    """A segment goes as a whole, when its newest message is old enough."""
+    """When the message may expire: a segment is dropped as a whole, once its newest message is old
+    enough.
+    """
     if hours is None:
         return None
     times = None if log is None else catalogue_times(log, now_ms)
@@ -427,7 +429,7 @@ def _expires_from(
 def _look_up(
     reader: TieredReader, selected: SelectedMessage, message: StoredMessage
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Its keys, by whether the key index leads to this message."""
+    """The message's keys: those by which the key index finds it, and those by which it does not."""
     words = dict.fromkeys([message.unique_key or "", *message.keys])
     keys = [word for word in words if word][:KEYS_ASKED_MAX]
     found: dict[str, bool] = {}
@@ -441,7 +443,7 @@ def _look_up(
         )
         is_found = any(
             hit.log_offset == selected.log_offset and hit.record == selected.record
-            for hit in answer.messages  # of all queues: each has a log of its own
+            for hit in answer.messages  # of all queues, each of which has its own log
         )
         if is_found or len(answer.messages) < HITS_MAX:
             found[word] = is_found
