@@ -1,12 +1,12 @@
 """What a tier costs in thirty days: the requests of a broker's log in an object store, estimated
 from a load and the settings, and the bytes that are kept.
 
-    round      one entry for all queues: PUT, HEAD; more PUTs where it is large
+    round      one entry for all queues: PUT, HEAD; more PUTs if it is large
     merge      some rounds become an object, some of these another one, level by level
-    seal       a segment that was left behind becomes an object of its own
+    seal       a rolled segment becomes an object of its own
     state      all entries so far in one object
     index      a file of keys, full or a day old
-    expiry     an entry; what it gives up is deleted later
+    expiry     an entry; the objects that it releases are deleted later
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ MONTH_SECONDS: Final = 30 * 24 * 3600
 GB: Final = 1_000_000_000
 STORAGE_DOLLARS: Final = 0.023  # a GB-month, S3's list price
 
-NUMBER_MAX: Final = 1e15  # more of anything is no load; nor is inf, or nan
-_RATE_MIN: Final = 1e-9  # a message in thirty years; what is less cannot be divided for ever
+NUMBER_MAX: Final = 1e15  # larger numbers are refused as no load, and so are inf and nan
+_RATE_MIN: Final = 1e-9  # a message in thirty years; less cannot be divided again and again
 _HOUR: Final = 3600.0
 _READ_BYTES: Final = 8 * 1024 * 1024  # of one range read
-_EXPIRY_GETS: Final = 5  # the record behind the segment, and two units, once or twice
+_EXPIRY_GETS: Final = 5  # the record after the segment, and two units, once or twice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +84,10 @@ class MonthlyCost:
 def monthly_cost(
     load: Load, config: StoreConfig, *, storage_dollars: float = STORAGE_DOLLARS
 ) -> MonthlyCost:
-    """Thirty days of this load with these settings. InvalidConfigError for no price."""
+    """The cost of thirty days of this load with these settings.
+
+    Raises InvalidConfigError for an invalid price.
+    """
     if not 0 <= storage_dollars <= NUMBER_MAX:
         raise InvalidConfigError(f"storage_dollars: {storage_dollars} is no price")
     prices = PriceTable.parse(config.request_prices)
@@ -108,12 +111,14 @@ def monthly_cost(
 
 
 def rounds_per_second(load: Load, config: StoreConfig) -> float:
-    """A round has what waits of all queues, and comes when one of them is due: its batch is old or
-    full. Without messages there is none.
+    """How many rounds a load makes per second.
 
-    Whether a batch is old is looked at every `dispatch_interval_ms`, first right after the last
-    round: so one that waits 30 seconds, with looks every 20, is committed after 40; later where the
-    next message of any queue is long in coming.
+    A round takes the waiting messages of all queues, and is made when one queue is due because its
+    batch is old or full. Without messages there is none.
+
+    The age of batches is checked every `dispatch_interval_ms`, first right after the last round. So
+    a batch that waits 30 seconds, with checks every 20, is committed after 40; later if the next
+    message of any queue comes late.
     """
     if not load.queue_count or load.messages_per_second < _RATE_MIN:
         return 0.0
@@ -131,7 +136,7 @@ def rounds_per_second(load: Load, config: StoreConfig) -> float:
 
 
 class _Level(NamedTuple):
-    """Merges of one level in a second, and what each of them takes."""
+    """Merges of one level in a second, and the requests of each."""
 
     merges: float
     gets: float
@@ -139,7 +144,7 @@ class _Level(NamedTuple):
 
 
 class _Left(NamedTuple):
-    """How many segments all queues leave behind in a second, and the size and the age of one."""
+    """How many segments all queues roll in a second, and the size and age of one."""
 
     many: float
     size: float
@@ -148,14 +153,14 @@ class _Left(NamedTuple):
 
 @dataclass(frozen=True)
 class _Log:
-    """A broker's log under this load, in a second."""
+    """The requests of a broker's log under this load, in a second."""
 
     load: Load
     config: StoreConfig
     sizes: RoundSizes
 
     def requests(self) -> Iterator[tuple[str, str, float]]:
-        """What is asked, the operation, and how often."""
+        """The purpose of each kind of request, its operation, and how many there are a second."""
         levels, left = self.levels, self.left_behind
         files, file_bytes = self._index_files()
         merges = sum(level.merges for level in levels)
@@ -163,9 +168,9 @@ class _Log:
         seals = sum(each.many for each in left)
         sealing = sum(each.many * self._gets(each) for each in left)
         sealed = sum(each.many * self._puts(each.size) for each in left)
-        expired = seals + files if self.config.expiry_enabled else 0.0  # as many as come
-        # Of an index file: its row, the object, and the row again.
-        said = min(seals, 1000 / SEALING_MS)  # those of one look together
+        expired = seals + files if self.config.expiry_enabled else 0.0  # as many as are added
+        # Entries of an index file: its row, the object, and the row again.
+        said = min(seals, 1000 / SEALING_MS)  # one entry for all segments of a sealing round
         dropped = expired / EXPIRED_SIDE_BY_SIDE + 1000 / self.config.expiry_interval_ms
         entries = self.rounds + merges + said + 3 * files + min(expired, dropped)
         states = entries / self.sizes.state_every
@@ -198,21 +203,21 @@ class _Log:
 
     @property
     def _objects_of_a_round(self) -> int:
-        """Beside its entry."""
+        """The objects of a round besides its entry."""
         if self.round_bytes <= self.sizes.inline_bytes:
             return 0
         return math.ceil(self.round_bytes / self.sizes.data_bytes)
 
     @property
     def _is_small(self) -> bool:
-        """Whether rounds are merged; a large one is as good as merged."""
+        """Whether rounds are merged; large rounds need not be."""
         return 0 < self.round_bytes < self.sizes.merged_bytes // 2
 
     @cached_property
     def levels(self) -> list[_Level]:
-        """Of merges, the lowest first; none for what is sealed before it comes to that."""
+        """The levels of merges, the lowest first, without those that sealing comes before."""
         sizes, found = self.sizes, []
-        rate, size = self.rounds, self.round_bytes  # of what is to be merged
+        rate, size = self.rounds, self.round_bytes  # of the objects to merge
         if self._is_small:
             together = min(sizes.rounds_merged, max(2, int(sizes.merged_bytes // max(size, 1))))
             waiting = min(sizes.rounds_merged, math.ceil(sizes.merged_bytes / max(size, 1)))
@@ -227,7 +232,7 @@ class _Log:
             if 1 / rate >= age:
                 break
             pieces = math.ceil(size / sizes.merged_bytes)
-            # A piece has a range of each that is merged; or long ones of some, if queues are few.
+            # A piece has a range of each merged object, or long ranges of some if queues are few.
             ranges = min(sizes.chunks_merged, self.load.queue_count)
             gets = pieces * max(ranges, math.ceil(size / pieces / sizes.range_bytes))
             found.append(_Level(rate, max(gets, sizes.chunks_merged), pieces))
@@ -235,7 +240,7 @@ class _Log:
 
     @cached_property
     def left_behind(self) -> list[_Left]:
-        """Segments of logs, and of queues: full, or old and large enough to be rolled."""
+        """The rolled segments of logs and of queues: full, or old and large enough."""
         queues, config = self.load.queue_count, self.config
         if not self.rounds:
             return []
@@ -256,8 +261,10 @@ class _Log:
         return found
 
     def _gets(self, sealed: _Left) -> float:
-        """Reads of a segment. Its bytes lie in rounds that were not merged yet, in merges of each
-        level that were not merged again, and in those of the highest one, of all its time."""
+        """How many reads sealing a segment takes. Its bytes lie in rounds that are not merged yet,
+        in objects of each level that are not merged again yet, and in all of the highest level
+        since the segment began.
+        """
         rates = [self.rounds, *(level.merges for level in self.levels)]
         waiting = [(rate / above - 1) / 2 for rate, above in pairwise(rates)]
         limits = [rate * sealed.age for rate in rates]
@@ -267,13 +274,13 @@ class _Log:
         return max(sum(places), sealed.size / self.sizes.range_bytes, 1.0)
 
     def _puts(self, size: float) -> float:
-        """Of one object, which travels in parts where it is long."""
+        """The requests that upload one object, in parts if it is large."""
         if size <= self.sizes.one_put_bytes:
             return 1.0
         return math.ceil(size / self.sizes.part_bytes) + 2
 
     def _index_files(self) -> tuple[float, float]:
-        """Files in a second, and the bytes of one."""
+        """Index files in a second, and the bytes of one."""
         config = self.config
         items = self.load.messages_per_second * self.load.keys_per_message
         if not config.index_enabled or not items:
@@ -283,7 +290,7 @@ class _Log:
         return files, size
 
     def _releases(self) -> float:
-        """What is dead is deleted together, now and then."""
+        """Deletions in a second: dead objects are deleted together from time to time."""
         return 1000 / self.sizes.grace_ms if self.rounds else 0.0
 
 

@@ -30,10 +30,10 @@ log = log_of(__name__)
 
 READERS_MAX: Final = 8  # requests under way for one query
 HITS_AT_ONCE: Final = 64  # read at a time, until there are enough
-HITS_MORE: Final = 32  # asked for beyond `count_max`: some hits are other keys' messages
+HITS_MORE: Final = 32  # requested beyond `count_max`: some hits are messages of other keys
 INDEX_STEP_MS: Final = 1000  # the index keeps times to the second
-SCAN_QUEUES_MAX: Final = 16  # of one topic that are read where the index lags behind them
-SCAN_BYTES_MAX: Final = 4 << 20  # of their logs, all together: about what one round commits
+SCAN_QUEUES_MAX: Final = 16  # of one topic that are read if the index lags behind them
+SCAN_BYTES_MAX: Final = 4 << 20  # of all their logs together: about what one round commits
 SCAN_STEP_BYTES: Final = 512 * 1024  # of one read
 SCAN_STEP_COUNT: Final = 4096
 
@@ -41,10 +41,10 @@ SCAN_STEP_COUNT: Final = 4096
 class KeyLookup:
     """Answers queries by key from one index and the queues it names.
 
-    * Every message given has the topic, the key (UNIQ_KEY, or one of KEYS) and a store time
-      within [begin, end]; each is there once, the newest first.
+    * Every returned message has the topic, the key (UNIQ_KEY, or one of KEYS) and a store time
+      within [begin, end]. Each is returned once, the newest first.
     * Only as many hits are read as needed: the index has them newest first, to the second.
-    * A message that cannot be read hides no other one: the answer is then not complete. If its
+    * A message that cannot be read hides no other message, but the answer is not complete. If its
       queue or record was deleted, it no longer counts as a message.
     * Committed messages that are not in the index yet are read, within bounds; if there are more,
       the answer is not complete. So an answer that may lack a hit is never called complete.
@@ -75,7 +75,7 @@ class KeyLookup:
         topic_id = next(iter(files.values())).topic_id
         wanted = _Wanted(topic, topic_id, key, begin, end)
         search = _Search(wanted, files, self._files, self._runtime, self._checks_crc)
-        # Before the index is asked: what it takes meanwhile is then found twice, and not never.
+        # Before the index is asked: otherwise messages that it takes meanwhile would be missed.
         reach = {file: self._reach(file) for file in files.values() if file.is_started}
         scan = _Scan(
             wanted,
@@ -105,8 +105,9 @@ class KeyLookup:
         )
 
     def hits(self, topic: str, key: str, *, count_max: int, begin: int, end: int) -> IndexAnswer:
-        """What the index itself says, and no look at a message: hits may be other keys' messages,
-        or name what is there no more. Each place once; not `complete` where there may be more."""
+        """The index's own answer, without reading messages: hits may be messages of other keys, or
+        deleted ones. Each place appears once; not `complete` if there may be more.
+        """
         files = [file for file in self._files.files() if file.key.topic == topic]
         if not files or count_max <= 0 or not key or begin > end:
             return NOTHING
@@ -121,8 +122,9 @@ class KeyLookup:
         return IndexAnswer(hits=[*places.values()], complete=answer.complete and not is_cut)
 
     def _reach(self, file: FlatMessageFile) -> int:
-        """Below this queue offset the index has every message; an index that does not know is
-        believed to have all."""
+        """The queue offset below which the index has every message; an index that does not know is
+        assumed to have all.
+        """
         reach = self._index.indexed_offset(file.key.topic, file.topic_id, file.key.queue_id)
         return INT64_MAX if reach is None else reach
 
@@ -151,7 +153,7 @@ class _Found(NamedTuple):
 
 
 class _Tail(NamedTuple):
-    """Messages of a queue that are committed and not in the index."""
+    """Messages of a queue that are committed but not in the index."""
 
     file: FlatMessageFile
     start: int
@@ -168,7 +170,8 @@ def _tails(reach: Mapping[FlatMessageFile, int]) -> Iterator[_Tail]:
 
 class _Scan:
     """Reads, for one query, the messages of its topic that the index lacks: all of them, or none if
-    they are too many."""
+    there are too many.
+    """
 
     def __init__(
         self,
@@ -179,7 +182,7 @@ class _Scan:
         bytes_max: int,
         now_ms: int,
     ) -> None:
-        self.lags = False  # more is left than may be read
+        self.lags = False  # there is more than may be read
         self.was_read = True
         self._wanted = wanted
         self._hash = key_hash(index_key(wanted.topic, wanted.key))
@@ -189,7 +192,7 @@ class _Scan:
         self._now_ms = now_ms
 
     def hits(self, tails: Sequence[_Tail]) -> list[IndexHit]:
-        """Where messages lie in these that may have the key."""
+        """The places of messages in these tails that may have the key."""
         late = [tail for tail in tails if not self._is_newer(_queue_segments(tail))]
         if len(late) > SCAN_QUEUES_MAX or (late and self._bytes_left <= 0):
             self.lags = True
@@ -209,7 +212,7 @@ class _Scan:
                 if begins == (file.queue.min_offset, file.log.min_offset):
                     self.was_read = False
                     log.warning("%s is not searched to its end: %s", file.path, error)
-                    break  # else something expired while it was being read
+                    break  # otherwise segments expired during the read: try again
         return []
 
     def _hits_of(self, tail: _Tail) -> list[IndexHit]:
@@ -219,7 +222,7 @@ class _Scan:
         if at >= end:
             return found
         if self._is_newer(self._log_segments(file, at)):
-            self._run(file, at, 1)  # a unit that is damaged names other segments
+            self._run(file, at, 1)  # raises if the unit is damaged: it may name wrong segments
             return found
         while at < end and not self.lags:
             run = self._run(file, at, min(SCAN_STEP_COUNT, end - at))
@@ -236,7 +239,9 @@ class _Scan:
         )
 
     def _log_segments(self, file: FlatMessageFile, at: int) -> list[FlatSegment]:
-        """Those that hold the messages from here on. Too many bytes in them are not read."""
+        """The log segments that hold the messages from `at` on; counts their bytes against the
+        limit, unless they need not be read.
+        """
         at = file.queue.first_unit_from(at)
         if at >= file.commit_offset:
             return []
@@ -267,7 +272,7 @@ class _Scan:
         ]
 
     def _is_newer(self, segments: Sequence[FlatSegment]) -> bool:
-        """Whether all in these was stored after the times that are asked for."""
+        """Whether all messages in these segments were stored after the requested times."""
         begins = [segment.record.begin_timestamp for segment in segments if segment.record.size]
         return all(
             begin is not None and begin > self._wanted.end and is_believed(begin, self._now_ms)
@@ -302,7 +307,7 @@ class _Search:
         self._found: dict[tuple[int, int], _Found] = {}
 
     def read(self, hits: Sequence[IndexHit], count_max: int) -> bool:
-        """Read those of the hits that were not read yet; True if further ones cannot matter."""
+        """Read the hits that were not read yet; True if further hits cannot matter."""
         new = [hit for hit in hits if self._is_new(hit)]
         new.sort(key=lambda hit: -hit.store_timestamp)
         for start in range(0, len(new), HITS_AT_ONCE):
@@ -313,7 +318,7 @@ class _Search:
         return self._is_enough(count_max, oldest)
 
     def newest_first(self) -> list[_Found]:
-        """Of equal times the later one of a queue first."""
+        """The messages found, the newest first; of equal times, the higher queue offset first."""
         return sorted(
             self._found.values(),
             key=lambda found: (found.store_timestamp, found.message.queue_offset),
@@ -328,14 +333,15 @@ class _Search:
         return True
 
     def _is_enough(self, count_max: int, below: int) -> bool:
-        """Whether nothing that the index has at or below this time can be among the newest."""
+        """Whether no index entry at or below this time can be among the newest messages."""
         if len(self._found) < count_max:
             return False
         return self.newest_first()[count_max - 1].store_timestamp >= below + INDEX_STEP_MS
 
     def _read_side_by_side(self, hits: Sequence[IndexHit]) -> None:
-        """The caller's thread reads too, and never waits for a place in the pool: the query may
-        itself run there."""
+        """Read hits in parallel. The caller's thread reads too, and never waits for a place in the
+        pool: the query itself may run there.
+        """
         left = deque(hits)
         others = [
             self._runtime.fetch.submit(self._read_some, left)
@@ -347,7 +353,7 @@ class _Search:
                 other.result()
 
     def _read_some(self, left: deque[IndexHit]) -> None:
-        """Read hits until none is left. No failure of one keeps the others from being read."""
+        """Read hits until none is left; a hit that fails does not stop the others."""
         while True:
             try:
                 hit = left.popleft()
@@ -368,7 +374,7 @@ class _Search:
                 self._found[hit.queue_id, found.message.queue_offset] = found
 
     def _message_of(self, file: FlatMessageFile, hit: IndexHit) -> _Found | None:
-        """The message of a hit, if it is one that is asked for."""
+        """The message of a hit, if it matches the query."""
         wanted, place = self._wanted, record_place(file, hit.log_offset)
         if not file.log.min_offset <= place < file.log.commit_offset:
             return None
@@ -387,7 +393,7 @@ class _Search:
         message = SelectedRecord(
             queue_offset=stored.queue_offset,
             log_offset=place,
-            tags_code=stored.tags_code,  # that of its tags: the queue is not asked
+            tags_code=stored.tags_code,  # computed from its tags: its unit is not read
             record=record,
         )
         if self._checks_crc:
@@ -395,14 +401,16 @@ class _Search:
         return _Found(stored.store_timestamp, message)
 
     def _has_gone(self, file: FlatMessageFile, hit: IndexHit) -> bool:
-        """Whether it expired while it was being read, or its queue was destroyed."""
+        """Whether the message expired during the read, or its queue was destroyed."""
         is_current = self._store.get(file.key) is file
         return not is_current or record_place(file, hit.log_offset) < file.log.min_offset
 
 
 def _has_no_unit(file: FlatMessageFile, place: int, queue_offset: int) -> bool:
-    """Whether the message has expired: units go before their records. SegmentCorruptError for one
-    that says so, and lies behind one that is there."""
+    """Whether the message has expired: units are dropped before their records.
+
+    Raises SegmentCorruptError if its offset says so, but it lies after a message that still exists.
+    """
     if queue_offset >= file.min_offset:
         return False
     first = file.queue.first_unit_from(file.min_offset)
@@ -412,8 +420,9 @@ def _has_no_unit(file: FlatMessageFile, place: int, queue_offset: int) -> bool:
 
 
 def _is_stale(file: FlatMessageFile, hit: IndexHit) -> bool:
-    """Whether it is of a queue that was destroyed since, so that no message need be there: the
-    index had it before there was a segment at its place, or it is older than all in there."""
+    """Whether the hit is of a queue destroyed since, so that its place may have no message:
+    it is older than the segment there, or than all messages of that segment.
+    """
     segment = file.log.segment_at(record_place(file, hit.log_offset))
     if segment is None:
         return True
