@@ -172,7 +172,7 @@ def health_of(
     continued: Sequence[ContinuedQueue] = (),
     refused: Mapping[QueueKey, str] | None = None,
 ) -> TierHealth:
-    """As of now, from memory: no backend is asked."""
+    """The current health, from memory, without a request to the backend."""
     refused = refused or {}
     upload = dispatcher.health()
     expiry_errors = retention.errors
@@ -210,7 +210,7 @@ def health_of(
                 reason=damage.reason,
                 mended=damage.mended,
             )
-            # A broker's store may have `damages`, as ours has; the first ones of many.
+            # A broker's store may have `damages`, as this project's does; only the first are shown.
             for damage in getattr(next_store, "damages", ())[:DAMAGES_SHOWN_MAX]
         ),
     )
@@ -228,7 +228,7 @@ def _cache(cache: ReadCache | None) -> CacheHealth:
 
 
 def _behind(dispatcher: Dispatcher, next_store: MessageStore, key: QueueKey) -> int:
-    """What the next store has and the tier has not."""
+    """How many messages of the next store the tier lacks."""
     maximum = next_store.max_offset(*key)
     if maximum is None or dispatcher.topic_filter.rejects(key.topic):
         return 0
@@ -240,7 +240,7 @@ Shown: TypeAlias = Iterator[tuple[float, Labels]]
 
 
 class TierGauges:
-    """Registered once in the life of a store, and read at each export."""
+    """The gauges of a store: registered at each load, and read at each export."""
 
     def __init__(
         self, tier: Tier, dispatcher: Dispatcher, retention: Retention, next_store: MessageStore
@@ -277,7 +277,7 @@ class TierGauges:
         for metric, read in reads.items():
             metrics.observe(metric, read)
 
-    # What is in the tier, by the catalogue
+    # The tier's contents, by the catalogue
 
     def storage_size(self) -> Shown:
         sizes: Counter[tuple[str, SegmentType]] = Counter()
@@ -287,8 +287,9 @@ class TierGauges:
             yield size, {"topic": path, "file_type": kind.name.lower()}
 
     def reserve_time(self) -> Shown:
-        """Not of a queue whose times cannot be believed: RocketMQ's rows have some that never
-        were."""
+        """The age of each queue's oldest message, except for queues with implausible times:
+        RocketMQ's rows have some.
+        """
         now = self._tier.runtime.clock.now_ms()
         oldest: dict[str, int] = {}
         for row in self._tier.metadata.segments(type=SegmentType.COMMIT_LOG):
@@ -322,12 +323,12 @@ class TierGauges:
             yield max(0, end - needed), _labels(key)
 
     def behind(self) -> Shown:
-        """Messages of each queue that are not in the tier yet."""
+        """How many messages of each queue are not in the tier yet."""
         for file, maximum in self._followed():
             yield max(0, maximum - file.append_offset), _labels(file.key) | _OF_QUEUES
 
     def latency_ms(self) -> Shown:
-        """The age of the oldest of them."""
+        """The age of each queue's oldest message that is not in the tier yet."""
         now = self._tier.runtime.clock.now_ms()
         for file, maximum in self._followed():
             age = self._age(file, now) if file.append_offset < maximum else 0
@@ -336,7 +337,7 @@ class TierGauges:
     def _age(self, file: FlatMessageFile, now: int) -> int:
         try:
             time = self._next.store_time(*file.key, file.append_offset)
-        except TieredStoreError:  # damaged, or closed: health says so
+        except TieredStoreError:  # damaged, or closed: `health` says so
             return 0
         return 0 if time is None else max(0, now - time)
 

@@ -38,7 +38,7 @@ from tieredstore.model.values import GetStatus, SegmentType
 
 
 class ColdError(Exception):
-    """Bytes that are needed at once are not in the cache. Never leaves the access layer."""
+    """Requested bytes are not in the cache. Never leaves the access layer."""
 
 
 class CachedSource:
@@ -57,9 +57,9 @@ class CachedSource:
 
 
 class ExactSource:
-    """Cached bytes come from the cache; others are read as requested, and not kept.
+    """Cached bytes come from the cache; others are read exactly as requested, and not kept.
 
-    For single reads, which no further read follows.
+    For single reads, which no other read continues.
     """
 
     def __init__(self, cache: ReadCache) -> None:
@@ -71,7 +71,7 @@ class ExactSource:
 
 
 class HotSource:
-    """Cached bytes and nothing else: no read waits here. Without a cache there are none."""
+    """Reads only cached bytes, so no read waits; without a cache, every read is cold."""
 
     def __init__(self, cache: ReadCache | None) -> None:
         self._cache = cache
@@ -83,24 +83,25 @@ class HotSource:
         return data
 
 
-SCAN_STEP_MIN: Final = 128  # units of the first look; each further one is four times as long
-NEAR_BYTES: Final = 16 * 1024  # what lies between two messages and is read with them at most
+SCAN_STEP_MIN: Final = 128  # units of the first step; each further step is four times as long
+NEAR_BYTES: Final = 16 * 1024  # two messages with more bytes between them are read separately
 _EXTENSION_ADDRESS_MAX: Final = -(2**31) - 1  # addresses in Java's extended queues lie below
 
 
 class Limits(NamedTuple):
-    """How much one read looks at and answers with."""
+    """How much one read may examine and return."""
 
     count_max: int  # messages, at least one
-    bytes_max: int  # of records, but for a single message that has more
-    scan_count: int  # units that a filter is asked about
-    read_bytes: int  # of the log that are read at once
+    bytes_max: int  # of records; a single larger message is allowed
+    scan_count: int  # units to which a filter is applied
+    read_bytes: int  # of the log, in one read
     checks_crc: bool = False
 
 
 class Page(NamedTuple):
     """Messages, and the next offset after everything that was examined; nothing was examined if
-    that is the beginning."""
+    this is the offset where the page begins.
+    """
 
     messages: Sequence[SelectedMessage]
     next_offset: int
@@ -113,10 +114,10 @@ def select(
     message_filter: MessageFilter | None,
     source: ByteSource,
 ) -> Page:
-    """Messages from this queue offset on, in order, and none between them left out that matches.
+    """Messages from this queue offset on, in order, without leaving out any that matches.
 
-    A page ends before a gap, and before damage if there is a message to give. Damage right at the
-    beginning raises SegmentCorruptError.
+    A page ends before a gap, and before damage if it has examined a message by then. Damage right
+    at the beginning raises SegmentCorruptError.
     """
     if message_filter is not None:
         return _Scan(file, offset, limits, message_filter, source).page()
@@ -132,7 +133,7 @@ def select(
 
 
 def matching_rows(units: QueueUnits, message_filter: MessageFilter) -> list[int]:
-    """The units whose tags code the filter takes."""
+    """The rows of the units whose tags code the filter accepts."""
     codes: Collection[int] | None = getattr(message_filter, "tags_codes", None)
     tags_codes = units.tags_codes
     if codes is None:
@@ -148,7 +149,7 @@ def matching_rows(units: QueueUnits, message_filter: MessageFilter) -> list[int]
 class _Scan:
     """One scan of a queue for messages that a filter accepts.
 
-    Units come first, and records are read only where a tags code matches.
+    Units are read first, and then only the records whose tags code matches.
     """
 
     def __init__(
@@ -166,7 +167,7 @@ class _Scan:
         self._source = source
         self._messages: list[SelectedMessage] = []
         self._bytes = 0
-        self._at = offset  # what is being read
+        self._at = offset  # of the message that is being read
 
     def page(self) -> Page:
         at = self._offset
@@ -183,11 +184,13 @@ class _Scan:
         except SegmentCorruptError:
             at = max(at, self._at)
             if at == self._offset:
-                raise  # else the next read, from there, raises it
+                raise  # otherwise the next read, which begins there, raises it
         return Page(self._messages, at)
 
     def _units(self, at: int, count: int) -> QueueUnits:
-        """Those that can be read, one at least or an error: damage further on hides none."""
+        """Units from `at` on, at least one or an error: fewer than `count` if later ones cannot be
+        read.
+        """
         queue = self._file.queue
         while True:
             try:
@@ -202,7 +205,7 @@ class _Scan:
                 count //= 2
 
     def _take(self, first: int, units: QueueUnits) -> int | None:
-        """Take what matches among these units; where the page ends, if it does."""
+        """Take the matching messages of these units; return where the page ends, if it does."""
         rows = matching_rows(units, self._filter)
         places: list[int] = units.log_offsets.tolist()
         sizes: list[int] = units.message_bytes.tolist()
@@ -223,7 +226,7 @@ class _Scan:
                 bytes_max=self._limits.read_bytes,
                 source=self._source,
             )
-            if not len(run):  # it expired meanwhile
+            if not len(run):  # the messages expired meanwhile
                 return self._at
             while done < len(rows) and first + rows[done] < run.end_offset:
                 stop = self._take_one(run, first + rows[done] - run.first_offset)
@@ -233,7 +236,7 @@ class _Scan:
         return None
 
     def _take_one(self, run: MessageRun, row: int) -> int | None:
-        """Take a message of a run if it matches; where the page ends, if it does."""
+        """Take a message of a run if it matches; return where the page ends, if it does."""
         limits, self._at = self._limits, run.first_offset + row
         record = bytes(run.record(row))
         if not self._filter.matches_record(record):
@@ -262,16 +265,16 @@ def check_body(file: FlatMessageFile, message: SelectedMessage) -> None:
 class QueuePages:
     """Answers reads by queue offset. The first row that applies counts:
 
-    | what there is | status | next offset |
+    | situation | status | next offset |
     | --- | --- | --- |
     | no such queue | NO_MATCHED_LOGIC_QUEUE | as asked |
     | nothing was ever committed | NO_MESSAGE_IN_QUEUE | as asked |
-    | asked for below the minimum | OFFSET_TOO_SMALL | the minimum |
-    | asked for at the end | OFFSET_OVERFLOW_ONE | as asked |
-    | asked for beyond the end | OFFSET_OVERFLOW_BADLY | the end |
-    | asked for no message | NO_MATCHED_MESSAGE | as asked |
-    | messages | FOUND | behind the last one |
-    | messages that the filter does not take | NO_MATCHED_MESSAGE | behind what was looked at |
+    | the offset is below the minimum | OFFSET_TOO_SMALL | the minimum |
+    | the offset is at the end | OFFSET_OVERFLOW_ONE | as asked |
+    | the offset is beyond the end | OFFSET_OVERFLOW_BADLY | the end |
+    | the count is zero or less | NO_MATCHED_MESSAGE | as asked |
+    | messages | FOUND | after the last one examined |
+    | messages that the filter rejects | NO_MATCHED_MESSAGE | after the last one examined |
     | a gap: messages were lost | MESSAGE_WAS_REMOVING | the end of the gap |
     """
 
@@ -288,7 +291,7 @@ class QueuePages:
             try:
                 result = self._page_of(file, request, source)
             except (SegmentCorruptError, StoreClosedError):
-                # What expires or is destroyed during a read is no damage.
+                # Messages that expire or are destroyed during a read are not damage.
                 if self._files.get(key) is file and request.offset >= file.min_offset:
                     raise
                 continue
@@ -298,11 +301,11 @@ class QueuePages:
     def _page_of(
         self, file: FlatMessageFile, request: ReadRequest, source: ByteSource
     ) -> GetResult | None:
-        """What the queue answers; None if it has changed meanwhile and is to be asked again."""
+        """The queue's answer; None if it has changed meanwhile and must be asked again."""
         offset, maximum = request.offset, file.commit_offset
         if maximum <= 0:
             return _nothing(GetStatus.NO_MESSAGE_IN_QUEUE, offset, 0, 0)
-        # `min_offset` reads a record where the log does not begin at its first byte.
+        # `min_offset` reads a record if the log no longer begins at its first byte.
         if isinstance(source, HotSource) and file.log.min_offset and not file.log.knows_first:
             raise ColdError
         minimum = file.min_offset
@@ -332,12 +335,12 @@ class QueuePages:
                 messages=messages,
             )
         if next_offset > offset:
-            # Behind what was looked at, as RocketMQ's cached reads have it: else a consumer whose
-            # messages are rare would have the same page read again and again, and never go on.
+            # After what was examined, as in RocketMQ's cached reads: otherwise a consumer with rare
+            # messages would request the same page again and again, and never get further.
             return _nothing(GetStatus.NO_MATCHED_MESSAGE, next_offset, minimum, maximum)
         behind = file.queue.first_unit_from(offset)
         if behind == offset or offset < file.min_offset:
-            return None  # it was there, and has expired
+            return None  # the message existed, and has expired
         return _nothing(GetStatus.MESSAGE_WAS_REMOVING, behind, minimum, maximum)
 
 
