@@ -59,18 +59,18 @@ class AsyncTieredStore:
     """A TieredMessageStore whose calls can be awaited.
 
     * The event loop is never blocked: a call that may wait runs in one of CALL_THREADS threads of
-      this face. They are not the store's: calls in a pool must not wait for each other. Nor are
-      they asyncio's, which others may hold; only load, start, shutdown and destroy run there. A
-      read that is hot is answered at once, in the loop's own thread. So are a put and a small
-      batch that the store can make at once (`MessageStore.put_at_once`); the loop has a turn after
-      each PUTS_A_TURN messages.
-    * Other puts have one thread for themselves, however many wait for the disk. All are stored in
-      the order of the calls. Around a store that has no futures of its own each waits for the one
-      before it, and no read waits for them.
-    * A cancelled call leaves the store as it is; what it had begun goes on and its outcome is
+      this object. They are not the store's: calls in a pool must not wait for each other. Nor are
+      they asyncio's, which other code may occupy; only load, start, shutdown and destroy run there.
+      A read that is hot is answered at once, in the loop's own thread. So are a put and a small
+      batch that the store can make at once (`MessageStore.put_at_once`); other tasks of the loop
+      run after each PUTS_A_TURN messages.
+    * Other puts have a thread of their own, however many wait for the disk. All are stored in the
+      order of the calls. If the wrapped store has no futures of its own, each put waits for the one
+      before it; no read waits for puts.
+    * A cancelled call leaves the store as it is; what it has begun continues, and its outcome is
       dropped. An `async with` that is cancelled while it opens closes what it opened.
     * The store may be used from threads and from several loops at the same time.
-    * Each call raises what that of TieredMessageStore raises.
+    * Each call raises what the same call of TieredMessageStore raises.
     """
 
     def __init__(self, store: TieredMessageStore) -> None:
@@ -78,7 +78,7 @@ class AsyncTieredStore:
         self._threads = _Threads()
         self._handover = _Handover(self._threads)
         self._waiting = _Waiting(store)
-        self._puts = 0  # that were made in loops
+        self._puts = 0  # messages put in loops
 
     @property
     def topic_filter(self) -> TopicFilter:
@@ -119,11 +119,13 @@ class AsyncTieredStore:
         await to_thread(self._end, partial(self.store.shutdown, drain=drain, timeout=timeout))
 
     def _end(self, end: Callable[[], None]) -> None:
-        """Runs in the thread that does it: a call cancelled before that has ended nothing."""
+        """End the store. Runs in the thread that ends it, so a call that is cancelled before has no
+        effect.
+        """
         try:
             end()
         finally:
-            self._waiting.end()  # who waits from now on is refused when it looks
+            self._waiting.end()  # later waiters are refused when they ask the store
 
     async def destroy(self) -> None:
         """Delete the data."""
@@ -134,7 +136,7 @@ class AsyncTieredStore:
         try:
             await asyncio.shield(opening)
         except asyncio.CancelledError:
-            while not opening.done():  # however often it is cancelled: nobody else would close it
+            while not opening.done():  # even if cancelled again: nothing else would close it
                 with suppress(asyncio.CancelledError):
                     await asyncio.wait([opening])
             if not opening.cancelled() and opening.exception() is None:
@@ -143,14 +145,14 @@ class AsyncTieredStore:
         return self
 
     async def __aexit__(self, *exception: object) -> None:
-        # Shielded, because nobody else would close the store if this were cancelled.
+        # Shielded, because nothing else would close the store if this were cancelled.
         await asyncio.shield(to_thread(self._end, partial(self.store.__exit__, *exception)))
 
     # -- messages -----------------------------------------------------------------------------
 
     async def put_message(self, message: Message) -> PutResult:
         """Store one message, and say where, or by the status why not."""
-        if self._handover.is_idle:  # else a put that came before would be passed
+        if self._handover.is_idle:  # else it would overtake earlier puts
             result = self.store.put_at_once(message)
             if result is not None:
                 if self._is_turn(1):
@@ -170,7 +172,7 @@ class AsyncTieredStore:
         return await self._handover.put(partial(self.store.put_messages_future, messages))
 
     def _is_turn(self, count: int) -> bool:
-        """Count messages put in a loop; returns whether other tasks of the loop should run now."""
+        """Count messages put in a loop; return whether other tasks of the loop should run now."""
         before, self._puts = self._puts, self._puts + count
         return self._puts // PUTS_A_TURN > before // PUTS_A_TURN
 
@@ -195,7 +197,7 @@ class AsyncTieredStore:
         hot = self.store.read_hot(request)
         if hot is not None:
             return hot
-        # A thread hands it over: while the pool is full, the submitting thread does the work.
+        # A thread submits it: while the fetch pool is full, the submitting thread does the work.
         return await asyncio.wrap_future(await self._threads.call(self.store.read_future, request))
 
     async def arrival(
@@ -215,7 +217,7 @@ class AsyncTieredStore:
         require_place(topic, queue_id, offset)
         require_seconds("timeout", timeout)
         with self._waiting.at(QueueKey(topic, queue_id), offset) as answer:
-            # Registered first and looked at then: what comes in between is seen by one of them.
+            # Register first, then ask: so a message that comes in between is not missed.
             end = await self._threads.call(self.store.max_offset, topic, queue_id)
             if end is not None and end > offset:
                 return True
@@ -332,9 +334,9 @@ def _turn() -> Iterator[None]:
 
 
 class _Threads:
-    """The threads of one face; they start with the first call, and end when the face has gone.
+    """The threads of one AsyncTieredStore; they start with the first call, and end with the object.
 
-    Any number of calls may wait for one: each has a task that waits for it.
+    Any number of calls may wait for a thread, each in its own task.
     """
 
     def __init__(self) -> None:
@@ -342,7 +344,7 @@ class _Threads:
         self._puts = ThreadPool("aio-put", threads=1, pending_max=sys.maxsize)
 
     async def call(self, function: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
-        """What the function returns or raises, in a thread that knows the caller's context."""
+        """Call the function in a thread, with the caller's context."""
         context = copy_context()
         return await asyncio.wrap_future(
             self._calls.submit(context.run, partial(function, *args, **named))
@@ -353,9 +355,9 @@ class _Threads:
 
 
 class _Handover:
-    """Takes puts from the loops to the store: one thread at a time, for all that have come.
+    """Hands puts from the loops to the store: one thread at a time takes all that have come.
 
-    A thread for each put costs more than the put.
+    A thread for each put would cost more than the put.
     """
 
     def __init__(self, threads: _Threads) -> None:
@@ -369,11 +371,11 @@ class _Handover:
 
     @property
     def is_idle(self) -> bool:
-        """Whether all that came so far has been taken by the store."""
+        """Whether the store has taken all puts so far."""
         return not self._coming
 
     async def put(self, call: Callable[[], Future[T]]) -> T:
-        if not self._process.is_this:  # a thread of the parent may have had the turn at the fork
+        if not self._process.is_this:  # a thread of the parent may have held the turn at the fork
             self._begin()
         answer: _Answer[T] = _Answer(asyncio.get_running_loop())
         self._coming.append((call, answer))
@@ -386,7 +388,7 @@ class _Handover:
         return await answer.awaited
 
     def _hand_over(self) -> None:
-        """The caller took the turn; this gives it back."""
+        """Hand over all puts that have come. The caller took the turn; this gives it back."""
         has_turn = True
         while has_turn:
             while self._coming:
@@ -399,12 +401,12 @@ class _Handover:
                 self._coming.popleft()  # before the answer: its caller may put again at once
                 future.add_done_callback(answer.give)
             self._turn.release()
-            # A put that came just before the release found the turn taken, and started no thread.
+            # A put that came just before the release found the turn taken and started no thread.
             has_turn = bool(self._coming) and self._turn.acquire(blocking=False)
 
 
 class _Waiting:
-    """The waiters for messages, by queue. A queue without any costs one look into a dict."""
+    """The waiters for messages, by queue. A queue without waiters costs one look-up in a dict."""
 
     def __init__(self, store: TieredMessageStore) -> None:
         self._store = store
@@ -414,7 +416,7 @@ class _Waiting:
 
     @contextmanager
     def at(self, key: QueueKey, offset: int) -> Iterator[_Answer[bool]]:
-        """An answer that is given when a message at this offset or behind it comes."""
+        """An answer that is given when a message at or after this offset comes."""
         answer: _Answer[bool] = _Answer(asyncio.get_running_loop())
         with self._guard:
             if self._arrival is None:
@@ -429,10 +431,10 @@ class _Waiting:
                 if not waiting:
                     self._queues.pop(key, None)
             if not answer.awaited.cancel() and not answer.awaited.cancelled():
-                answer.awaited.exception()  # seen, though perhaps not awaited
+                answer.awaited.exception()  # so asyncio does not report it as never retrieved
 
     def end(self) -> None:
-        """Nobody waits for a store that is closed."""
+        """End all waits with StoreClosedError."""
         with self._guard:
             answers = [answer for waiting in self._queues.values() for answer in waiting]
         closed: Future[bool] = Future()
@@ -441,7 +443,9 @@ class _Waiting:
             answer.give(closed)
 
     def _listening(self) -> Arrival:
-        """The store outlives its faces: what it holds of one must not keep it."""
+        """Register with the store by a weak reference: the store may outlive this object, and must
+        not keep it alive.
+        """
         found = WeakMethod(self._on_messages)
 
         def tell(requests: Sequence[DispatchRequest]) -> None:
@@ -470,7 +474,7 @@ class _Waiting:
 
 
 class _Answer(Generic[T]):
-    """What a task of some loop awaits, given from any thread."""
+    """A result that a task of some loop awaits, and that any thread may give."""
 
     __slots__ = ("_loop", "awaited")
 
@@ -479,7 +483,7 @@ class _Answer(Generic[T]):
         self.awaited: asyncio.Future[T] = loop.create_future()
 
     def give(self, done: Future[T]) -> None:
-        with suppress(RuntimeError):  # the loop is closed: nobody waits
+        with suppress(RuntimeError):  # the loop is closed, so no task waits
             self._loop.call_soon_threadsafe(self._settle, done)
 
     def _settle(self, done: Future[T]) -> None:
