@@ -64,9 +64,9 @@ class AsyncTieredStore:
       A read that is hot is answered at once, in the loop's own thread. So are a put and a small
       batch that the store can make at once (`MessageStore.put_at_once`); other tasks of the loop
       run after each PUTS_A_TURN messages.
-    * Other puts have a thread of their own, however many wait for the disk. All are stored in the
-      order of the calls. If the wrapped store has no futures of its own, each put waits for the one
-      before it; no read waits for puts.
+    * All other puts share one thread of their own, however many wait for the disk. All puts are
+      stored in the order of the calls. If the wrapped store has no futures of its own, each put
+      waits for the one before it; no read waits for puts.
     * A cancelled call leaves the store as it is; what it has begun continues, and its outcome is
       dropped. An `async with` that is cancelled while it opens closes what it opened.
     * The store may be used from threads and from several loops at the same time.
@@ -309,7 +309,7 @@ class AsyncTieredStore:
         *,
         seal: bool = False,
     ) -> bool:
-        """Upload everything, now; whether all that was put before is in the tier."""
+        """Upload everything now; return whether everything put before is in the tier."""
         return await self._threads.call(self.store.flush, timeout, seal=seal)
 
     async def health(self) -> TierHealth:
@@ -317,11 +317,11 @@ class AsyncTieredStore:
         return await self._threads.call(self.store.health)
 
     async def delete_topics(self, topics: Iterable[str]) -> int:
-        """Delete topics; how many of them there were."""
+        """Delete topics; return how many of them existed."""
         return await self._threads.call(self.store.delete_topics, texts_of("topics", topics))
 
     async def clean_unused_topics(self, retained: Iterable[str]) -> int:
-        """Delete every topic but the retained and the system's; how many there were."""
+        """Delete every topic but the retained and the system's; return how many."""
         return await self._threads.call(
             self.store.clean_unused_topics, texts_of("retained", retained)
         )

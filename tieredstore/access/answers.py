@@ -45,8 +45,8 @@ class ReadDecision:
     | level | the tier is read |
     | --- | --- |
     | DISABLE | never |
-    | NOT_IN_DISK | where it has the offset and the store has not |
-    | NOT_IN_MEM | where it has the offset and the store has it on disk at best |
+    | NOT_IN_DISK | if it has the offset and the store does not |
+    | NOT_IN_MEM | if it has the offset and the store has it on disk at best |
     | FORCE | always first |
 
     Messages that the tier does not have come from the next store, whatever the level. A topic that
@@ -692,7 +692,8 @@ def _smaller(near: int | None, far: int | None) -> int | None:
 def _newest_first(
     near: Sequence[SelectedMessage], far: Sequence[SelectedMessage]
 ) -> list[SelectedMessage]:
-    """Merge both; of a message that is in both, and among equal times, the next store's come first.
+    """Merge both, newest first; the next store's copy of a message counts, and of equal times its
+    messages come first.
 
     Offsets do not identify messages: half messages of a transaction all have offset 0.
     """

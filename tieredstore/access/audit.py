@@ -4,7 +4,7 @@
 | --- | --- |
 | a segment's row, its size in the backend, the next row | `segment_findings` |
 | the catalogue's topics, queues and segments | `catalogue_findings` |
-| the last units of a queue and its log, where no segment misses bytes | `unit_findings` |
+| the last units of a queue and its log, if no segment lacks bytes | `unit_findings` |
 | the segments in the backend and those that rows name | `orphan_findings` |
 | a log that the provider keeps, and the objects that it names or lacks | `log_findings` |
 | notes: stopped queues, unfinished deletes | `noted_findings` |

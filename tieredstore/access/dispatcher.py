@@ -52,8 +52,8 @@ class DispatchHealth:
     """What is wrong with the upload, by queue.
 
     * `stopped`: nothing is uploaded until an operator acts. Adopted history does not count.
-    * `refused`: those of them whose names the tier cannot hold, now or later. No flush waits for
-      them.
+    * `refused`: the stopped queues whose names the tier cannot hold, now or later. No flush waits
+      for them.
     * `failing`: the last attempt failed; it is tried again.
     * `lost`: messages that the local store lost before they were uploaded: gaps in the tier.
     * `not_indexed`: committed messages that the key index still has to take, or has lost and takes
@@ -236,7 +236,7 @@ class QueueWalk:
                 yield work
 
     def forget_others(self, keys: Collection[QueueKey]) -> None:
-        """Forget the queues that neither store has."""
+        """Forget all other queues: neither store has them."""
         for key in [known for known in list(self.works) if known not in keys]:
             if not self._claims.take(key):
                 continue
@@ -560,14 +560,14 @@ class Dispatcher:
     # What others ask
 
     def committed_offset(self, topic: str, queue_id: int) -> int | None:
-        """One more than the newest queue offset that the tier has; None where it has no queue."""
+        """One more than the newest queue offset in the tier; None if it does not have the queue."""
         file = self._files.get(QueueKey(topic, queue_id))
         return None if file is None or not file.is_started else file.commit_offset
 
     def needed_from(self) -> int | None:
         """The local log offset from which on the tier still needs messages; None if it needs none.
 
-        It also holds before `start` and during a shutdown.
+        Also before `start` and during a shutdown: messages that the tier lacks are needed then too.
         """
         return self._needs.needed_from()
 

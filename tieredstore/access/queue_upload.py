@@ -338,12 +338,14 @@ class IndexFeed:
                 self._put(file, CommittedRun(run=run, log_offsets=run.log_offsets))
                 work.index_from = run.end_offset
             elif at < (behind := file.queue.first_unit_from(at)):
-                work.index_from = behind  # behind a gap
+                work.index_from = behind  # after a gap
             else:
                 work.index_from = None
 
     def _read(self, file: FlatMessageFile, at: int) -> MessageRun | None:
-        """Messages from `at` on; None if the first is damaged, since it need not be found."""
+        """Messages from `at` on; None if the first is damaged: no search could return it, so the
+        index does not need it.
+        """
         try:
             return read_run(file, at, count_max=self._count_max, bytes_max=CATCH_UP_BYTES)
         except SegmentCorruptError as error:

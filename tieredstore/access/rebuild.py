@@ -202,8 +202,8 @@ def rebuild_beside_published(
     publisher: Publisher,
     published: Callable[[], MetadataStore | None],
 ) -> RebuildReport:
-    """Like `rebuild`, but knows the published catalogue; `published` opens it, None if there is
-    none.
+    """Like `rebuild`, with the published catalogue: `published` opens it, or returns None if there
+    is none.
 
     An empty catalogue starts from the published one, with its ids, reserve hours and notes, and the
     bytes add what came since. A catalogue that has rows is brought up to date only if nothing newer

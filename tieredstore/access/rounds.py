@@ -153,8 +153,8 @@ class Rounds:
         self._settle()
 
     def _settle(self) -> None:
-        """Settle what has ended. One thread settles at a time, and also for those that come
-        meanwhile.
+        """Settle what has ended. One thread settles at a time; threads that come meanwhile leave
+        their outcomes to it.
         """
         while self._finished and self._settling.acquire(blocking=False):
             together: list[_Sent] = []

@@ -653,7 +653,7 @@ class TieredMessageStore:
             return self._delete_topics(opened, set(topics))
 
     def clean_unused_topics(self, retained: Iterable[str]) -> int:
-        """Delete every topic but the retained, the system's and light queues; how many there were.
+        """Delete every topic but the retained, the system's and light queues; return how many.
 
         Raises what `delete_topics` raises.
         """

@@ -233,7 +233,7 @@ class _Table(Generic[R]):
         self._backup = folder / f"{format.file_name}.bak"
         self._metadata = metadata
         self._clock = clock
-        self._guard = threading.Lock()  # never held during I/O
+        self._guard = threading.Lock()  # only ever held briefly
         self._writing = threading.Lock()
         self._rows: dict[str, R] = {}
         self._version = DataVersion()
@@ -431,13 +431,13 @@ class ConsumerOffsets(_Table[OffsetRow]):
         self._count = 0
 
     def get(self, group: str, topic: str, queue_id: int) -> int | None:
-        """None for a group that has committed nothing there."""
+        """The group's offset in a queue; None if it has committed none there."""
         with self._guard:
             row = self._open_rows().get(f"{topic}@{group}")
             return None if row is None else row.get(queue_id)
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """The group takes the message at this offset next, wherever it was before."""
+        """Set the offset of the message that the group takes next, wherever it was before."""
         key = QueueKey(topic, queue_id)
         _require_offset(key, offset)
         name = f"{topic}@{group}"
@@ -451,7 +451,7 @@ class ConsumerOffsets(_Table[OffsetRow]):
         self.reset(group, {key: offset})
 
     def reset(self, group: str, offsets: Mapping[QueueKey, int]) -> None:
-        """`commit` of several queues together: all of them count, or none does."""
+        """Commit offsets of several queues together: all of them, or none."""
         for key, offset in offsets.items():
             _require_offset(key, offset)
         for topic in {key.topic for key in offsets}:
@@ -480,7 +480,7 @@ class ConsumerOffsets(_Table[OffsetRow]):
             }
 
     def groups(self, topic: str | None = None) -> list[str]:
-        """Those that have committed anything, of this topic or at all."""
+        """The groups that have committed anything, for this topic or for any."""
         with self._guard:
             return sorted({group for its, group, _ in self._named() if topic in (None, its)})
 
@@ -573,9 +573,9 @@ class TopicTable(_Table[TopicConfig]):
             return list(self._open_rows().values())
 
     def put(self, topic: TopicConfig) -> None:
-        """Add it, or replace the one of this name.
+        """Add a topic, or replace the one of this name.
 
-        Raises InvalidArgumentError for what is no TopicConfig or is too large, and for one
+        Raises InvalidArgumentError for what is not a TopicConfig or is too large, and for one
         topic too many; StoreClosedError while the store is not loaded.
         """
         kept = _plain(topic)

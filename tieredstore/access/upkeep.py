@@ -279,7 +279,9 @@ class TierFlush:
         self._alone = threading.Lock()  # given back by the thread that does the work
 
     def flush(self, timeout: float | None, *, seal: bool) -> bool:
-        """Upload everything, and with `seal` seal it; False also if this is late."""
+        """Upload everything, and with `seal` seal it; return whether all that the store had is in
+        the tier. False also if this is late.
+        """
         deadline = Deadline(self._runtime.clock, timeout)
         if not self._alone.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
             return False

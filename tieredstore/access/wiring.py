@@ -56,7 +56,7 @@ from tieredstore.model.settings import JAVA_CLASSES
 
 log = log_of(__name__)
 
-END_SECONDS_MIN = 5.0  # each part gets this long to make its data durable, even after the timeout
+END_SECONDS_MIN = 5.0  # for each part to make its data durable, even after the timeout
 _FILES: Final = ("", ".bak", ".journal")
 _NAMED_MAX: Final = 8
 _OWN: Final = "json"  # the kind of catalogue that a provider may keep in its own way
@@ -214,7 +214,7 @@ class Tier:
 
 
 def _end_in_time(runtime: Runtime, ending: _Ending, what: str, end: Callable[[], None]) -> None:
-    """End a part, but only wait in time: it may wait for a backend that never answers."""
+    """End a part, without waiting for ever: it may wait for a backend that never answers."""
     left = ending.left()
     if left is None:
         end()
