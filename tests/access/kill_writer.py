@@ -179,7 +179,7 @@ def guarded(call: Callable[[random.Random], None], seed: int) -> threading.Threa
     def run() -> None:
         try:
             call(random.Random(seed))
-        except Exception:  # noqa: BLE001 - whoever started the process is told
+        except Exception:  # noqa: BLE001 - it is reported to the parent process
             tell("BAD", repr(traceback.format_exc()))
 
     return threading.Thread(target=run, daemon=True)

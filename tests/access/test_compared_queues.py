@@ -207,7 +207,7 @@ def test_a_damaged_unit_behind_the_catalogued_ones_is_not_ours(tmp_path: Path) -
     row = next(row for row in tier.metadata.segments() if row.type.name == "CONSUME_QUEUE")
     with tier.provider.open(row.path, row.type, row.base_offset) as segment:
         units = bytearray(segment.read(0, row.size))
-        units[60:68] = (5).to_bytes(8, "big")  # message 3 lies somewhere within message 0
+        units[60:68] = (5).to_bytes(8, "big")  # message 3 begins within message 0
         segment.delete()
         segment.write(0, bytes(units))
     tier.dispatch(force=True)

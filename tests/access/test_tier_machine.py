@@ -301,7 +301,7 @@ class TierBesideLists(RuleBasedStateMachine):
         return times
 
     def _there(self, key: QueueKey) -> set[int]:
-        """What a reader must find; with FORCE, no local messages past the end of the tier."""
+        """What a reader must find; with FORCE, local messages past the tier's end do not count."""
         tiered = set(self.contents.get(key, {}))
         committed = self.lives.store.committed_offset(*key) or 0
         local = {one.queue_offset for one in self.local.kept(key)}

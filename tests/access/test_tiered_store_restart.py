@@ -28,7 +28,7 @@ COUNT = 600
 
 @dataclass
 class Machine:
-    """A broker's disk: a local store and a tier, opened anew each time."""
+    """A broker's disk: each `open` gives a new local store and tier on it."""
 
     folder: Path
 
