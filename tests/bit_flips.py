@@ -1,7 +1,8 @@
 """Single flipped bits in every kind of file of local stores and tiers: `python -m tests.bit_flips`.
 
-They are spread evenly over a local store, a tier in a folder, one whose broker was killed, and one
-in a bucket. A table says what came of them. One that is silently wrong is named, and fails.
+The flips are spread evenly over a local store, a tier in a folder, a tier whose broker was killed,
+and a tier in a bucket. A table shows their outcomes. A flip with a silently wrong answer is printed
+and makes the run fail.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ LOCAL = "local"
 def wrong_flips(
     kind: str, folder: Path, *, seed: int, count: int, outcomes: Counter[tuple[str, Outcome]]
 ) -> Iterator[tuple[Flip, list[str]]]:
-    """Those that are silently wrong, and why; all are counted, by field."""
+    """The flips with silently wrong answers, and the reasons; counts all outcomes by field."""
     with ExitStack() as within:
         flips: Flips | TierFlips
         if kind == LOCAL:
@@ -60,7 +61,7 @@ def main() -> int:
     parser.add_argument("--of", choices=(LOCAL, *KINDS), help="of this kind only")
     parser.add_argument("--fields", action="store_true", help="a row for each field")
     given = parser.parse_args()
-    logging.disable(logging.CRITICAL)  # each damage is logged
+    logging.disable(logging.CRITICAL)  # otherwise each damage would be logged
     kinds = (given.of,) if given.of else (LOCAL, *KINDS)
     found: dict[str, Counter[tuple[str, Outcome]]] = {}
     failed = 0

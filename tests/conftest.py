@@ -1,7 +1,7 @@
-"""What holds for every test: how hypothesis searches, where sockets go, where temporary folders
-are, how full the disk seems, what is left of the environment, which marks folders set.
+"""Settings for all tests: profiles of hypothesis, limits on sockets, temporary folders, free disk
+space, the environment, and the marks of folders.
 
-The fixtures of one backend or engine live in the conftest of its folder.
+The fixtures of one backend or engine are in the conftest of its folder.
 """
 
 from __future__ import annotations
@@ -22,39 +22,39 @@ from tests.disk_with_room.sitecustomize import half_full
 
 TESTS = Path(__file__).parent
 
-# What whoever runs the tests may have set for other programs: where requests go and with which
-# keys, how a terminal looks, what Python and pytest do, which Spark runs.
+# Variables that the user may have set for other programs: proxies and keys, the look of a terminal,
+# options of Python and pytest, the Spark to run.
 OF_OTHERS = re.compile(
     r"(https?|ftp|all|no)_proxy|aws_.*|tieredstore_(?!s3_|tier_on).*"
     r"|columns|lines|(no|force)_color|py_colors|clicolor.*|terminal_width|tty_.*|github_actions"
     r"|python(warnings|devmode|safepath|optimize|ioencoding|utf8)|pytest_addopts|(py)?spark_.*",
     re.IGNORECASE,
 )
-# Now, and not in a fixture: libraries look when they are imported.
+# Not in a fixture, as libraries read the environment when they are imported.
 for _name in [each for each in os.environ if OF_OTHERS.fullmatch(each)]:
     del os.environ[_name]
 
-# Temporary folders are in memory where there is room: every acknowledged put waits for a sync, and
-# on a disk the suite would spend more time waiting than working. Power cuts are tested on disks
-# that forget what was not synced, and a killed process leaves the same pages behind on both.
+# Temporary folders are in memory if it has room: every acknowledged put waits for a sync, and on a
+# disk the suite would mostly wait. The tests lose nothing: power cuts are simulated by a disk that
+# forgets unsynced bytes, and a killed process leaves the same pages in memory as on a disk.
 IN_MEMORY = Path("/dev/shm")
 ROOM_BYTES = 8 << 30
 
 
 def has_room(folder: Path) -> bool:
-    """Whether stores of all workers fit in, and scripts in it may be run."""
+    """Whether the stores of all workers fit into the folder, and scripts in it can be run."""
     if not os.access(folder, os.W_OK):
         return False
     found = os.statvfs(folder)
     return found.f_bavail * found.f_frsize >= ROOM_BYTES and not found.f_flag & os.ST_NOEXEC
 
 
-# Those of pytest only, which it removes: what an example leaves behind elsewhere would fill memory.
+# Only the folders of pytest, which it removes: other leftovers of examples would fill the memory.
 if "TMPDIR" not in os.environ and has_room(IN_MEMORY):
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(IN_MEMORY))
 
-# Fast and the same every time: a red test is red for everybody. Time is no verdict on two cores
-# that others use too, so neither a deadline nor a slow start fails a test.
+# Fast, and the same examples in every run, so that a failure is the same for everybody. Times say
+# little on two shared cores, so neither a deadline nor a slow start fails a test.
 settings.register_profile(
     "fast",
     derandomize=True,
@@ -63,7 +63,7 @@ settings.register_profile(
     stateful_step_count=30,
     suppress_health_check=[HealthCheck.too_slow],
 )
-# New histories each time; what it finds is printed in a form that can be pasted into a test.
+# New histories in each run; failures are printed in a form that can be pasted into a test.
 settings.register_profile(
     "torture",
     deadline=None,
@@ -72,16 +72,16 @@ settings.register_profile(
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
-settings.load_profile("fast")  # --hypothesis-profile on the command line comes later and wins
+settings.load_profile("fast")  # --hypothesis-profile is applied later and wins
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests by their folder, so that no test can forget it."""
+    """Mark tests by their folder, so that no mark can be forgotten."""
     for item in items:
         folders = item.path.relative_to(TESTS).parts if TESTS in item.path.parents else ()
         if folders[:1] == ("spark",):
             item.add_marker(pytest.mark.spark)
-            # One JVM is enough: with xdist all of these run in the same worker process.
+            # With xdist, all of these run in one worker process, as one JVM is enough.
             item.add_marker(pytest.mark.xdist_group("spark"))
         elif folders[:1] == ("s3",):
             item.add_marker(pytest.mark.s3)
@@ -89,7 +89,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def only_loopback() -> Iterator[None]:
-    """No test leaves the machine: a socket that would connect elsewhere fails at once."""
+    """Keep tests on this machine: a socket that would connect elsewhere fails at once."""
     connect = socket.socket.connect
     connect_ex = socket.socket.connect_ex
 
@@ -109,9 +109,11 @@ def only_loopback() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def disk_with_room() -> Iterator[None]:
-    """Local stores look at the disk when they open; no test is about the one it happens to run on.
+    """Show a half full disk to local stores, which look at it when they open: tests must not depend
+    on the real one.
 
-    A kit that lets other processes put does the same for them with its folder in PYTHONPATH.
+    Kits put the folder tests/disk_with_room into the PYTHONPATH of other processes for the same
+    effect.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shutil, "disk_usage", half_full)
@@ -127,6 +129,6 @@ def refuse_elsewhere(sock: socket.socket, address: Any) -> None:
     try:
         if ipaddress.ip_address(host).is_loopback:
             return
-    except ValueError:  # a name: looking it up would already leave the machine
+    except ValueError:  # a name: even its look-up would leave the machine
         pass
     raise PermissionError(f"a test wanted to connect to {host}: tests stay on this machine")

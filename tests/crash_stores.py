@@ -1,9 +1,9 @@
-"""Where processes die at their requests: object stores in memory, and moto's over HTTP.
+"""Object stores at whose requests processes die: in memory, and moto's over HTTP.
 
-The fixture `stores` gives `Stores`. In memory every step of a test is tried, always.
-Over HTTP a few are, the same ones in each run; more of them with a client that TIEREDSTORE_TIER_ON
-names, as in `make test-tier-s3`; every one in `make torture`. A folder takes part by importing the
-names into its conftest.
+The fixture `stores` gives `Stores`. In memory a test always tries every step. Over HTTP it tries a
+few, the same ones in each run; more with a client that TIEREDSTORE_TIER_ON names, as in
+`make test-tier-s3`; and every one in `make torture`. To use this, a folder imports the names into
+its conftest.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tieredstore.testing.memory_objects import MemoryObjectClient, MemoryObjects
 
 __all__ = ["moto", "s3_environment", "stores"]
 
-Clients = Callable[[], ObjectClient]  # each is what a new process has in front of one store
+Clients = Callable[[], ObjectClient]  # makes the client of each new process on one store
 WHOLE = os.environ.get("TIEREDSTORE_TIER_ON", "").split()
 
 
@@ -39,7 +39,7 @@ class Stores:
         return self.name in CLIENTS
 
     def new(self) -> Clients:
-        """An empty store. Clients of the one before are closed: their test is through."""
+        """Make an empty store; close the clients of the last one, which is no longer used."""
         self.close()
         if self.is_remote:
             self._places.append(Place(self._endpoint, self.name))
@@ -55,10 +55,10 @@ class Stores:
         at_length: int,
         share: tuple[int, int] = (0, 1),
     ) -> Sequence[int]:
-        """All steps, or this many of them over HTTP: the first, the last, some in between.
+        """All steps, or over HTTP only `over_http` of them: the first, the last, some in between.
 
-        In between each client takes others. `at_length` is how many TIEREDSTORE_TIER_ON gets.
-        Tests that do alike share a sample over HTTP: the first of three takes `(0, 3)` of it.
+        Each client takes other steps in between. A client that TIEREDSTORE_TIER_ON names takes
+        `at_length` steps. Similar tests share a sample: the first of three takes `(0, 3)` of it.
         """
         count = min(at_length if self.name in WHOLE else over_http, len(steps))
         if self._every_step:

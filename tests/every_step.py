@@ -1,4 +1,4 @@
-"""One script, stopped at each of its steps, and looked at after each."""
+"""Stops a script at each of its steps, and checks what is left after each stop."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def every_step(
     *,
     steps: Iterable[int] | None = None,
 ) -> int:
-    """How many steps the script has; each has stopped it once, and `check` saw what was left.
+    """Stop the script once at each of its steps and check what is left; return the number of steps.
 
-    `script(n)` runs until its step `n`, from 0, dies there and returns what outlives it; `check`
-    gets that and the step, and returns whether the script came as far as that step. The first one
-    to which it does not come ends this. `steps` are those of a script whose steps were counted, or
-    a sample of them. Without `check` the script says itself whether it came to the step.
+    `script(n)` runs until its step `n`, from 0, dies there and returns what outlives it. `check`
+    gets that and the step, and returns False if the script did not reach the step, which ends the
+    loop. Without `check`, the script returns this itself. `steps` are given if the script's steps
+    were counted before, or are a sample of them; the script must reach each of these.
     """
     done = 0
     for step in count() if steps is None else steps:

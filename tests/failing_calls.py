@@ -1,4 +1,4 @@
-"""The operating system's calls, of which the one of a chosen number fails."""
+"""Calls to the operating system, of which the one with a chosen number fails."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ CALLS = [
 
 
 class FailingCall:
-    """Counts the calls, and lets the one of this number fail; `name` is which one that was."""
+    """Counts the calls, and lets the one with this number fail; `name` is the name of that call."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -62,9 +62,10 @@ def refusal(name: str) -> OSError:
 
 
 def refused_call(operation: Callable[[], object], number: int) -> str | None:
-    """The name of the operation's call of this number, which fails; None: it has fewer calls.
+    """Run the operation and let its call with this number fail; return the name of the call, or
+    None if there are fewer calls.
 
-    What the operation may raise then is an error of ours.
+    The operation may raise only errors of ours.
     """
     with failing_call(number) as plan:
         try:
@@ -81,7 +82,7 @@ def failing_call(number: int) -> Iterator[FailingCall]:
     def watched(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **named: Any) -> Any:
             if plan.strikes(name):
-                if name == "close":  # a descriptor is gone even where closing it fails
+                if name == "close":  # the descriptor is closed even if the call fails
                     real(*arguments, **named)
                 raise refusal(name)
             return real(*arguments, **named)

@@ -1,7 +1,7 @@
-"""Opens something, forks, and has the child use it in every way: see test_after_a_fork.
+"""Opens something, forks, and lets the child use it in every way: see test_after_a_fork.
 
-It is a process of its own, because one with threads should not be forked. It prints what the child
-could do that it may not, and what the parent found wrong afterwards.
+It runs as its own process, because a process with threads should not be forked. It prints what the
+child could do although it must not, and what is wrong in the parent afterwards.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Found:
 
 
 def refuse_all(calls: Calls) -> list[str]:
-    """In the child: what is not refused as it has to be."""
+    """In the child: the calls that are not refused as they must be."""
     wrong = []
     for name, call in calls.items():
         try:
@@ -101,7 +101,7 @@ def refuse_all(calls: Calls) -> list[str]:
 
 
 def in_child(found: Found, call: Callable[[], list[str]]) -> None:
-    """Fork; the child's findings come back."""
+    """Run the call in a forked child, and collect its findings."""
     ours, theirs = os.pipe()
     child = os.fork()
     if child == 0:
@@ -119,7 +119,7 @@ def in_child(found: Found, call: Callable[[], list[str]]) -> None:
 
 
 def leave_by_the_other_ends(found: Found, entered: Any, close: Callable[[], object]) -> None:
-    """`sys.exit` out of a `with`, the end of a `with`, a process of multiprocessing."""
+    """Let children leave by `sys.exit` out of a `with`, by its end, and by multiprocessing."""
     child = os.fork()
     if child == 0:
         try:
@@ -248,7 +248,7 @@ def readers(root: Path) -> Found:
 
 
 def opened_anew(root: Path) -> list[str]:
-    """What a child opens is its own, threads and all."""
+    """In the child: what it opens itself works, with its own threads."""
     found = Found()
     with TieredReader(tier_config(root)) as reader:
         check_all_of_it(found, reader)
@@ -271,7 +271,7 @@ def catalogue(root: Path) -> Found:
                 "follower.refresh": follower.refresh,
                 "follower.close": follower.close,
             }
-            # A thread of the parent may be in the middle of a commit or of a read.
+            # As if threads of the parent were in the middle of a commit and a read.
             with store._commit_lock, store._tables_lock, follower._tables_lock:
                 in_child(found, lambda: refuse_all(calls))
         leave_by_the_other_ends(found, store, store.close)
@@ -284,7 +284,7 @@ def catalogue(root: Path) -> Found:
 
 
 def pool(root: Path) -> Found:
-    """Threads that a store would wait for, given to it by who made the runtime before the fork."""
+    """Fork after two runtimes were made: the threads of the used one do not exist in the child."""
     found = Found()
     used, unused = Runtime.threads(), Runtime.threads()
     used.fetch.submit(int).result()

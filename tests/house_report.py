@@ -1,6 +1,6 @@
-"""What `make house` prints: lengths of modules and functions, and who has a single importer.
+"""What `make house` prints: lengths of modules and functions, and modules with a single importer.
 
-A report for people, not a rule: a number that a test holds is met by moving lines about.
+This is a report for people and not a rule: limits in a test are met by moving lines about.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def read(path: Path) -> Module:
 
 
 def code_lines(source: str) -> int:
-    """Lines that hold code: no blank ones, no comments, no docstrings."""
+    """The number of lines with code, without blank lines, comments and docstrings."""
     lines: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type not in _NO_CODE:
@@ -85,14 +85,14 @@ def modules(folder: str) -> list[Module]:
 
 
 def guarded() -> set[str]:
-    """Modules whose importers an import contract names: each of them is a door on purpose."""
+    """Modules whose importers are named by an import contract: they are separate on purpose."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     contracts = project["tool"]["importlinter"]["contracts"]
     return {name for found in contracts for name in found.get("protected_modules", ())}
 
 
 def single_importers(library: list[Module]) -> Iterator[tuple[Module, str]]:
-    """Modules that one other module imports, and too short to be worth a door."""
+    """Modules with a single importer that are too short to be separate modules."""
     importers: dict[str, set[str]] = {}
     known = {module.name for module in library}
     for module in library:
@@ -152,7 +152,7 @@ def _imported(tree: ast.Module) -> Iterator[str]:
             yield node.module
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield node.value.partition(":")[0]  # classes are named by dotted strings, too
+            yield node.value.partition(":")[0]  # classes are also named by dotted strings
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The house rules as pure functions: source text in, offenders out.
 
-tests/test_house.py says which files a rule reads.
+tests/test_house.py chooses the files for each rule.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 CLASS_WORDS = frozenset({"Impl", "Manager", "Factory", "Abstract"})
-# What authors of plugins know by this name from RocketMQ.
+# Authors of plugins know these names from RocketMQ.
 CLASS_NAMES_OF_ROCKETMQ = frozenset({"AbstractPluginMessageStore"})
 MODULE_WORDS = frozenset({"util", "utils", "helper", "helpers", "common"})
 MODULE_NAMES = frozenset({"base", "core"})
 
-# Only tieredstore/driver/runtime.py may name these: it is what hands out time and threads.
+# Only tieredstore/driver/runtime.py, which hands out time and threads, may name these.
 TIME_AND_THREADS = frozenset(
     {
         "_thread.start_new_thread",
@@ -107,10 +107,10 @@ def machine_paths(text: str) -> list[str]:
 
 
 def missing_files(text: str, folder: Path = ROOT) -> list[str]:
-    """Names of repository files in a text that name nothing.
+    """Names of repository files in a text that do not exist.
 
-    A name counts when it starts with a folder of the repository, or holds a slash and ends like
-    source or a document. It may be written from the top, from tieredstore/ or from `folder`.
+    A name counts if it starts with a folder of the repository, or if it has a slash and the suffix
+    of source or a document. It may be relative to the top, to tieredstore/ or to `folder`.
     """
     found = []
     for number, line in enumerate(text.splitlines(), start=1):
@@ -167,7 +167,7 @@ def _imported(tree: ast.Module) -> Iterator[tuple[str, str]]:
 
 
 def _dotted(node: ast.expr, origins: dict[str, str]) -> str:
-    """`t.sleep` after `import time as t` is `time.sleep`; what is not imported has no name."""
+    """The full name: `t.sleep` after `import time as t` is `time.sleep`; empty if not imported."""
     parts: list[str] = []
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)

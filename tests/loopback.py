@@ -1,4 +1,4 @@
-"""Servers of the tests: on loopback, and gone when a block ends."""
+"""Servers for tests: they run on loopback and stop when a block ends."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def running(server: socketserver.TCPServer, *, scheme: str = "http") -> Iterator[str]:
-    """The address of a server that answers in a thread of its own until the block ends."""
+    """The address of a server that answers in its own thread until the block ends."""
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     with server:
         thread.start()

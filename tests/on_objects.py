@@ -1,10 +1,10 @@
 """Test modules that run again with their tier in an object store instead of in memory.
 
-A fixture gives the kits of these modules the other backend. A folder takes part by importing the
-names into its conftest. `objects` is a store in memory; `obstore` and
-`s3fs` are these clients in front of moto's server. All modules run on memory and objects, some over
-HTTP too; TIEREDSTORE_TIER_ON names other backends for all of them, as in `make test-tier-s3`. A
-test's own subclass of the backend in memory stays one.
+A fixture gives the kits of these modules the other backend. To use this, a folder imports the names
+into its conftest. `objects` is a store in memory; `obstore` and `s3fs` are clients over moto's
+server. All modules run on memory and objects, some over HTTP; TIEREDSTORE_TIER_ON names other
+backends for all of them, as in `make test-tier-s3`. A test's own subclass of MemoryProvider is not
+replaced.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ MODULES = frozenset(
         "tests.index.test_store",
     }
 )
-# What only a client over HTTP can get wrong shows in these: what was acknowledged, after crashes
-# and restarts, beside other threads and other processes. `make test-tier-s3` runs the others so.
+# These show what only an HTTP client can get wrong: acknowledged messages after crashes and
+# restarts, beside other threads and other processes. `make test-tier-s3` also runs the others.
 USUALLY_OVER_HTTP = frozenset(
     {
         "tests.access.test_compared_queues",
@@ -74,7 +74,7 @@ USUALLY_OVER_HTTP = frozenset(
         "tests.index.test_index_recovery",
     }
 )
-# They measure what this process holds, and moto's server and its buckets are in this process.
+# They measure the memory of this process, which also has moto's server and its buckets.
 NOT_OVER_HTTP = frozenset({"tests.access.test_many_queues"})
 KITS = (
     "tests.access.dispatch_kit",
@@ -90,7 +90,7 @@ def on_objects(runtime: Runtime) -> ObjectProvider:
 
 
 def on_s3(endpoint: str, name: str, places: list[Place], runtime: Runtime) -> ObjectProvider:
-    """Each one in a bucket of its own, as each one in memory is a store of its own."""
+    """A provider with its own bucket, as each MemoryProvider is a store of its own."""
     places.append(Place(endpoint, name))
     return ObjectProvider(places[-1].client(), "cluster-a", runtime)
 
@@ -114,9 +114,9 @@ def marked(backend: str) -> object:
 
 @pytest.fixture(autouse=True)
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """What the kits, and the module itself, take for a backend in memory: its name."""
+    """Replace MemoryProvider in the kits and in the module itself; give the name of the backend."""
     places: list[Place] = []
-    name = getattr(request, "param", "memory")  # of a module that runs once
+    name = getattr(request, "param", "memory")  # other modules run once, in memory
     if name == "objects":
         replace(request, monkeypatch, on_objects)
     elif name in CLIENTS:
@@ -142,7 +142,7 @@ def replace(
 
 
 def used_by(module: ModuleType) -> dict[str, ModuleType]:
-    """Modules of tests that define what this one uses, and what those use in turn."""
+    """The test modules whose names this one uses, directly or through others."""
     found: dict[str, ModuleType] = {}
     left = [module]
     while left:

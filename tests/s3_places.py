@@ -1,7 +1,7 @@
-"""Empty places in moto's server, made quickly: a tier's tests need thousands of them.
+"""Empty places in moto's server, made quickly: the tests of a tier need thousands of them.
 
-A bucket is made with one bare request. Settings that go through the product's own bucket set-up are
-in `tests.s3.s3_clients`.
+A bucket is made with one bare request. For settings that use the product's own bucket set-up, see
+`tests.s3.s3_clients`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _numbers: Final = itertools.count()
 
 
 class Place:
-    """An empty bucket of its own; each client is what a new process has."""
+    """A new, empty bucket; each client acts as that of a new process."""
 
     def __init__(self, endpoint: str, client: str) -> None:
         self.settings = ObjectStoreSettings(
@@ -30,12 +30,12 @@ class Place:
             access_key="testing",
             secret_key="testing-secret",
             client=client,
-            # Long: how soon a busy machine answers is no verdict.
+            # Long, as a busy machine may answer late.
             connect_timeout_ms=60_000,
             request_timeout_ms=60_000,
         )
         self._opened: list[ObjectClient] = []
-        # botocore takes a hundred times as long for it: half a second to make its client.
+        # botocore takes a hundred times as long: half a second to make its client.
         asked = urllib.request.Request(f"{endpoint}/{self.settings.bucket}", method="PUT")
         with urllib.request.urlopen(asked, timeout=60) as reply:
             reply.read()
@@ -46,16 +46,16 @@ class Place:
         return client
 
     def close(self) -> None:
-        """Close the clients; the bucket goes too."""
+        """Close the clients and delete the bucket."""
         while self._opened:
             self._opened.pop().close()
         forget(self.settings.bucket)
 
 
 def forget(bucket: str) -> None:
-    """Have moto, which is in this process, let go of a bucket and of all it ever held.
+    """Let moto, which runs in this process, forget a bucket and all that it ever held.
 
-    It keeps each object that was ever put: thousands of tests would add up to gigabytes.
+    Otherwise moto keeps every object that was ever put: gigabytes after thousands of tests.
     """
     from moto.s3.models import FakeKey, s3_backends
 

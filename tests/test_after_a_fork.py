@@ -1,4 +1,4 @@
-"""What a process has opened, a child that it forks off may neither use nor harm."""
+"""A forked child can neither use nor harm what its parent has opened."""
 
 from __future__ import annotations
 

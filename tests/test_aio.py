@@ -1,4 +1,4 @@
-"""The asyncio face: it never blocks the loop, and gives what the store itself gives."""
+"""The asyncio store never blocks the loop, and answers like the store itself."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from tieredstore.providers.memory import MemoryProvider
 from tieredstore.testing.message_store_contract import ListMessageStore
 from tieredstore.testing.samples import TOPIC, a_message
 
-WAIT = 240.0  # for what has to come; nobody waits that long
+WAIT = 240.0  # far more than any machine needs
 
 
 class Gate(ProviderWrapper):
-    """Reads wait while it is closed; it knows in which threads they came."""
+    """Holds reads while it is closed; records their threads."""
 
     def __init__(self, runtime: Runtime) -> None:
         super().__init__(MemoryProvider(runtime), runtime)
@@ -53,7 +53,7 @@ class Gate(ProviderWrapper):
         return GatedSegment(segment, self)
 
     def have_come(self, count: int) -> bool:
-        """Whether so many reads have come since the last such question; waits for them."""
+        """Wait for `count` more reads since the last call; return whether they came."""
         return all(self.arrivals.acquire(timeout=WAIT) for _ in range(count))
 
 
@@ -134,7 +134,7 @@ def test_what_is_put_is_got_whoever_has_it(tier: Tier) -> None:
 
 
 class SlowDisk:
-    """A log whose syncs wait while it is closed."""
+    """Holds the syncs of a log while it is closed."""
 
     def __init__(self, local: LocalMessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
         self.is_open = threading.Event()
@@ -166,7 +166,7 @@ def test_a_thousand_puts_wait_for_the_disk_and_reads_do_not_wait_for_them(
 
     async def scene() -> None:
         loop = asyncio.get_running_loop()
-        # One thread: whatever held it would hold all others.
+        # With one thread, any call that held it would hold all others.
         loop.set_default_executor(ThreadPoolExecutor(1))
         async with AsyncTieredStore(store) as face:
             await face.put_message(a_message(0))
@@ -177,7 +177,7 @@ def test_a_thousand_puts_wait_for_the_disk_and_reads_do_not_wait_for_them(
             ]
             batch = asyncio.create_task(face.put_messages([a_message(1001), a_message(1002)]))
             assert await asyncio.to_thread(disk.reached.wait, WAIT)
-            assert numbers(await face.get_message(TOPIC, 0, 0)) == [0]  # the others are not yet
+            assert numbers(await face.get_message(TOPIC, 0, 0)) == [0]  # the others are not synced
             assert await face.store_time(TOPIC, 0, 0) is not None
             assert not any(put.done() for put in puts)
             puts[7].cancel()
@@ -197,7 +197,7 @@ def test_a_thousand_puts_wait_for_the_disk_and_reads_do_not_wait_for_them(
 
 
 def test_cold_reads_wait_neither_for_puts_nor_for_the_threads_of_asyncio(tier: Tier) -> None:
-    """Around a store that has no futures: there a put waits for the disk in its thread."""
+    """The next store has no futures, so a put waits for the disk in its thread."""
     disk, others_may_go = threading.Event(), threading.Event()
 
     async def scene() -> None:
@@ -233,7 +233,7 @@ def test_the_loop_goes_on_while_a_read_waits_for_the_backend(tier: Tier) -> None
             tier.gate.is_open.clear()
             cold = asyncio.create_task(face.get_message(TOPIC, 0, 0))
             assert await asyncio.to_thread(tier.gate.reached.wait, WAIT)
-            at_end = await face.get_message(TOPIC, 0, 10)  # others are answered meanwhile
+            at_end = await face.get_message(TOPIC, 0, 10)  # other reads are answered meanwhile
             assert at_end.next_offset == 10
             assert not cold.done()
             tier.gate.is_open.set()
@@ -247,7 +247,7 @@ def test_a_hot_read_takes_no_other_thread_and_no_turn_of_the_loop(tier: Tier) ->
     async def scene() -> None:
         async with tier.face as face:
             await tier.fill(10, kept_from=6)
-            await face.get_message(TOPIC, 0, 0)  # now it is cached
+            await face.get_message(TOPIC, 0, 0)  # fills the cache
             turns: list[int] = []
             for offset in (1, 7, 10, -1):  # cached, in the next store's memory, at the end, below
                 asyncio.get_running_loop().call_soon(turns.append, offset)
@@ -268,7 +268,7 @@ def test_the_loop_goes_on_while_the_fetch_pool_has_no_place(tmp_path: Path) -> N
             await tier.fill(10, kept_from=10)
             tier.gate.is_open.clear()
             reads = [asyncio.create_task(face.get_message(TOPIC, 0, n)) for n in range(4)]
-            # One is read in the pool, and two found no place in it.
+            # One read runs in the pool, and two found no place in it.
             assert await asyncio.to_thread(tier.gate.have_come, 3)
             at_end = await face.get_message(TOPIC, 0, 10)
             assert at_end.next_offset == 10
@@ -336,7 +336,7 @@ def test_errors_are_those_of_the_store(tier: Tier) -> None:
 
 
 async def _held_opening(tier: Tier) -> tuple[asyncio.Task[Any], threading.Event]:
-    """The store is being started, until the event is set."""
+    """Begin to open the store, which waits in `start` until the event is set."""
     reached, go_on = threading.Event(), threading.Event()
     start = tier.local.start
 
@@ -378,13 +378,13 @@ def test_opening_that_fails_or_is_cancelled_leaves_nothing_open(tier: Tier) -> N
 
 
 async def _goes_on(task: asyncio.Task[Any]) -> None:
-    """It comes to where it waits for something other than a turn of the loop."""
+    """Let the task run until it waits for more than a turn of the loop."""
     for _ in range(10):
         await asyncio.wait([task], timeout=0)
 
 
 def test_opening_that_is_cancelled_again_while_it_closes_leaves_nothing_open(tier: Tier) -> None:
-    """As where a task group ends beside a timeout: one task may hear of both."""
+    """If a task group ends and a timeout fires, one task may be cancelled by both."""
 
     async def scene() -> None:
         opening, go_on = await _held_opening(tier)
@@ -437,7 +437,7 @@ def test_a_block_that_is_cancelled_while_it_ends_closes_the_store(tier: Tier) ->
             outcomes = await asyncio.gather(closing, return_exceptions=True)
             busy.set()
             assert isinstance(outcomes[0], asyncio.CancelledError)
-            # What was begun is before this in the only thread.
+            # The shutdown has begun, and is before this call in the only thread.
             await asyncio.to_thread(lambda: None)
         with pytest.raises(StoreClosedError):
             tier.local.max_offset(TOPIC, 0)
@@ -499,7 +499,7 @@ def test_arrival_is_true_as_soon_as_there_is_a_message_at_the_offset_or_behind_i
 
 
 async def waiting(face: AsyncTieredStore, count: int) -> None:
-    """Until so many wait for messages, and all of them have looked."""
+    """Wait until `count` callers wait for messages, and all of them have looked."""
     for _ in range(10_000):
         if sum(map(len, face._waiting._queues.values())) == count:
             break
@@ -599,7 +599,7 @@ def test_the_long_polling_of_the_page_does_what_it_says(tier: Tier) -> None:
 
 
 class Local:
-    """A tier around a local store whose puts wait for nothing."""
+    """A tiered store around a local store whose puts wait for nothing."""
 
     def __init__(self, folder: Path) -> None:
         self.runtime = Runtime.threads(dispatch_threads=1, fetch_threads=1)
@@ -626,7 +626,7 @@ def test_a_put_that_need_not_wait_takes_no_other_thread_and_no_turn_of_the_loop(
     async def scene() -> None:
         async with AsyncTieredStore(local.store) as face:
             await face.put_message(a_message(0))  # makes the first file
-            monkeypatch.setattr(local.store, "put_message_future", None)  # it is not called
+            monkeypatch.setattr(local.store, "put_message_future", None)  # must not be called
             monkeypatch.setattr(local.store, "put_messages_future", None)
             turns: list[int] = []
             asyncio.get_running_loop().call_soon(turns.append, 0)
@@ -645,7 +645,7 @@ def test_the_loop_has_a_turn_among_many_puts(local: Local, monkeypatch: pytest.M
     async def scene() -> None:
         async with AsyncTieredStore(local.store) as face:
             put = await face.put_message(a_message(0))
-            monkeypatch.setattr(local.store, "put_at_once", lambda _: put)  # none is handed over
+            monkeypatch.setattr(local.store, "put_at_once", lambda _: put)  # hands no put over
             loop = asyncio.get_running_loop()
             turns = 0
 
@@ -700,14 +700,14 @@ def test_whatever_ends_a_put_the_next_one_is_taken(
     local: Local, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Halted(BaseException):
-        """As SystemExit: no Exception."""
+        """Like SystemExit, not an Exception."""
 
     def halts(_: Message) -> Future[PutResult]:
         raise Halted
 
     async def scene() -> None:
         async with AsyncTieredStore(local.store) as face:
-            monkeypatch.setattr(local.store, "put_at_once", lambda _: None)  # all are handed over
+            monkeypatch.setattr(local.store, "put_at_once", lambda _: None)  # hands all puts over
             with monkeypatch.context() as patch:
                 patch.setattr(local.store, "put_message_future", halts)
                 with pytest.raises(Halted):

@@ -1,4 +1,4 @@
-"""Rows of benchmarks: a ratio is taken turn by turn, and says how far its turns went apart."""
+"""Rows of benchmarks: a ratio is computed turn by turn, and shown with the spread of its turns."""
 
 from __future__ import annotations
 

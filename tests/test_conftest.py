@@ -1,4 +1,4 @@
-"""The guards of tests/conftest.py do guard."""
+"""The guards of tests/conftest.py work."""
 
 from __future__ import annotations
 

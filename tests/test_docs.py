@@ -1,7 +1,7 @@
 """The documents are true as far as a machine can tell: links, code blocks, targets of make.
 
-That files they name exist is a house rule: tests/test_house.py. What one page says, and the
-commands it shows, are held to the code in tests/docs.
+tests/test_house.py checks that the files they name exist. tests/docs compares single pages, and the
+commands that they show, with the code.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def named(path: Path) -> str:
 
 
 def broken_links(path: Path, text: str) -> list[str]:
-    """Links to files or headings that are not there."""
+    """Links to files or headings that do not exist."""
     found = []
     for target, anchor in _LINK.findall(outside_blocks(text)):
         file = path.parent / target if target else path
@@ -46,15 +46,15 @@ def broken_links(path: Path, text: str) -> list[str]:
 
 
 def slug(heading: str) -> str:
-    """The anchor of a heading, as code hosts make it."""
+    """The anchor that code hosts make from a heading."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
 
 
 def python_blocks(text: str) -> list[str]:
-    """The Python blocks of a document; one marked `python no-run` is shown, not run.
+    """The Python blocks of a document to run; a block marked `python no-run` is only shown.
 
-    One marked `python spark` or `python here` is run by the tests in tests/docs. One that names a
-    file is that file, for the commands behind it.
+    Tests in tests/docs run the blocks marked `python spark`, `python here` or `python s3`. A block
+    that names a file is the content of that file, for later commands.
     """
     return [
         block.text
@@ -66,7 +66,7 @@ def python_blocks(text: str) -> list[str]:
 
 
 def commands(text: str) -> set[str]:
-    """The targets that a document tells its reader to make; prose may "make sure" of a thing."""
+    """The make targets that a document names, but not the words after "make" in prose."""
     inline = {name for pair in _INLINE_COMMAND.findall(text) for name in pair if name}
     return inline.union(*(_COMMAND.findall(block.text) for block in blocks(text)))
 
@@ -88,7 +88,7 @@ def test_make_targets_in_a_document_exist(path: Path) -> None:
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=named)
 def test_python_blocks_of_a_document_run(path: Path, tmp_path: Path) -> None:
-    """Top to bottom in one Python, in an empty folder, as a reader would; nothing is left."""
+    """They run top to bottom in one Python, in an empty folder, and leave no temporary files."""
     shown = python_blocks(path.read_text(encoding="utf-8"))
     if not shown:
         return
@@ -97,7 +97,7 @@ def test_python_blocks_of_a_document_run(path: Path, tmp_path: Path) -> None:
     scratch, temporary = tmp_path / "empty", tmp_path / "temporary"
     scratch.mkdir()
     temporary.mkdir()
-    # -I alone would keep an installed checkout; the path is given so that none is needed.
+    # The path is given, so that the checkout need not be installed.
     start = "import runpy, sys; sys.path.insert(0, sys.argv[1]); runpy.run_path(sys.argv[2])"
     command = [sys.executable, "-W", "error", "-c", start, str(ROOT), str(script)]
     ran = subprocess.run(

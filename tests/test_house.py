@@ -1,4 +1,4 @@
-"""The house style, as far as a test can hold it; `make check` runs this module.
+"""The house style, as far as a test can check it; `make check` runs this module.
 
 Each rule has two tests: the tree obeys it, and a text that breaks it is caught.
 """
@@ -21,15 +21,15 @@ EVERYTHING = (*LIBRARY, "tests", "examples", "bench")
 RUNTIME = ROOT / "tieredstore" / "driver" / "runtime.py"
 FACE_THAT_PRINTS = ROOT / "tieredstore" / "cli"
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".cfg", ".ini", ".sh", ".yml", ".yaml", ".txt", ""}
-# Written by others, byte for byte: no rule of ours holds there.
+# Written by others and kept byte for byte: no rule of ours applies.
 NOT_OURS = {"golden", "__pycache__"}
 SKIPPED_AT_THE_TOP = {"build", "dist"}
-# They speak of what is to come and of what has gone.
+# They name files that do not exist yet or any more.
 NOT_ABOUT_TODAY = {"roadmap.md", "CHANGELOG.md"}
 
 
 def files(*folders: str, suffixes: Iterable[str] = (".py",)) -> Iterator[Path]:
-    """Files under folders of the repository, each once: os.walk does not follow our symlinks."""
+    """Files under folders of the repository, each once, as os.walk does not follow our symlinks."""
     wanted = set(suffixes)
     for folder in folders:
         for here, below, names in os.walk(ROOT / folder):
@@ -38,7 +38,7 @@ def files(*folders: str, suffixes: Iterable[str] = (".py",)) -> Iterator[Path]:
 
 
 def texts() -> Iterator[Path]:
-    """Every text of the repository, the files at its top included."""
+    """Every text of the repository, also the files at its top."""
     for path in sorted(ROOT.iterdir()):
         hidden = path.name.startswith(".") and path.name not in {".ci", ".gitignore"}
         if hidden or path.name in SKIPPED_AT_THE_TOP:
@@ -127,7 +127,7 @@ def test_docstrings_name_files_that_exist() -> None:
     refuse(offenders(files(*EVERYTHING), missing), "the file has gone or was never written")
 
 
-# A rule that lets everything pass is no rule: each must catch these.
+# Each rule must catch its examples: one that passes everything would be useless.
 BROKEN: list[tuple[Callable[[str], list[str]], str]] = [
     (rules.banned_class_names, "class DispatcherImpl: ..."),
     (rules.banned_class_names, "class TopicManagerThing: ..."),
@@ -157,7 +157,7 @@ BROKEN: list[tuple[Callable[[str], list[str]], str]] = [
     (rules.missing_files, "all of `tests/never/*.py`"),
 ]
 
-# And these are fine: a rule that is too eager gets switched off.
+# These must pass: a rule that is too strict gets switched off.
 SOUND: list[tuple[Callable[[str], list[str]], str]] = [
     (rules.banned_class_names, "class Implicit: ...\nclass Manages: ...\nclass Abstraction: ..."),
     (rules.banned_module_name, "tieredstore/codec/base_offset.py"),
@@ -231,7 +231,7 @@ def test_the_report_names_small_modules_that_only_one_other_imports() -> None:
 
 def test_the_report_reads_the_whole_library(monkeypatch: pytest.MonkeyPatch) -> None:
     real = house_report.modules
-    # The tests are counted only: reading them all takes seconds.
+    # Skip the tests, of which the report only counts lines: reading them takes seconds.
     monkeypatch.setattr(
         house_report, "modules", lambda folder: [] if folder == "tests" else real(folder)
     )

@@ -1,7 +1,7 @@
-"""The layer contracts hold, and each of them breaks when it should.
+"""The layer contracts hold, and each of them fails when it should.
 
-`make layers` runs the same contracts on the checkout. Here they run on copies in which one module
-imports what it must not.
+`make layers` runs the same contracts on the checkout. These tests run them on copies in which one
+module imports what it must not.
 """
 
 from __future__ import annotations

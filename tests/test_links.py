@@ -1,4 +1,4 @@
-"""A link at a name where a file is going to be made: what it leads to stays as it is."""
+"""If a link has the name of a file to be made, its target is not changed."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""What is shipped, and what it asks for: floors, no ceilings, extras that the core does without.
+"""What is shipped, and what it requires: floors, no ceilings, extras that the core does not need.
 
-Builds with hatchling itself, in this environment: no network, no second environment. `make dist`
-names the folder of what it built in TIEREDSTORE_DIST: that is looked at instead. Why floors matter:
-docs/decisions/0003-floors-no-ceilings.md."""
+The tests build with hatchling in this environment, without the network or another environment.
+`make dist` gives the folder of its builds in TIEREDSTORE_DIST, and these are checked instead. Why
+floors matter: docs/decisions/0003-floors-no-ceilings.md.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ BUILT = os.environ.get("TIEREDSTORE_DIST")
 
 
 def hatchling(source: Path, *words: str) -> str:
-    """What it says of the tree at `source`."""
+    """Run hatchling on the tree at `source`; return its output."""
     command = [sys.executable, "-m", "hatchling", *words]
     ran = subprocess.run(command, cwd=source, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
@@ -38,7 +39,7 @@ def hatchling(source: Path, *words: str) -> str:
 
 
 def build(source: Path, target: str, into: Path) -> Path:
-    """Build `target` from the tree at `source`; returns what was built."""
+    """Build `target` from the tree at `source`; return the file."""
     hatchling(source, "build", "-t", target, "-d", str(into))
     return only(into, target)
 
@@ -49,7 +50,7 @@ def only(folder: Path, target: str) -> Path:
 
 
 def unpack(sdist: Path, into: Path) -> None:
-    """Regular files only. `extractall` wants a filter since 3.12 and has none before 3.11.4."""
+    """Extract regular files. `extractall` wants a filter since 3.12, and has none before 3.11.4."""
     with tarfile.open(sdist) as archive:
         for member in archive:
             content = archive.extractfile(member)
@@ -70,7 +71,7 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def wheel(
     request: pytest.FixtureRequest, sdist: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """The wheel as built from the checkout, and as pip builds it from the sdist."""
+    """The wheel built from the checkout, and built from the sdist, as pip does."""
     source = ROOT
     if BUILT and request.param == "checkout":
         return only(Path(BUILT), "wheel")
@@ -139,7 +140,7 @@ def git(folder: Path, *words: str) -> None:
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """Of the last commit, without tags."""
+    """A clone of the last commit and its parent, without tags."""
     if not (ROOT / ".git").exists():
         pytest.skip("this is no clone: it knows its version from elsewhere")
     git(tmp_path, "clone", "--quiet", "--depth", "2", "--no-tags", ROOT.as_uri(), "clone")
@@ -175,11 +176,11 @@ def test_a_copy_without_git_has_a_version(clone: Path) -> None:
 def test_an_installed_wheel_imports_and_puts_one_name_into_site_packages(
     wheel: Path, tmp_path: Path
 ) -> None:
-    # --isolated: whoever runs the tests may have told pip to install somewhere else.
+    # --isolated: the user may have configured pip to install somewhere else.
     pip = [sys.executable, "-m", "pip", "--isolated", "install", "--no-deps", "--no-index", "-q"]
     subprocess.run([*pip, "--target", str(tmp_path), str(wheel)], check=True)
     tops = {path.name for path in tmp_path.iterdir() if path.suffix != ".dist-info"}
-    # With --target the command lies beside the packages; in an environment it is in its own bin.
+    # With --target the command is beside the packages; in an environment it is in its own bin.
     assert [path.name for path in (tmp_path / "bin").iterdir()] == ["tieredstore"]
     assert tops - {"bin"} <= TOP_LEVEL
     script = (
@@ -187,7 +188,7 @@ def test_an_installed_wheel_imports_and_puts_one_name_into_site_packages(
         "import tieredstore.model, tieredstore.providers.memory, tieredstore.metadata\n"
         "print(tieredstore.providers.memory.__file__)"
     )
-    # -I keeps the checkout out: neither the current folder nor PYTHONPATH counts.
+    # -I hides the checkout: neither the current folder nor PYTHONPATH counts.
     command = [sys.executable, "-I", "-c", script, str(tmp_path)]
     ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
@@ -213,7 +214,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 CORE = {"fsspec", "msgspec", "numpy", "tenacity", "google-crc32c"}
 
-# The top-level modules that the extras bring. None of them is needed for the core.
+# The top-level modules that the extras bring. The core needs none of them.
 OPTIONAL_MODULES = [
     "aiobotocore",
     "aiohttp",
@@ -240,7 +241,7 @@ OPTIONAL_MODULES = [
 ]
 CORE_PACKAGES = ["model", "codec", "driver", "flat", "index", "access", "local", "metadata"]
 
-# Imports every module of the core in a Python where nothing of the extras can be imported.
+# Imports every module of the core in a Python that cannot import any module of the extras.
 IMPORT_THE_CORE = """
 import importlib, importlib.abc, pkgutil, sys
 blocked, packages = sys.argv[1].split(","), sys.argv[2].split(",")
@@ -327,7 +328,7 @@ def test_dev_holds_every_other_extra() -> None:
 
 
 def test_whoever_asks_for_s3_gets_a_client_of_this_decade() -> None:
-    # Without floors pip settles on s3fs 0.4.2 of 2020, which lacks conditional writes.
+    # Without floors pip chooses s3fs 0.4.2 of 2020, which lacks conditional writes.
     named = {requirement.name for group, requirement in requirements() if group == "s3"}
     assert {"s3fs", "aiobotocore", "botocore"} <= named
     assert "boto3" not in named, "pip tries each of its releases against aiobotocore's botocore"

@@ -1,4 +1,4 @@
-"""The names of the package: all there, each from one place, none imported before it is used."""
+"""The names of the package are all there, each from one place, and none is imported before use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of the read cache share: a file that counts, fails and waits, and an audit."""
+"""Shared by the tests of the read cache: a file that counts, fails and waits, and an audit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NOTHING_AHEAD = ReadAhead(floor_bytes=0, growth=1, cap_bytes=0)
 
 
 def content(start: int, end: int) -> bytes:
-    """Byte n of every file says where it is: four bytes count up, so any shift shows."""
+    """Content that tells its position: every four bytes are a counter, so any shift shows."""
     first, last = start // 4, (end + 3) // 4
     whole = b"".join(n.to_bytes(4, "big") for n in range(first, last))
     return whole[start - 4 * first : end - 4 * first]
@@ -23,7 +23,7 @@ def content(start: int, end: int) -> bytes:
 
 @dataclass(slots=True, kw_only=True)
 class FakeFile:
-    """A file of counted content that remembers what was read of it."""
+    """A file of counted content that records its reads."""
 
     commit_offset: int
     min_offset: int = 0
@@ -49,7 +49,7 @@ def a_cache(
 
 
 def asked(cache: ReadCache, count: int) -> None:
-    """Come back when so many reads have been planned: who has nothing to fetch waits by then."""
+    """Return once `count` reads are planned; by then, a reader with nothing to fetch waits."""
     tick = threading.Event()
     for _ in range(WAIT_S * 1000):
         if cache.access_count >= count:
@@ -59,7 +59,7 @@ def asked(cache: ReadCache, count: int) -> None:
 
 
 def extents(cache: ReadCache) -> list[tuple[Hashable, int, int]]:
-    """All extents that can be found; checks the books while at it. Nobody may be reading."""
+    """All extents that can be found. Also checks the table; no read may be under way."""
     table = cache._table
     found = []
     for key, of_file in table._files.items():

@@ -1,4 +1,4 @@
-"""Tiers to audit, to rebuild and to read elsewhere: a copy of Java's, and one of our own."""
+"""Tiers to audit, to rebuild and to read elsewhere: a copy of one that Java wrote, and our own."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NOW_MS = 1_795_171_600_000  # a little after the last message
 
 
 class GoldenTier:
-    """The folder, the catalogue and the provider."""
+    """A copy of the golden tier: its folder, catalogue and provider."""
 
     def __init__(self, folder: Path) -> None:
         self.root = folder / "tier"
@@ -63,7 +63,7 @@ class GoldenTier:
         return found
 
     def found(self, *, repair: bool = False) -> list[tuple[str, str]]:
-        """What an audit names: kind and place below the broker."""
+        """The findings of an audit: kind, and place below the broker."""
         report = self.audit(repair=repair)
         return [(each.kind, each.where.removeprefix(f"{BROKER}/")) for each in report.left]
 
@@ -73,7 +73,7 @@ SIZES = {"commit_log_segment_bytes": 1_000, "consume_queue_segment_bytes": 80, "
 
 
 class Elsewhere:
-    """A broker over a backend that others can open too, and the settings of those who do."""
+    """A broker over a backend that others can open too, and the settings with which they do."""
 
     def __init__(self, folder: Path, kind: str) -> None:
         self._folder = folder
@@ -110,7 +110,7 @@ class Elsewhere:
         return TieredReader(self.config(**settings), runtime=runtime, provider=self.opened(runtime))
 
     def expire(self, first: int) -> None:
-        """All that is old, while more comes."""
+        """Expire all old messages, and put new ones."""
         self.broker.runtime.clock.sleep(3 * HOUR_S)
         self.broker.put(3, first=first)
         assert self.broker.store.flush()

@@ -1,4 +1,4 @@
-"""Some of these tests run on an object store too, some die at its requests."""
+"""Fixtures. Some of these tests also run on an object store, and some die at its requests."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +14,7 @@ __all__ = ["backend", "moto", "pytest_generate_tests", "s3_environment", "stores
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[Broker]:
-    """An open store with a tier, empty."""
+    """An open, empty store with a tier."""
     broker = Broker(tmp_path)
     broker.open()
     yield broker
@@ -25,6 +25,6 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
 @pytest.fixture
 def tiered(broker: Broker) -> Broker:
     """Ten messages in the tier; the next store has lost the first six."""
-    broker.open()  # where a module has a broker of its own
+    broker.open()  # a module's own `broker` fixture may not be open
     broker.fill(10, kept_from=6)
     return broker

@@ -1,4 +1,4 @@
-"""What the tests of the dispatcher share: a local store that can lose things, a tier beside it.
+"""Shared by the tests of the dispatcher: a local store that can lose things, and a tier.
 
 No tests.
 """
@@ -31,7 +31,7 @@ KEY = QueueKey(TOPIC, 0)
 
 
 class RecordingIndex(NoIndex):
-    """Keeps which messages it was given, as a durable index would; fails when told to."""
+    """Records which messages it was given, as a durable index would; fails on demand."""
 
     def __init__(self) -> None:
         self.puts: list[tuple[QueueKey, int, int]] = []  # queue, queue offset, log offset
@@ -59,7 +59,7 @@ class RecordingIndex(NoIndex):
 
 
 class Tier:
-    """A dispatcher with all that it needs, over a store; the backend and the index outlive it."""
+    """A dispatcher and all that it needs, over a store; the backend and the index outlive it."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class Tier:
         return file
 
     def span(self, key: QueueKey = KEY) -> tuple[int, int]:
-        """From which to which queue offset the tier has messages."""
+        """The first queue offset in the tier, and the end."""
         return self.file(key).min_offset, self.file(key).commit_offset
 
     def later(self, ms: int = 60_000) -> None:
@@ -131,13 +131,13 @@ class Tier:
         return self.dispatcher.dispatch_once(force=force)
 
     def flush(self, *, timeout: float | None = None) -> bool:
-        """Upload all that is there and confirmed; whether all of it is in the tier."""
+        """Upload all confirmed messages; return whether all of them are in the tier."""
         done = self.dispatcher.dispatch_once(force=True, timeout=timeout)
         return done and not self.dispatcher.health().stopped
 
     @property
     def is_sound(self) -> bool:
-        """No queue is stopped, fails, has lost something or is behind with its index."""
+        """Whether no queue is stopped, fails, has lost messages or has unindexed ones."""
         health = self.dispatcher.health()
         return not (health.stopped or health.failing or health.lost or health.not_indexed)
 

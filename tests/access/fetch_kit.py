@@ -39,7 +39,7 @@ class CountedSegment(SegmentWrapper):
 
 
 class CountedProvider(ProviderWrapper):
-    """Remembers every read: type, offset in the file, length."""
+    """Records every read: type, offset in the file, length."""
 
     def __init__(self, inner: SegmentProvider, runtime: Runtime) -> None:
         super().__init__(inner, runtime)
@@ -52,7 +52,7 @@ class CountedProvider(ProviderWrapper):
 
 
 class Shelf:
-    """A tier in memory, one process's store on it, and a fetcher."""
+    """A tier in memory, with the store of one process and a fetcher."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Shelf:
     def put(
         self, records: Sequence[bytes], *, tags: Sequence[int] = (), queue_id: int = 0, at: int = 0
     ) -> FlatMessageFile:
-        """Commit and index records, each the next of its queue."""
+        """Commit and index records at consecutive offsets of a queue."""
         file = self.queue(queue_id, start=at)
         while records:
             run = run_of(file.append_offset, records, tags)
@@ -115,7 +115,7 @@ def numbered(first: int, count: int, *, body_bytes: int = 40) -> list[bytes]:
 
 
 class ByCode:
-    """Takes messages by their tags code, and by what is in the record."""
+    """Selects messages by tags code and by a part of the record."""
 
     def __init__(self, *codes: int, part: bytes = b"") -> None:
         self.codes = frozenset(codes)
@@ -132,7 +132,7 @@ class ByCode:
 
 
 class ByNamedCode(ByCode):
-    """The same, and a store may choose by itself."""
+    """Also names its codes, so that a store may filter by itself."""
 
     @property
     def tags_codes(self) -> frozenset[int]:

@@ -1,12 +1,13 @@
-"""A broker that does everything at once until it is killed, and tells what it did: see test_kills.
+"""A broker that does everything at once until it is killed, and reports what it did: see
+test_kills.
 
-No tests. Each line it writes is something that had happened by then.
+No tests. Each line reports what has already happened.
 
     P <topic> <queue> <offset> <key>   a put returned
     D / E                              the topic BRIEF is being deleted / has been deleted
     BAD <why>                          a page was wrong, or something raised
 
-The tier is a directory, or where the file `bucket` beside the store says.
+The tier is a directory, or the bucket that the file `bucket` beside the store names.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ READERS = 2
 
 
 def local_config(root: Path) -> LocalConfig:
-    """Log files of a few messages, which are old enough to go at once."""
+    """Log files of a few messages, which expire at once."""
     return LocalConfig(
         store_path=str(root / "store"),
         commit_log_file_bytes=8_192,
@@ -54,7 +55,7 @@ def local_config(root: Path) -> LocalConfig:
 
 
 def place_of(root: Path) -> dict[str, str]:
-    """A directory, or the bucket that is named beside it."""
+    """The settings for a directory, or for the bucket that a file beside it names."""
     try:
         endpoint, bucket = (root / "bucket").read_text(encoding="utf-8").split()
     except FileNotFoundError:
@@ -86,7 +87,7 @@ def stores(
 
 
 def tell(*words: object) -> None:
-    """One line in one piece: a pipe takes so few bytes whole or not at all."""
+    """Write one line as a whole: a pipe takes so few bytes all or not at all."""
     os.write(1, ("\t".join(map(str, words)) + "\n").encode()[:2_000])
 
 
@@ -96,14 +97,14 @@ def tag_of(queue_offset: int) -> str:
 
 
 class Life:
-    """What the threads of one process know of each other."""
+    """What the threads of one process share."""
 
     def __init__(self, local: LocalMessageStore, store: TieredMessageStore, prefix: str) -> None:
         self.local = local
         self.store = store
         self.prefix = prefix
         self.ends = [store.max_offset(KEPT, number) or 0 for number in range(QUEUES)]
-        self.brief = 0  # how often the deletion of BRIEF has begun, and has ended
+        self.brief = 0  # begun plus ended deletions of BRIEF: odd while one is under way
 
     def put(self, dice: random.Random) -> None:
         number = 0
@@ -162,7 +163,7 @@ class Life:
         )
 
     def _border(self, queue_id: int) -> int:
-        """Where the local store begins just now, and messages are about to go."""
+        """Where the local store begins now, and where messages expire next."""
         return self.local.min_offset(KEPT, queue_id) or 0
 
     def read_brief(self, dice: random.Random) -> None:
@@ -178,7 +179,7 @@ def guarded(call: Callable[[random.Random], None], seed: int) -> threading.Threa
     def run() -> None:
         try:
             call(random.Random(seed))
-        except Exception:  # noqa: BLE001 - whoever started the process is told
+        except Exception:  # noqa: BLE001 - it is reported to the parent process
             tell("BAD", repr(traceback.format_exc()))
 
     return threading.Thread(target=run, daemon=True)

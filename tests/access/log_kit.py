@@ -1,6 +1,6 @@
 """A provider in memory that keeps the catalogue with the bytes, as an object store's log does.
 
-`Bucket` is what outlives a provider: open another one on it, and it is another process.
+A `Bucket` outlives its providers: a second provider on it acts as another process.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ DOTTED = "tests.access.log_kit:LogProvider"
 
 
 class Bucket:
-    """What all providers of one bucket share; `claims` are of all of them, in order."""
+    """The state that all providers of one bucket share; `claims` lists all their claims, in
+    order.
+    """
 
     def __init__(self) -> None:
         self.files = MemoryProvider(Runtime.inline())
@@ -34,15 +36,15 @@ class Bucket:
         self.sealed: set[str] = set()
         self.staged: dict[str, bytes] = {}
         self.calls: list[str] = []
-        """What was asked for, as far as order matters."""
+        """The calls whose order matters."""
 
 
 BUCKETS: dict[str, Bucket] = {}
-"""By the setting `bucket`, for providers that are made from settings."""
+"""By the setting `bucket`, for providers made from settings."""
 
 
 class LogProvider(MemoryProvider):
-    """One writer's view: it knows its epoch, and whether it was overtaken once it has written."""
+    """One writer's view. It knows its epoch, and learns from a write that another took over."""
 
     retries_itself = True
     shares_rounds = True
@@ -76,7 +78,7 @@ class LogProvider(MemoryProvider):
         self.mine[broker] = self.bucket.epochs[broker] = self.bucket.epochs.get(broker, 0) + 1
 
     def require(self, broker: str) -> None:
-        """As a write does that reaches the log."""
+        """Raise FencedError, as a write to the log would, if another writer has taken over."""
         newest = self.bucket.epochs.get(broker, 0)
         if self.joins:
             self.mine.setdefault(broker, newest)
@@ -148,7 +150,7 @@ class ScratchInMemory(Scratch):
 
 
 class LogSegment(SegmentWrapper):
-    """A segment that is written by the one writer, and sealed once."""
+    """A segment that only the newest writer may write, and that is sealed once."""
 
     def __init__(self, inner: FileSegment, provider: LogProvider) -> None:
         super().__init__(inner)
@@ -175,7 +177,7 @@ class LogSegment(SegmentWrapper):
 
 
 class WrittenCatalogue(MemoryMetadataStore):
-    """The writer's: no change of a fenced one counts."""
+    """The writer's catalogue; refuses changes of a fenced writer."""
 
     def __init__(
         self, tables: Tables, broker: str, provider: LogProvider, clock_ms: Callable[[], int]
@@ -201,7 +203,7 @@ class WrittenCatalogue(MemoryMetadataStore):
 
 
 class ReadCatalogue(MemoryMetadataStore):
-    """A reader's, as of when it was opened or refreshed."""
+    """A reader's catalogue, as of its opening or last refresh."""
 
     def __init__(self, tables: Tables, broker: str) -> None:
         super().__init__(place=f"the log of {broker}", clock_ms=lambda: 0)

@@ -31,10 +31,10 @@ LOG_FILE_BYTES = 1 << 13
 
 
 class Machine:
-    """One life after the other; `tier` is `folder` or `bucket`.
+    """A broker that lives one life after the other; `tier` is `folder` or `bucket`.
 
-    It remembers every body that was acknowledged, under its queue and number, and which were in
-    the tier for sure.
+    Records every acknowledged body by queue and number, and which of them were certainly in the
+    tier.
     """
 
     def __init__(self, root: Path, tier: str = "folder") -> None:
@@ -44,7 +44,7 @@ class Machine:
         self.acked: dict[QueueKey, dict[int, list[bytes]]] = defaultdict(lambda: defaultdict(list))
         self.committed: dict[QueueKey, dict[int, bytes]] = defaultdict(dict)
         self.log_offsets: set[int] = set()
-        self.unheard: set[bytes] = set()  # put by a process that died before it was told
+        self.unheard: set[bytes] = set()  # put by a process that died before the reply
         self.faults: Faults | None = None  # of the requests of the next life over a bucket
         self.local_settings: dict[str, Any] = {}
         self._number = 0
@@ -69,7 +69,7 @@ class Machine:
         return a_config(self.disk, **(folder if self.objects is None else {}), **settings)
 
     def tiered(self, **settings: Any) -> TieredMessageStore:
-        """Not loaded yet."""
+        """A new store, not loaded yet."""
         runtime = Runtime.inline(now_ms=STORE_TIMESTAMP)
         local = LocalMessageStore(self.local_config(), runtime)
         config = self.config(**settings)
@@ -101,7 +101,7 @@ class Machine:
         shutil.rmtree(self.disk)
 
     def image(self, name: str) -> None:
-        """A copy of the local store as it is now, the store being closed."""
+        """Copy the closed local store."""
         shutil.copytree(self.disk / "local", self.root / name)
 
     def restore(self, name: str) -> None:
@@ -111,7 +111,7 @@ class Machine:
     # Messages
 
     def put(self, count: int, *keys: QueueKey) -> None:
-        """So many in each queue; none may be refused."""
+        """Put `count` messages into each queue; none may be refused."""
         for key in keys or (ONE, TWO, OTHER):
             for _ in range(count):
                 message = self.message(key)
@@ -141,7 +141,7 @@ class Machine:
                     self.committed[key].setdefault(number, bodies[-1])
 
     def read(self, key: QueueKey) -> dict[int, bytes]:
-        """Every message from the start of the queue, by number; they follow each other."""
+        """Every message of the queue, by number; the numbers of a page must be consecutive."""
         found: dict[int, bytes] = {}
         offset = self.store.min_offset(*key) or 0
         while True:
@@ -166,8 +166,8 @@ class Machine:
             offset = page.next_offset
 
     def check(self, *keys: QueueKey) -> None:
-        """All that was committed is read back, and nothing but what was acknowledged last under
-        its number; no number was given to two messages of which one was committed."""
+        """Every committed message is read back, and every message read was acknowledged under its
+        number. No number of a committed message was given to another message later."""
         for key in keys or list(self.acked):
             found = self.read(key)
             for number, body in self.committed[key].items():

@@ -66,13 +66,13 @@ class SharedSegment(FileSegment):
 
 
 class SharedCatalogue(MemoryReads):
-    """What was staged is durable with the next round or `apply`, as a whole; `crash` forgets it."""
+    """Staged changes become durable together with the next round or `apply`; `crash` drops them."""
 
     def __init__(self) -> None:
         super().__init__(Tables(), name="catalogue")
         self._durable = Tables()
         self._staged: list[Change] = []
-        self.applied = 0  # calls that would have made a request
+        self.applied = 0  # calls that a real catalogue needs a request for
 
     def stage(self, changes: Iterable[Change]) -> None:
         with self._tables_lock:
@@ -89,7 +89,7 @@ class SharedCatalogue(MemoryReads):
         self.commit(())
 
     def commit(self, changes: Sequence[Change]) -> None:
-        """With the bytes of a round."""
+        """Make these and all staged changes durable, as a round does with its bytes."""
         self.stage(changes)
         with self._tables_lock:
             self._durable.apply(self._staged)
@@ -108,20 +108,20 @@ class SharedCatalogue(MemoryReads):
         return known
 
     def refresh(self) -> None:
-        """The writer's own."""
+        """Nothing to do: the only writer made all changes."""
 
     def close(self) -> None:
-        """It outlives the tier."""
+        """Nothing to do: it outlives the tier."""
 
     def _is_known(self, change: Change) -> bool:
-        """A row that the round has brought."""
+        """Whether a round has already committed this row."""
         if not isinstance(change, Put) or not isinstance(change.record, SegmentRecord):
             return False
         return self.segment(*change.record.key) == change.record
 
 
 class SharedProvider(SegmentProvider):
-    """One round at a time, whole or not at all, and only when a test lets it where it is held."""
+    """Writes one round at a time, whole or not at all; if `is_held`, only when a test lets it."""
 
     shares_rounds = True
 
@@ -129,11 +129,11 @@ class SharedProvider(SegmentProvider):
         super().__init__(runtime)
         self.held: dict[Name, bytearray] = {}
         self.rows = SharedCatalogue()
-        self.rounds: list[int] = []  # how many pairs each had
-        self.asked = 0  # sizes
+        self.rounds: list[int] = []  # the number of pairs in each
+        self.asked = 0  # requests for a size
         self.is_held = False
         self.waiting: list[tuple[Sequence[WritePair], list[Future[None]]]] = []
-        self.fails = False  # replies are lost
+        self.fails = False  # if set, replies are lost
         self.fenced: Fence | None = None
 
     def open(self, path: str, type: SegmentType, base: int) -> SharedSegment:

@@ -1,5 +1,5 @@
-"""A broker that comes back without its disk, or with an older one: its queues go on where the tier
-ends, and no number is given twice."""
+"""A broker comes back without its disk, or with an older one: its queues go on where the tier ends,
+and no number is given twice."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def machine(tmp_path: Path, request: pytest.FixtureRequest) -> Machine:
 
 
 def a_life(machine: Machine, count: int = 10, lost: int = 0) -> None:
-    """Messages that are all committed, and some that are not."""
+    """Commit `count` messages of each queue, and put `lost` more that are not uploaded."""
     machine.open()
     machine.put(count)
     machine.flush()
@@ -97,8 +97,8 @@ def test_queues_of_a_lost_disk_go_on_at_the_end_of_the_tier(machine: Machine) ->
 def test_no_message_is_stored_before_those_of_the_tier(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, restarts: bool
 ) -> None:
-    """The clock of the machine that goes on is behind: answers by key or time would pass by
-    what the tier alone has."""
+    """The clock of the new machine is behind. If it dated messages before those of the tier,
+    answers by key or time would skip what only the tier has."""
     a_life(machine)
     machine.lose_local()
     monkeypatch.setattr(lost_disks, "STORE_TIMESTAMP", STORE_TIMESTAMP - 60_000)
@@ -131,7 +131,7 @@ def test_log_offsets_go_on_behind_those_of_the_tier(machine: Machine) -> None:
     highest = max(machine.log_offsets)
     machine.lose_local()
     machine.open()
-    machine.put(1)  # which looks at it
+    machine.put(1)  # records its log offset
     assert max(machine.log_offsets) > max(highest, MIB)
     assert (max(machine.log_offsets) - highest) < 2 * MIB
 
@@ -172,7 +172,7 @@ def test_an_older_image_of_the_disk_goes_on_at_the_end_of_the_tier(machine: Mach
 def test_what_is_known_of_the_loss_is_told(machine: Machine) -> None:
     a_life(machine, lost=4)
     for path in (machine.disk / "local" / "commitlog").iterdir():
-        path.unlink()  # the queues still say how far they went
+        path.unlink()  # the queue files still tell where the queues ended
     store = machine.open()
     assert {queue.lost_count for queue in store.agreement.continued} == {4}
     assert store.agreement.continued[0] == ContinuedQueue(
@@ -206,7 +206,7 @@ def test_a_disk_that_was_copied_by_halves_gives_no_number_twice(
         shutil.rmtree(machine.disk / "local" / gone)
     machine.open()
     machine.check()
-    machine.log_offsets.clear()  # of messages that were not in the tier some may come again
+    machine.log_offsets.clear()  # log offsets of messages that were not tiered may be reused
     machine.put(5)
     machine.flush()
     machine.check()
@@ -242,7 +242,7 @@ def test_a_catalogue_that_is_older_than_its_folder_lets_no_number_be_given_twice
     tier.close()
     store = machine.open(**small)
     assert store.agreement.ends == {ONE: 27, OTHER: 5}
-    machine.log_offsets.clear()  # the older catalogue knew of fewer
+    machine.log_offsets.clear()  # the older catalogue knew fewer log offsets
     machine.put(2)
     assert store.flush()
     machine.check()
@@ -267,7 +267,7 @@ def test_a_queue_that_the_catalogue_lost_gives_no_number_twice(tmp_path: Path) -
     tier.close()
     store = machine.open()
     assert store.agreement.ends == {ONE: 7}
-    machine.log_offsets.clear()  # of messages that were not in the tier some may come again
+    machine.log_offsets.clear()  # log offsets of messages that were not tiered may be reused
     machine.put(2)
     assert store.flush()
     machine.check()
@@ -334,8 +334,8 @@ def test_a_queue_of_which_the_tier_cannot_say_where_it_ends_takes_no_puts(tmp_pa
 
 
 def a_fork(machine: Machine, *, old: int = 10, tier: int = 5, local: int = 3) -> None:
-    """The tier has `tier` messages behind the `old` ones that both have; an older image of the
-    disk took `local` others while the tier was away."""
+    """Both stores have `old` messages. After them, the tier has `tier` more, and an older image of
+    the disk took `local` different ones while the tier was away."""
     a_life(machine, count=old)
     machine.image("older")
     a_life(machine, count=tier)
@@ -425,7 +425,7 @@ def test_keys_behind_the_fork_take_no_place_of_those_below_it(machine: Machine) 
 
 
 def test_a_queue_that_is_resumed_takes_puts_and_is_one_history_again(machine: Machine) -> None:
-    """What differed has expired in the local store."""
+    """The messages that differ have expired in the local store."""
     a_fork(machine, tier=5, local=90)
     store = machine.open()
     assert store.agreement.forks == {ONE: 10, TWO: 10}
@@ -459,7 +459,7 @@ def test_trusting_the_tier_goes_on_behind_all_numbers_that_were_given(
     assert store.agreement.ends[ONE] == end
     assert set(store.agreement.refused) == {TWO}
     assert store.put_message(machine.message(ONE)).queue_offset == end
-    assert store.flush() is False  # the other one is stopped still
+    assert store.flush() is False  # the other queue is still stopped
     machine.check(OTHER)
     found = {number: body for number, body in read_over_gaps(machine, ONE).items() if number < end}
     assert found == machine.committed[ONE]
@@ -494,7 +494,7 @@ def test_trusting_the_local_store_uploads_it_again(machine: Machine, tier: int, 
 
 @pytest.mark.parametrize("more", [0, 2])
 def test_two_histories_are_found_where_the_tier_has_a_gap(machine: Machine, more: int) -> None:
-    """The local store has messages in the gap, and ends there or behind it."""
+    """The local store has messages in the gap, and ends in it or after it."""
     a_fork(machine, tier=3, local=8)
     machine.image("forked")
     store = machine.open()
@@ -540,7 +540,7 @@ def test_keys_of_what_was_given_up_for_the_local_store_are_no_damage(tmp_path: P
 def opened_behind_a_load_that_was_cut_short(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> TieredMessageStore:
-    """By a load that is killed before it forgets what it has settled, and the next one."""
+    """Load after another load was killed before it forgot the decisions that it had settled."""
 
     def killed(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
@@ -574,7 +574,7 @@ def test_a_load_that_is_cut_short_while_it_does_what_was_decided_is_finished_by_
 def test_a_load_that_is_cut_short_before_it_forgets_a_stop_leaves_none_behind(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its queue goes on where the tier ends, which the next load finds done."""
+    """The killed load continued the queue at the tier's end; the next one finds that done."""
     a_life(machine)
     tier = machine.open()._loaded().tier
     file = tier.files.get(ONE)
@@ -631,7 +631,7 @@ def test_a_topic_that_is_deleted_and_made_anew_has_one_history(machine: Machine)
     a_fork(machine)
     store = machine.open()
     store.delete_topics({ONE.topic})
-    machine.log_offsets.clear()  # the other store has given some of them
+    machine.log_offsets.clear()  # the fork's other store assigned some of them
     machine.put(3, ONE, TWO)
     for key in (ONE, TWO):
         assert list(machine.read(key)) == [0, 1, 2]
@@ -661,7 +661,7 @@ def trust(store: TieredMessageStore, machine: Machine, key: QueueKey, side: str)
 
 
 def read_over_gaps(machine: Machine, key: QueueKey) -> dict[int, bytes]:
-    """As a consumer that goes on where it is sent."""
+    """Read the queue like a consumer that follows each next offset."""
     found: dict[int, bytes] = {}
     offset = 0
     for _ in range(200):
@@ -699,7 +699,7 @@ def test_an_image_of_an_earlier_life_is_another_history_from_the_start(machine: 
 def test_whatever_becomes_of_the_disk_no_number_of_the_tier_is_given_twice(
     machine: Machine, seed: int
 ) -> None:
-    """Random lives; where there are two histories the tier is trusted."""
+    """Random lives; the tier is trusted if a queue has two histories."""
     dice = random.Random(seed)
     images = 0
     machine.open()
@@ -717,7 +717,7 @@ def test_whatever_becomes_of_the_disk_no_number_of_the_tier_is_given_twice(
             images += 1
         elif fate == "restore" and images:
             machine.restore(f"image-{dice.randrange(images)}")
-        machine.log_offsets.clear()  # what was not committed may have had any
+        machine.log_offsets.clear()  # those of uncommitted messages may be reused
         store = machine.open()
         machine.note_committed()
         for key in store.agreement.refused:
@@ -733,7 +733,9 @@ def test_whatever_becomes_of_the_disk_no_number_of_the_tier_is_given_twice(
 
 
 def test_what_a_load_brought_is_found_by_key_and_time_however_new_it_is(tmp_path: Path) -> None:
-    """The next store has older messages, and none of a queue that begins behind what was loaded."""
+    """The next store has older messages, and none of the loaded queue, which begins there after the
+    loaded messages.
+    """
     machine = Machine(tmp_path)
     machine.open()
     machine.put(1, ONE)

@@ -1,4 +1,4 @@
-"""Which of two stores answers at which level, and what they answer together."""
+"""Which of the two stores answers at which level, and how their answers are merged."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_the_minimum_of_an_answer_is_the_smaller_one_and_its_maximum_the_tiers(
 
 
 def test_nobody_is_sent_past_messages_that_only_the_next_store_has(tmp_path: Path) -> None:
-    """The tier began late: what it calls too small is there all the same."""
+    """The tier began late: the next store has offsets that are too small for the tier."""
     broker = Broker(tmp_path, initial_offset="recent")
     broker.open()
     broker.put(300)
@@ -212,7 +212,7 @@ def test_a_queue_that_the_next_store_lost_whole_is_the_tiers(broker: Broker) -> 
 
 
 def runs_of(broker: Broker, *, first: int = 0, count_max: int = 4) -> list[range]:
-    """The runs of the queue until there is none; each holds the messages that it says."""
+    """All runs of the queue, in order; each must hold the messages that it claims to hold."""
     found = []
     while len(
         run := broker.store.read_range(TOPIC, 0, first, count_max=count_max, bytes_max=9_999)
@@ -376,7 +376,7 @@ def test_a_future_says_what_a_call_says(broker: Broker) -> None:
         assert future.result(0) == broker.store.get_message(TOPIC, 0, offset, count_max=2)
 
 
-# Reads that the tier has nothing to say about
+# Reads that only the next store answers
 
 
 @pytest.mark.parametrize("offset", [-5, -1])
@@ -408,7 +408,7 @@ def test_a_store_that_has_all_of_a_queue_needs_no_tier_for_its_first_time(broker
     assert broker.store.offset_by_time(TOPIC, 0, time_of(0), Boundary.UPPER) == 0
 
 
-# Answers that two stores give together: offsets, times and keys
+# Answers merged from both stores: offsets, times and keys
 
 
 LOWER, UPPER = Boundary
@@ -500,7 +500,7 @@ def test_the_earliest_time_of_the_store_is_the_next_stores(tiered: Broker) -> No
 def test_the_store_time_comes_from_the_store_that_has_the_message(tiered: Broker) -> None:
     times = [tiered.store.store_time(TOPIC, 0, offset) for offset in range(-1, 11)]
     assert times == [None, *map(time_of, range(10)), None]
-    assert tiered.local.calls.count("store_time") <= 6  # those it has, and those nobody has
+    assert tiered.local.calls.count("store_time") <= 6  # for its four, and two that no store has
 
 
 def test_the_level_says_who_is_asked_for_a_store_time(tiered: Broker) -> None:
@@ -549,7 +549,7 @@ def test_every_time_leads_to_its_message_whoever_has_it(
 
 
 class LocalTimes(ListMessageStore):
-    """It searches as RocketMQ's local store does: UPPER is the last message not behind the time."""
+    """Searches like RocketMQ's local store: UPPER is the last message not later than the time."""
 
     def offset_by_time(
         self, topic: str, queue_id: int, timestamp: int, boundary: Boundary = LOWER
@@ -560,7 +560,7 @@ class LocalTimes(ListMessageStore):
         return max(self.min_offset(topic, queue_id) or 0, first_behind - 1)
 
 
-# Rows: the time asked for, and where each boundary leads. Messages 3 and 4 are of one time.
+# Rows: the time asked for, and the offset for each boundary. Messages 3 and 4 have the same time.
 @pytest.mark.parametrize(
     ("at", "lower", "upper"),
     [
@@ -598,7 +598,7 @@ def test_a_time_leads_to_one_place_whichever_store_is_asked(
 
 
 class LaggingTimes(LocalTimes):
-    """Its minimum is older than what it has: its log expires faster than its queues follow."""
+    """Its minimum is below its first message: its queues lag behind the expiry of its log."""
 
     def min_offset(self, topic: str, queue_id: int) -> int | None:
         return max(0, self.kept_from - 2)
@@ -612,7 +612,7 @@ class LaggingTimes(LocalTimes):
 
 
 def lagging(folder: Path) -> Broker:
-    """Ten messages in both stores."""
+    """Ten messages in both stores; the local one is a LaggingTimes."""
     tiered = Broker(folder)
     tiered.local = LaggingTimes(tiered.runtime)
     tiered.store = tiered.wrap(tiered.local)
@@ -774,7 +774,7 @@ def test_forced_the_tier_alone_is_asked_for_a_key(tiered: Broker) -> None:
 
 
 def test_what_expires_during_a_query_by_key_is_found_in_the_tier(tiered: Broker) -> None:
-    """The next store had it when the query began, and has not when it is asked."""
+    """The next store has the messages when the query begins, but not when it is asked."""
     query = tiered.local.query_message
 
     def expire_first(*arguments: Any, **named: Any) -> QueryResult:
@@ -836,7 +836,7 @@ def test_forced_an_answer_lags_though_all_is_uploaded_behind_the_question(tiered
 
 
 def test_messages_of_one_millisecond_on_both_sides_come_once(tiered: Broker) -> None:
-    """The border between the stores goes through messages that were stored at the same time."""
+    """The border between the stores divides messages that have the same store time."""
     tiered.local.kept_from = 10
     at = tiered.runtime.clock.now_ms()
     for number in range(10, 14):

@@ -1,4 +1,4 @@
-"""Every kind of damage is named, once; a whole tier has none; a repair loses nothing."""
+"""An audit reports every kind of damage once and none in a whole tier; a repair loses nothing."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tieredstore.testing.memory_objects import MemoryObjectClient, MemoryObjects
 from tieredstore.testing.samples import TOPIC
 
 LOG, QUEUE, INDEX = SegmentType.COMMIT_LOG, SegmentType.CONSUME_QUEUE, SegmentType.INDEX
-Q = "GoldAa/0"  # log segments at 0, 13167, 26248, 41521; units at 0, 400, 800, 1200, 1600
+Q = "GoldAa/0"  # log segments at 0, 13167, 26248, 41521; unit segments at 0, 400, ..., 1600
 
 
 @pytest.fixture
@@ -254,7 +254,7 @@ def test_another_brokers_segments_are_no_business_of_ours(tier: GoldenTier) -> N
     assert other.exists()
 
 
-# What an audit says of the catalogue that is published for readers elsewhere
+# What an audit says about the catalogue that is published for readers elsewhere
 
 
 PATH = f"broker-a/{TOPIC}/0"
@@ -269,7 +269,7 @@ def there(tmp_path: Path) -> Iterator[Elsewhere]:
 
 
 def found(there: Elsewhere, copy: MetadataStore | None = None) -> list[tuple[str, str]]:
-    """Kind and detail of what is said of the published one; `copy` in the place of the real one."""
+    """Kind and detail of each finding about the published catalogue, or about `copy` instead."""
     parts = there.broker.tier
     config, provider = there.broker.config, parts.provider
 
@@ -293,7 +293,7 @@ def test_a_published_catalogue_that_is_up_to_date_has_nothing_to_tell(there: Els
 def test_one_that_lags_is_a_note_also_behind_expiry_and_a_deletion(there: Elsewhere) -> None:
     there.broker.fill(4, topic="Gone")
     there.publish()
-    there.broker.tier.publishing._is_stale = True  # publishes no more
+    there.broker.tier.publishing._is_stale = True  # publishes nothing from now on
     there.expire(12)
     there.broker.store.delete_topics(["Gone"])
     there.broker.fill(3, topic="New")
@@ -303,7 +303,7 @@ def test_one_that_lags_is_a_note_also_behind_expiry_and_a_deletion(there: Elsewh
 
 
 def test_one_that_lags_behind_a_topic_that_was_made_again_is_a_note(there: Elsewhere) -> None:
-    """What it names of the topic before is as old as all else in it."""
+    """Its rows of the former topic are only as old as the rest of it."""
     there.publish()
     there.broker.tier.publishing._is_stale = True
     there.broker.store.delete_topics([TOPIC])
@@ -328,7 +328,9 @@ def test_one_that_is_gone_or_damaged_is_damage(there: Elsewhere) -> None:
 
 
 def test_one_that_is_being_published_for_the_first_time_is_not_gone(there: Elsewhere) -> None:
-    """The note of it comes first, and it may come between the look at it and at the note."""
+    """The note of a publication is written first. The publication may come after the audit looked
+    for it, but before the audit reads the note.
+    """
     parts, config = there.broker.tier, there.broker.config
     looks: list[MetadataStore | None] = []
 
@@ -353,7 +355,7 @@ def test_one_that_is_being_published_for_the_first_time_is_not_gone(there: Elsew
 
 
 class Meanwhile(ProviderWrapper):
-    """A backend that others change while it is looked at: after a listing, or before an open."""
+    """A backend that changes during an audit: after a listing, or before an open."""
 
     def __init__(self, tier: GoldenTier) -> None:
         super().__init__(tier.provider, tier.runtime)
@@ -377,7 +379,7 @@ class Meanwhile(ProviderWrapper):
 
 @pytest.mark.parametrize("rolls", [False, True])
 def test_units_are_held_against_the_log_as_it_is_then(tier: GoldenTier, rolls: bool) -> None:
-    """A listing has the log first, and then a queue that a writer has appended to meanwhile."""
+    """The listing shows the log before, and the queue after, an append by a writer."""
     log, queue = tier.row(Q, LOG, 41521), tier.row(Q, QUEUE, 1600)
     record = tier.file(Q, LOG, 0).read_bytes()[:200]
     base = log.end_offset if rolls else log.base_offset
@@ -410,7 +412,7 @@ def test_what_has_grown_since_the_listing_is_no_damage(tier: GoldenTier) -> None
 
 
 def test_what_expires_while_it_is_looked_at_is_no_damage(tier: GoldenTier) -> None:
-    """Rows go first, and then the bytes."""
+    """Expiry deletes the rows first, and then the bytes."""
 
     def expire() -> None:
         for row in tier.metadata.segments(f"{BROKER}/{Q}"):
@@ -488,7 +490,7 @@ def in_objects(objects: MemoryObjects) -> Inner:
 
 
 def filled(folder: Path, inner: Inner) -> Lives:
-    """Two topics of many segments, the oldest of which have expired, the last ones still open."""
+    """Two topics with many segments, of which the oldest have expired and the last are open."""
     lives = Lives(folder, inner=inner)
     lives.open()
     for turn in range(3):
@@ -505,7 +507,7 @@ def looked_at(lives: Lives, *, repair: bool = False) -> AuditReport:
 
 
 def places(metadata: MetadataStore) -> dict[Place, tuple[int, int | None, int | None]]:
-    """Segments with bytes: of those without, the bytes cannot tell."""
+    """The rows of segments with bytes; a rebuild from bytes cannot know the others."""
     return {
         (row.path, row.type, row.base_offset): (
             row.size,

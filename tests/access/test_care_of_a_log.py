@@ -28,7 +28,7 @@ ROUNDS = ".rounds/"
 
 
 class Machine(Broker):
-    """A broker of the one bucket; another one is another machine."""
+    """A broker on the bucket that the test shares; each instance is another machine."""
 
     def __init__(self, folder: Path, objects: MemoryObjects) -> None:
         super().__init__(folder, storage_level=StorageLevel.FORCE, index_slot_count=64)
@@ -108,7 +108,7 @@ def test_a_repair_loses_nothing_that_a_writer_beside_it_was_told(
 ) -> None:
     broker.put(5)
     flush(broker)
-    stale = other.audit()  # as if it had looked long before it repairs
+    stale = other.audit()  # its view of the log is old when it repairs
     broker.put(5, first=5)
     told = flush(broker)
     assert len(told) == 10
@@ -164,7 +164,7 @@ def test_what_crashes_left_goes_with_a_repair(
     (first,) = keys(objects, "/log/" + f"{1:020d}")
     orphan = first.replace("/log/" + f"{1:020d}", f"/data/{1:010d}-gone-1-0")
     objects.put(orphan, b"left by a crash", {})
-    assert kinds(other.audit()) == []  # the next entry of a live writer may name it
+    assert kinds(other.audit()) == []  # the next entry of a live writer may still name it
     (entry,) = keys(objects, "/epoch/")
     objects.begin_upload(entry.replace("/epoch/", "/data/"))
     done = other.repair()
@@ -208,7 +208,7 @@ def test_a_log_that_is_lost_is_made_from_what_was_merged(
     damage = other.own.damage(other.config.broker_name)
     assert ["no entry is left" in found.detail for found in damage] == [True]
     there = keys(objects, "/data/")
-    assert kinds(other.repair()) == ["log"]  # the log that the repair has begun is not the one
+    assert kinds(other.repair()) == ["log"]  # the repair has begun a new log, without the old one
     assert keys(objects, "/data/") == there
     report = other.rebuild()
     assert any("were not merged yet are gone" in problem for problem in report.problems)

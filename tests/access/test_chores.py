@@ -1,4 +1,4 @@
-"""What goes on beside uploads: sealing in an object store, and the catalogue published."""
+"""Background work beside uploads: sealing in an object store, and publishing the catalogue."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tieredstore.testing.samples import TOPIC
 
 
 class ObjectBroker(Broker):
-    """A broker whose tier lies in an object store; `struck` are its requests."""
+    """A broker whose tier is in an object store; `struck` holds the faults of its requests."""
 
     def __init__(self, folder: Path, objects: MemoryObjects, **settings: Any) -> None:
         super().__init__(
@@ -46,7 +46,7 @@ class ObjectBroker(Broker):
         self.store = self.wrap(self.local)
 
     def unsealed(self) -> list[tuple[str, int, int]]:
-        """Segments that have bytes and no object of their own at RocketMQ's key."""
+        """Segments that have bytes, but no object of their own under RocketMQ's key."""
         return [
             (each.path, each.type, each.base)
             for each in self.provider.list()
@@ -55,7 +55,7 @@ class ObjectBroker(Broker):
         ]
 
     def commits(self, count: int, *, first: int = 0, topic: str = TOPIC) -> None:
-        """Each message by itself."""
+        """Put messages and commit each alone."""
         for number in range(first, first + count):
             self.put(1, first=number, topic=topic)
             assert self.store.flush()
@@ -81,7 +81,7 @@ def test_a_bucket_is_copied_to_a_folder_after_a_flush_that_seals(tmp_path: Path)
         assert broker.unsealed() == []
         assert broker.store.flush(seal=True)  # nothing is left to do
         listed = set(broker.provider.list())
-        broker.commits(3, first=10)  # and it goes on
+        broker.commits(3, first=10)  # sealed queues go on
         expected = numbers(broker.store.get_message(TOPIC, 0, 0))
         assert expected == list(range(13))
         assert broker.store.flush(seal=True)
@@ -158,12 +158,12 @@ def test_nothing_rolls_in_a_backend_that_seals_at_once(tmp_path: Path) -> None:
         store.flush(seal=True)
 
 
-# When a broker publishes its catalogue, and that nothing else suffers where it cannot
+# When a broker publishes its catalogue, and that nothing else fails if it cannot
 
 
 @pytest.fixture
 def there(tmp_path: Path) -> Iterator[Elsewhere]:
-    """In files: a bucket publishes nothing of its own, its log is the published catalogue."""
+    """A tier in files. A bucket needs no publication: its log is the published catalogue."""
     made = Elsewhere(tmp_path, "posix")
     yield made
     made.broker.store.shutdown()
@@ -179,7 +179,7 @@ def test_it_is_published_at_a_sealing_flush_and_at_the_end_and_an_idle_store_ask
     assert list(generations.listed()) == []
     assert broker.store.flush(seal=True)
     assert len(generations.listed()) == 1
-    there.publish()  # what sealing has changed
+    there.publish()  # the changes that sealing made
     asked: list[object] = []
     with monkeypatch.context() as patch:
         for name in ("listed", "read", "create", "delete"):
@@ -187,7 +187,7 @@ def test_it_is_published_at_a_sealing_flush_and_at_the_end_and_an_idle_store_ask
         for _ in range(10):
             there.publish()
     assert asked == []
-    for number in range(3, 9):  # commits between two steps
+    for number in range(3, 9):  # several commits between two steps
         broker.put(1, first=number)
         assert broker.store.flush()
     before = len(generations.listed())
@@ -250,7 +250,7 @@ def test_a_backend_that_cannot_be_reached_is_named_in_health_and_nothing_else_fa
 def test_only_a_catalogue_that_somebody_may_have_read_keeps_a_deletion_waiting(
     there: Elsewhere, monkeypatch: pytest.MonkeyPatch, was_published: bool
 ) -> None:
-    """As on a file system without hard links, where nothing ever is published."""
+    """The backend cannot publish, like a file system without hard links."""
     broker = there.broker
     broker.fill(3)
     if was_published:

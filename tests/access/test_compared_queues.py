@@ -20,7 +20,7 @@ from tieredstore.testing.samples import a_message
 
 
 def two_brokers(root: Path) -> tuple[Tier, Tier, ListMessageStore, ListMessageStore]:
-    """Both have tiered three messages: the bytes are those of the first."""
+    """Both have uploaded three messages to one backend; the bytes there are those of the first."""
     runtime = Runtime.inline()
     backend = MemoryProvider(runtime)
     stores = ListMessageStore.opened(runtime), ListMessageStore.opened(runtime)
@@ -43,7 +43,7 @@ def two_brokers(root: Path) -> tuple[Tier, Tier, ListMessageStore, ListMessageSt
 
 
 def lagging(tier: Tier, rows: list[SegmentRecord]) -> Tier:
-    """Another life, whose catalogue never heard of what was uploaded since."""
+    """Another life with these older rows in its catalogue: it lacks the later uploads."""
     tier.metadata.put(*rows)
     return tier.reopened()
 
@@ -93,7 +93,7 @@ def _emptied(row: SegmentRecord) -> SegmentRecord:
 def test_our_own_messages_count_once_they_were_compared(tmp_path: Path) -> None:
     _, tier = a_lagging_tier(tmp_path)
     assert tier.file().unconfirmed_from == tier.file().sure_offset == 3
-    tier = tier.reopened()  # nobody has compared yet, and the catalogue names them now
+    tier = tier.reopened()  # the messages are not compared yet, but the catalogue names them now
     assert tier.file().unconfirmed_from == 3
     assert tier.dispatch(force=True)
     assert tier.file().unconfirmed_from is None
@@ -207,7 +207,7 @@ def test_a_damaged_unit_behind_the_catalogued_ones_is_not_ours(tmp_path: Path) -
     row = next(row for row in tier.metadata.segments() if row.type.name == "CONSUME_QUEUE")
     with tier.provider.open(row.path, row.type, row.base_offset) as segment:
         units = bytearray(segment.read(0, row.size))
-        units[60:68] = (5).to_bytes(8, "big")  # message 3 lies somewhere within message 0
+        units[60:68] = (5).to_bytes(8, "big")  # message 3 begins within message 0
         segment.delete()
         segment.write(0, bytes(units))
     tier.dispatch(force=True)
@@ -217,7 +217,7 @@ def test_a_damaged_unit_behind_the_catalogued_ones_is_not_ours(tmp_path: Path) -
     assert [each.base for each in tier.file().queue.segments] == [0, 60]
 
 
-# A queue that was stopped goes on when somebody asks, and only where nothing speaks against it
+# A stopped queue goes on when an operator asks, and only if both stores agree
 
 
 PATH = f"broker-a/{KEY.topic}/{KEY.queue_id}"
@@ -229,7 +229,9 @@ def put(store: ListMessageStore, first: int, end: int) -> None:
 
 
 def a_stopped_tier(root: Path) -> tuple[ListMessageStore, Tier, int]:
-    """20 messages are in the tier, the local store has 12 of them; where its log ended."""
+    """20 messages are in the tier, the local store has lost 8 of them. The last value is the end of
+    its log.
+    """
     runtime = Runtime.inline()
     store = ListMessageStore(runtime)
     store.load()
@@ -265,7 +267,7 @@ def test_it_stays_stopped_while_the_tier_is_ahead(tmp_path: Path) -> None:
 
 def test_it_goes_on_when_the_local_store_has_its_messages_again(tmp_path: Path) -> None:
     store, tier, _ = a_stopped_tier(tmp_path)
-    put(store, 12, 25)  # a copy was brought back
+    put(store, 12, 25)  # the lost messages are restored
     assert not tier.flush()
     assert tier.dispatcher.resume(KEY) is None
     assert note(tier) is None

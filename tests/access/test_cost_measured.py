@@ -1,4 +1,4 @@
-"""What `cost` estimates against requests that were counted: a run on a manual clock."""
+"""Compares the estimates of `cost` with the counted requests of a run on a manual clock."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ BODY_BYTES = 100
 
 
 class Steady(Broker):
-    """A broker whose queues get a message a minute each, one after the other; looks are as often
-    as the settings say, and what is to be done in the background is done at each.
+    """A broker whose queues get one message a minute each, in turn. It looks at its queues as often
+    as the settings say, and does all due background work at each look.
 
-    Queues begin one after the other within `begin_looks`: so they roll at different times.
+    Queues begin one after the other within `begin_looks`, so that they roll at different times.
     """
 
     def __init__(self, folder: Path, queues: int, **settings: Any) -> None:
@@ -80,7 +80,7 @@ def dollars(requests: Mapping[str, float]) -> float:
 ROLLED = {
     "commit_log_rolling_hours": 2,
     "commit_log_rolling_min_bytes": 0,
-    "expiry_enabled": False,  # how much is read then depends on how the units lie
+    "expiry_enabled": False,  # its reads depend on the positions of the units
 }
 
 

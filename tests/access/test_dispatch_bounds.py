@@ -1,6 +1,6 @@
-"""What is bounded stays bounded: bytes in memory, uploads under way and threads.
+"""Buffered bytes, uploads under way and threads stay within their bounds.
 
-And a queue that messages come to all the time is uploaded in full batches, not in crumbs.
+A queue that gets messages all the time is uploaded in full batches, not in small ones.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from tieredstore.providers.memory import MemoryProvider
 from tieredstore.testing.faults import Fault, Faults, FaultyProvider
 from tieredstore.testing.message_store_contract import ListMessageStore
 
-WAIT = 240.0  # for what has to come; nobody waits that long
+WAIT = 240.0  # far more than any machine needs
 
 
 class CountingBudget:
-    """Watches a budget: the most that was ever used."""
+    """Wraps a budget and records the most that was ever used."""
 
     def __init__(self, budget: UploadBudget) -> None:
         self.peak_bytes = self.peak_uploads = 0
@@ -48,7 +48,7 @@ class CountingBudget:
 
 
 class HeldProvider(MemoryProvider):
-    """Pairs are written only when a test lets them."""
+    """Writes pairs only when a test lets it."""
 
     def __init__(self, runtime: Runtime) -> None:
         super().__init__(runtime)
@@ -87,7 +87,7 @@ def runtime() -> Iterator[Runtime]:
 
 
 def drained(tier: Tier, provider: HeldProvider) -> None:
-    """A flush in a thread of its own while uploads are let go, all that wait at a time."""
+    """Flush in another thread while all waiting uploads are let go again and again."""
     done: list[bool] = []
     flushing = threading.Thread(target=lambda: done.append(tier.flush(timeout=WAIT)), daemon=True)
     flushing.start()
@@ -175,7 +175,7 @@ def test_a_thousand_queues_are_uploaded_in_few_rounds_by_few_threads(
 
 
 def test_what_is_not_confirmed_yet_is_hardly_read(tmp_path: Path) -> None:
-    """Reading it at each look cost more than the uploads themselves."""
+    """Without a bound, reading it at each look would cost more than the uploads themselves."""
 
     class Counting(ListMessageStore):
         read_count = 0
@@ -208,7 +208,7 @@ def test_what_is_not_confirmed_yet_is_hardly_read(tmp_path: Path) -> None:
 
 
 class SteppedByHand:
-    """A service whose steps a test makes; it counts how often it is woken."""
+    """A service whose steps the test runs; it counts how often it is woken."""
 
     def __init__(self) -> None:
         self.wakes = 0
@@ -223,7 +223,9 @@ class SteppedByHand:
 def test_puts_that_are_not_confirmed_wake_nobody_until_the_confirmed_offset_moves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each batch of puts woke the upload, which read a message and drained the store's dispatch."""
+    """Otherwise each batch of puts would make the upload read a message and drain the store's
+    dispatch.
+    """
     runtime = Runtime.threads(dispatch_threads=1, fetch_threads=1)
     service = SteppedByHand()
     steps: list[Callable[[], object]] = []
@@ -308,7 +310,7 @@ def test_a_queue_whose_upload_hangs_delays_nobody_else(tmp_path: Path, runtime: 
     store.fill(3, key=hung)
     for count in (3, 6):
         store.fill(3, key=good)
-        for _ in range(1_000):  # how long an upload lasts on a busy machine, nobody knows
+        for _ in range(1_000):  # an upload may take long on a busy machine
             assert not tier.flush(timeout=0.2)
             if tier.dispatcher.committed_offset(*good) == count:
                 break
@@ -339,14 +341,14 @@ def test_the_budget_refuses_what_is_too_much_and_changes_nothing_then() -> None:
     assert budget.start_upload()
 
 
-# A queue that messages come to all the time is uploaded in full batches, not in crumbs
+# A queue that gets messages all the time is uploaded in full batches, not in small ones
 
 
 COUNT = 10
 
 
 class BusyProvider(MemoryProvider):
-    """A message comes while an upload is under way; counts the uploads."""
+    """Puts a message during each upload; counts the uploads."""
 
     def __init__(self, runtime: Runtime, store: ListMessageStore) -> None:
         super().__init__(runtime)
@@ -373,7 +375,7 @@ def test_a_busy_queue_behind_a_slow_backend_waits_for_each_full_batch(
     for _ in range(10 * COUNT):
         store.fill(1)
         tier.dispatch()
-    assert 5 <= provider.commits <= 20  # and not one for each message
+    assert 5 <= provider.commits <= 20  # not one for each message
     tier.dispatch(force=True)
     tier.check()
 

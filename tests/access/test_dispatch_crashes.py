@@ -1,4 +1,4 @@
-"""The process dies after each step of an upload: the next one goes on, and nothing is lost."""
+"""The process dies at each step of an upload: the next one goes on, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SETTINGS: dict[str, object] = {
 
 
 def upload(store: ListMessageStore, tier: Tier) -> None:
-    """Grow three queues and upload them, over segments' ends and a few rounds."""
+    """Grow three queues and upload them in a few rounds, past the ends of segments."""
     for turn in range(6):
         for number, key in enumerate(KEYS):
             missing = (turn + 1) * (3 + number) - (store.max_offset(*key) or 0)
@@ -33,7 +33,7 @@ def upload(store: ListMessageStore, tier: Tier) -> None:
 
 
 def lives(root: Path, faults: Faults) -> None:
-    """A first life that the faults end, and a second one that has none."""
+    """A first life that the faults may end, and a second one without faults."""
     root.mkdir(exist_ok=True)
     runtime = Runtime.inline()
     store, index = ListMessageStore.opened(runtime), RecordingIndex()
@@ -78,7 +78,7 @@ def test_without_a_crash_there_are_as_many_steps_as_are_tried(tmp_path: Path) ->
 
 
 def part_of(part: int, steps: int, backend: str) -> range:
-    """This many steps; over HTTP, where each takes a second, one of them."""
+    """The steps of this part; over HTTP, where a step takes a second, only one of them."""
     return range(part * steps, part * steps + steps)[:: steps if backend in CLIENTS else 1]
 
 

@@ -26,11 +26,11 @@ from tieredstore.providers.memory import MemoryProvider
 from tieredstore.testing.message_store_contract import ListMessageStore
 from tieredstore.testing.samples import TOPIC
 
-WAIT = 240.0  # for what has to come; nobody waits that long
+WAIT = 240.0  # far more than any machine needs
 
 
 class SlowProvider(MemoryProvider):
-    """Uploads wait until they may go on."""
+    """Holds uploads until a test lets them go on."""
 
     def __init__(self, runtime: Runtime) -> None:
         super().__init__(runtime)
@@ -49,7 +49,7 @@ class SlowProvider(MemoryProvider):
 
 
 class Uploaded(RecordingIndex):
-    """Tells when a queue has come as far as a test waits for."""
+    """Sets `done` once it has been given `count` messages."""
 
     def __init__(self, count: int) -> None:
         super().__init__()
@@ -230,7 +230,7 @@ def test_a_stopped_queue_does_not_keep_the_local_store_for_ever(tmp_path: Path) 
 
 
 class Recorder(NoMetrics):
-    """Metrics that remember."""
+    """Metrics that keep what they are told."""
 
     def __init__(self) -> None:
         self.counted: list[tuple[Metric, int, Labels]] = []

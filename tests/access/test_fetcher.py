@@ -1,4 +1,4 @@
-"""What a read by queue offset or time answers: statuses, messages, and where to go on."""
+"""What a read by queue offset or time answers: statuses, messages and next offsets."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def test_damage_is_an_error_and_hides_nothing_before_it(
     assert offsets(shelf.get(151, 1, message_filter=message_filter)) == [151]
 
 
-@pytest.mark.parametrize("size", [10, 100])  # few are checked one by one
+@pytest.mark.parametrize("size", [10, 100])  # a small batch is checked one by one
 @pytest.mark.parametrize("message_filter", [None, ByCode(0)])
 def test_bodies_are_checked_where_that_is_wanted(message_filter: ByCode | None, size: int) -> None:
     for checked in (True, False):
@@ -285,7 +285,7 @@ def test_a_reader_is_not_answered_from_a_queue_that_was_made_again_elsewhere(
 def test_a_key_that_is_not_indexed_is_found_though_the_clock_was_set_back() -> None:
     class Behind(ListIndex):
         def put(self, *run: object) -> None:
-            """Takes nothing."""
+            """Index nothing."""
 
         def indexed_offset(self, *queue: object) -> int:
             return 0
@@ -346,7 +346,7 @@ def test_memory_of_what_expired_can_be_given_back() -> None:
 def test_a_filter_changes_nothing_where_there_are_no_messages(
     cached: bool, offset: int, message_filter: ByCode
 ) -> None:
-    """RocketMQ's GetMessageResultExtTest: filtering what is not FOUND gives it back as it is."""
+    """As in RocketMQ's GetMessageResultExtTest: a filter leaves other results than FOUND alone."""
     shelf = a_hundred(cached)
     plain = shelf.get(offset)
     assert plain.status is not GetStatus.FOUND
@@ -355,7 +355,7 @@ def test_a_filter_changes_nothing_where_there_are_no_messages(
 
 @CACHES
 def test_codes_and_contents_have_to_match_both(cached: bool) -> None:
-    """The same test's counts: by code, by content, by both; what both take nothing of."""
+    """As in the same test: filters by code, by code and content, and one that matches nothing."""
     shelf = a_hundred(cached, tags=[number % 2 for number in range(100)])
     everything = shelf.get(100, 100)
     code = everything.messages[55].tags_code
@@ -369,7 +369,7 @@ def test_codes_and_contents_have_to_match_both(cached: bool) -> None:
     assert nothing.messages == ()
 
 
-# Times of the tier: of a message, of a queue, and which offset belongs to one
+# Times in the tier: of a message, of a queue, and the offset for a time
 
 
 @CACHES

@@ -1,4 +1,4 @@
-"""What reads of the tier cost, and what they answer while the backend fails or messages go."""
+"""What reads of the tier cost, and what they answer while the backend fails or messages expire."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ READERS = 64
 
 
 class Gauges(NoMetrics):
-    """Reads what is observed."""
+    """Keeps the gauges, to read them on demand."""
 
     def __init__(self) -> None:
         self._reads: dict[str, Callable[[], Iterable[tuple[float, Labels]]]] = {}
@@ -212,7 +212,7 @@ def test_errors_of_a_future_are_in_it() -> None:
 
 
 def questions(shelf: Shelf) -> list[Callable[[], Any]]:
-    """Reads of every kind, cold and hot; each gives something to compare."""
+    """Reads of every kind, cold and hot; each returns a value to compare."""
     fetcher = shelf.fetcher
     return [
         lambda: offsets(shelf.get(3, 8)),
@@ -301,7 +301,7 @@ def test_a_queue_that_is_destroyed_during_a_question_is_answered_as_absent(
 ) -> None:
     shelf = Shelf(log_bytes=2000, queue_units=8)
     file = shelf.put(numbered(0, 40))
-    for part in (file.queue, file.log):  # so that the beginning has to be read
+    for part in (file.queue, file.log):  # then the beginning must be read from the backend
         part.drop([each for each in part.segments if each.end <= first_kept(file, part)])
 
     def destroy() -> None:
@@ -313,14 +313,14 @@ def test_a_queue_that_is_destroyed_during_a_question_is_answered_as_absent(
 
 
 def first_kept(file: Any, part: FlatAppendFile) -> int:
-    """The end of what goes: the first 16 units, and the log segments before what they name."""
+    """The first position to keep: after 16 units, or the log position of the next unit."""
     if part is file.queue:
         return 16 * 20
     return int(file.units(16, 1).log_offsets[0])
 
 
 def test_readers_and_one_who_destroys_queues_never_see_anything_but_answers(backend: str) -> None:
-    # Readers that never wait leave little of the interpreter to the threads of a client over HTTP.
+    # Readers that never wait leave little of the GIL to the threads of an HTTP client.
     times = 5 if backend in CLIENTS else 40
     with Runtime.threads() as runtime:
         shelf = Shelf(runtime=runtime)
@@ -355,7 +355,7 @@ def test_readers_and_one_who_destroys_queues_never_see_anything_but_answers(back
         shelf.fetcher.close()
 
 
-# Reads of any kind, in any order, through a small cache, beside a list
+# Reads of any kind, in any order, through a small cache, compared with a list
 
 
 FIRST, COUNT = 5, 90
@@ -394,7 +394,7 @@ QUESTIONS = st.builds(
 
 
 def expected(asked: Question, scan_count: int) -> tuple[GetStatus, list[int], int]:
-    """What a list answers: look at one message after the other."""
+    """The answer of a plain list, found by looking at one message after the other."""
     if asked.count_max <= 0:
         return GetStatus.NO_MATCHED_MESSAGE, [], asked.offset
     if asked.offset in GAP:

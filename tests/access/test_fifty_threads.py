@@ -1,7 +1,7 @@
 """Fifty threads on one store while its tier goes away, is slow, and the disk is full.
 
-Puts never wait for the tier, memory, descriptors and threads stay bounded, and in the end all that
-was acknowledged is there once. TORTURE_SECONDS in the environment says how long it lasts:
+Puts never wait for the tier; memory, descriptors and threads stay bounded; in the end every
+acknowledged message is there once. TORTURE_SECONDS in the environment sets the duration:
 
     TORTURE_SECONDS=600 make torture ARGS='-s tests/access/test_fifty_threads.py'
 """
@@ -49,28 +49,28 @@ ROOT: Final = Path(__file__).parents[2]
 SECONDS: Final = float(os.environ.get("TORTURE_SECONDS") or 60)
 TOPIC: Final = "Fifty"
 WRITERS, READERS, BY_TIME, BY_KEY = 20, 20, 5, 5  # a queue for each writer
-PUTS_A_SECOND: Final = 15  # of each
+PUTS_A_SECOND: Final = 15  # of each writer
 READS_A_SECOND: Final = 5
 FULL: Final = "full disk"
 PARTS: Final = {FINE: 0.25, AWAY: 0.25, SLOW: 0.2, FULL: 0.1, "fine again": 0.2}
 THREADS_MAX: Final = 50 + 40
-# Two of each of 256 local files, as that limit allows, and connections.
+# Two for each of 256 local files, which OPEN_FILES allows, and connections.
 OPEN_FILES: Final = 1_024
 DESCRIPTORS_MAX: Final = 2 * 256 + 150
-DESCRIPTORS_LEFT_MAX: Final = 100  # more in the end than in the first part
+DESCRIPTORS_LEFT_MAX: Final = 100  # growth from the first part to the last
 GROWTH_MAX_MB: Final = 150.0  # after the first part
-PUT_SLACK_SECONDS: Final = 0.1  # how far a busy machine parts two p99 of the same
+PUT_SLACK_SECONDS: Final = 0.1  # how far two p99 of the same load differ on a busy machine
 
 
 @dataclass(slots=True)
 class Seen:
-    """What one part of the time had: puts, and the most that the process held."""
+    """What was measured in one part of the run: puts, reads, and the peaks of the process."""
 
     puts: array[float] = field(default_factory=lambda: array("d"))
     refused: int = 0
     reads: Counter[str] = field(default_factory=Counter)
     memory: float = 0.0
-    heap: str = ""  # how much of it malloc has, when the part ends
+    heap: str = ""  # malloc's share of the memory at the end of the part
     descriptors: int = 0
     threads: int = 0
 
@@ -80,7 +80,7 @@ class Seen:
 
 
 class WeatherFaults(Faults):
-    """Every step of a provider meets the weather."""
+    """Applies the weather to every step of a provider."""
 
     def __init__(self, weather: Weather) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class WeatherFaults(Faults):
 
 
 class Crowd:
-    """The threads, and what they know: queue `n` holds `n-0`, `n-1` and so on."""
+    """The threads and their shared state: queue `n` holds the keys `n-0`, `n-1` and so on."""
 
     def __init__(self, store: TieredMessageStore) -> None:
         self.store = store
@@ -195,7 +195,7 @@ class Crowd:
 
 
 def watched(crowd: Crowd, seconds: float) -> Seen:
-    """The next part of the time."""
+    """Run and measure the next part."""
     seen = crowd.part = Seen()
     until = time.perf_counter() + seconds
     while (left := until - time.perf_counter()) > 0 and not crowd.wrong:
@@ -210,7 +210,7 @@ def watched(crowd: Crowd, seconds: float) -> Seen:
 
 
 class Mallinfo(ctypes.Structure):
-    """glibc's `struct mallinfo2`: of its ten counts these."""
+    """glibc's `struct mallinfo2`, with names for three of its ten counts."""
 
     _fields_ = (
         *((f"_{number}", ctypes.c_size_t) for number in range(4)),
@@ -223,8 +223,9 @@ class Mallinfo(ctypes.Structure):
 
 
 def heap() -> str:
-    """What malloc has given out, and what it keeps free of what it was given back; Python takes its
-    small objects elsewhere. Nothing where there is no glibc."""
+    """What malloc has given out, and what it was given back and keeps. Python allocates its small
+    objects elsewhere. Empty without glibc.
+    """
     try:
         ask = ctypes.CDLL("libc.so.6").mallinfo2
     except (OSError, AttributeError):
@@ -252,7 +253,7 @@ def tier_config(root: Path, **place: Any) -> StoreConfig:
 
 
 def local_config(root: Path) -> LocalConfig:
-    """What has been uploaded is old enough to go at once."""
+    """Settings with which uploaded messages expire at once."""
     return LocalConfig(
         store_path=str(root / "store"),
         commit_log_file_bytes=MIB,
@@ -267,8 +268,9 @@ def local_config(root: Path) -> LocalConfig:
 
 @contextmanager
 def log_in(path: Path) -> Iterator[None]:
-    """The log goes to a file alone, as a broker's does: pytest would keep thousands of lines in the
-    memory that is measured."""
+    """Log to a file only, as a broker does: pytest would keep thousands of lines in the memory that
+    is measured.
+    """
     log = logging.getLogger("tieredstore")
     before, log.handlers, log.propagate = log.handlers, [logging.FileHandler(path)], False
     try:
@@ -335,7 +337,7 @@ def check_parts(parts: dict[str, Seen]) -> None:
 
 @pytest.fixture(autouse=True)
 def usual_limit() -> Iterator[None]:
-    """As many open files as systems allow a process that asks for no more."""
+    """Limit open files to the usual default of a system."""
     before, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES, hard))
     yield
@@ -360,7 +362,7 @@ def test_over_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 @contextmanager
 def outside() -> Iterator[tuple[str, Callable[[str], None]]]:
-    """A server in a process of its own: its address, and how its weather is changed."""
+    """Start a server in another process; yield its address and a call that changes its weather."""
     command = [sys.executable, "-m", "tests.s3.weather_server"]
     server = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, text=True

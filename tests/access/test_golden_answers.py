@@ -1,4 +1,4 @@
-"""Answers over what the Java broker wrote, held against its own: of the tier and of both stores."""
+"""Compares our answers with the Java broker's over its own files: the tier, and both stores."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ QUEUE_QUERIES = "tier-posix.expect-queue-queries.json"
 
 @contextmanager
 def opened(name: str, **settings: Any) -> Iterator[Fetcher]:
-    """A fetcher on a golden tier, read where it lies; nothing is changed."""
+    """A fetcher on a golden tier, which is read in place and not changed."""
     runtime = Runtime.inline(now_ms=NOW_MS)
     config = StoreConfig(broker_name="broker-gold-a", cluster_name="GoldenCluster", **settings)
     catalogue = GOLDEN / name / "store" / "config" / "tieredStoreMetadata.json"
@@ -69,7 +69,7 @@ def opened(name: str, **settings: Any) -> Iterator[Fetcher]:
 def with_index(folder: Path, *, sealed: bool) -> Iterator[Fetcher]:
     """A fetcher on a copy of the golden tier, with the index that RocketMQ left there.
 
-    Sealed, all of it is uploaded and read from the backend alone.
+    If `sealed`, all of the index is uploaded and read from the backend.
     """
     home = folder / "tier-posix"
     shutil.copytree(GOLDEN / "tier-posix", home)
@@ -172,7 +172,7 @@ def test_pages_are_javas_but_for_the_listed_rows() -> None:
 
 @cache
 def decoded() -> list[tuple[dict[str, Any], StoredMessage]]:
-    """Every message of the tier with its row."""
+    """Every message of the tier with its expected row."""
     found = []
     with opened("tier-posix") as fetcher:
         for row in rows_of("tier-posix"):
@@ -195,7 +195,7 @@ def by_linear_scan(topic: str, key: str, begin: int, end: int) -> list[dict[str,
 
 
 def check(result: QueryResult, scanned: list[dict[str, Any]], count_max: int) -> None:
-    """The newest of what a scan finds, newest first; of equal times any."""
+    """The result has the newest messages of a scan, newest first; equal times in any order."""
     assert result.complete
     found = [decode_message(one.record) for one in result.messages]
     times = [message.store_timestamp for message in found]
@@ -248,11 +248,11 @@ def test_messages_by_key_are_javas_but_for_the_listed_rows(tmp_path: Path, seale
     assert seen == 34
 
 
-# The whole store over what the Java broker left behind: its answers, but for the listed rows
+# The whole store over the files of the Java broker: the same answers, but for the listed rows
 
 
 QUERIES: Final = "tier-posix.expect-tiered-message-store.json"
-# Java's own bookkeeping beside an answer: of an empty one and of the tier it gives none.
+# Java's bookkeeping beside an answer; it gives none with an empty answer or one from the tier.
 NOT_OURS: Final = {"fromTieredStore", "indexLastUpdateTimestamp", "indexLastUpdatePhyOffset"}
 
 
@@ -296,7 +296,7 @@ def config_of(home: Path) -> StoreConfig:
 
 
 def answer(store: TieredMessageStore, query: dict[str, Any]) -> dict[str, Any]:
-    """Ours, in the form of Java's."""
+    """Our answer in the form of Java's."""
     store.level = StorageLevel[query["level"]]
     what, topic = query["op"], query["topic"]
     if what == "storeQueryMessage":

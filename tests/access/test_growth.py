@@ -1,6 +1,5 @@
-"""What a running store keeps in memory does not grow with what it has done: messages that have
-expired, topics that were deleted, rounds that were merged and index files that are gone leave
-nothing behind.
+"""The memory of a running store does not grow with what it has done: expired messages, deleted
+topics, merged rounds and expired index files leave nothing behind.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ from tieredstore.roundlog import upkeep as upkeep_module
 from tieredstore.testing.memory_objects import MemoryObjectClient, MemoryObjects
 from tieredstore.testing.samples import a_message
 
-HOURS: Final = 24  # one life: in each hour a topic comes, and one goes
+HOURS: Final = 24  # of one life: each hour one topic is created and one deleted
 HOUR_MS: Final = 3_600_000
-LONG_AFTER_MS: Final = 4_000_000_000_000  # every local file was written long ago
+LONG_AFTER_MS: Final = 4_000_000_000_000  # so late that every local file is old
 STAYS: Final = "Stays"
-GROWTH_MIN: Final = HOURS // 3  # in a third of that time: one for each topic, or more
+GROWTH_MIN: Final = HOURS // 3  # one entry or more for each topic of a third of that time
 CONTAINERS: Final = (dict, set, list, tuple, deque)
 MAY_GROW: Final = {
     "LogState.rested": "keys of deleted segments, for thirty days",
@@ -43,7 +42,7 @@ MAY_GROW: Final = {
 
 
 def held() -> Counter[str]:
-    """How much is in all containers that our objects have as attributes, by attribute."""
+    """The number of entries in the containers of all our objects, by attribute."""
     gc.collect()
     found: Counter[str] = Counter()
     for each in gc.get_objects():
@@ -61,7 +60,7 @@ def held() -> Counter[str]:
 
 
 class Life:
-    """A store in one thread, with a tier in which all is small."""
+    """A store in one thread, with a tier whose files are all small."""
 
     def __init__(self, root: Path, *, is_bucket: bool) -> None:
         self.runtime = Runtime.inline(now_ms=LONG_AFTER_MS)

@@ -1,4 +1,4 @@
-"""Messages by key: what an index suggests is held against the messages, and nothing is hidden."""
+"""Messages by key: hits of an index are checked against the messages, and no message is hidden."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tieredstore.testing.samples import STORE_TIMESTAMP, TOPIC, a_message, a_rec
 
 
 class Blurred(ListIndex):
-    """An index that has whole seconds, takes all keys for one another, and says things twice."""
+    """An index that rounds times to seconds, confuses all keys, and returns hits twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ def test_an_unknown_topic_or_queue_has_no_messages() -> None:
     file = shelf.queue()
     hits = [
         IndexHit(file.topic_id, 9, 0, 200, STORE_TIMESTAMP),  # no such queue
-        IndexHit(file.topic_id + 1, 0, 0, 200, STORE_TIMESTAMP),  # another topic's
+        IndexHit(file.topic_id + 1, 0, 0, 200, STORE_TIMESTAMP),  # of another topic
         IndexHit(file.topic_id, 0, 1 << 40, 200, STORE_TIMESTAMP),  # expired or not there yet
     ]
     shelf.index.entries = [(TOPIC, "shared", hit) for hit in hits]
@@ -255,11 +255,11 @@ def test_answers_are_those_of_a_linear_scan(
     assert result.complete
 
 
-# Keys of a broker's store with a tier: found while they are local, uploaded, and elsewhere
+# Keys of a broker's store with a tier: found while local, once uploaded, and by readers elsewhere
 
 
 class KeyBroker:
-    """A tiered store with the index that the settings name; its disk and backend stay."""
+    """A tiered store with the index of the settings; its disk and backend outlive it."""
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         self.runtime = Runtime.inline(now_ms=STORE_TIMESTAMP)
@@ -327,7 +327,7 @@ def test_keys_are_found_after_a_restart_and_after_an_unclean_end(tmp_path: Path)
     broker.local.kept_from = broker.local.cached_from = 0
     broker.put(60, 5)
     assert broker.store.flush()
-    # The process is gone: no shutdown, nothing synced.
+    # The process dies: no shutdown, nothing synced.
     broker.open()
     assert broker.store.flush()
     broker.forget_locally(65)
@@ -398,7 +398,7 @@ def test_the_parts_of_the_settings_work_together(tmp_path: Path) -> None:
 def test_without_an_index_an_answer_by_key_is_not_called_complete(tmp_path: Path) -> None:
     broker = KeyBroker(tmp_path, index_enabled=False)
     broker.put(0, 20)
-    assert broker.store.query_message("Nobody", "key-7").complete  # the tier has none of it
+    assert broker.store.query_message("Nobody", "key-7").complete  # not a topic of the tier
     assert broker.store.flush()
     result = broker.store.query_message(TOPIC, "key-7")
     assert (numbers(result), result.complete) == ([7], False)
@@ -415,7 +415,7 @@ def test_an_answer_from_a_tier_without_an_index_is_not_called_complete(tmp_path:
         found = reader.query_message("Orders", "order-3")
         assert (numbers(found), found.complete, found.lags) == ([], False, True)
         assert reader.indexed_offset("Orders", 0) == 0
-    with TieredReader(config, is_brokers_host=True) as reader:  # which reads the messages
+    with TieredReader(config, is_brokers_host=True) as reader:  # here it scans the messages
         found = reader.query_message("Orders", "order-3")
         assert ([one.queue_offset for one in found.messages], found.complete) == ([3], True)
 
@@ -439,15 +439,15 @@ def test_a_row_that_takes_the_key_index_for_a_queue_does_it_no_harm(tmp_path: Pa
     broker.store.shutdown()
 
 
-# Keys of a local store and its tier: answers that are cut, messages without an offset
+# Keys of a local store and its tier: truncated answers, messages without an offset
 
 
 ORDERS = "Orders"
-LIMIT = 20  # of the local store's own answers
+LIMIT = 20  # messages in an answer of the local store
 
 
 class Keyed:
-    """A local store with a limit of its own, wrapped; every message is a step later."""
+    """A tiered store over a local one with a low query limit; messages are a step apart."""
 
     def __init__(self, folder: Path, *, step_ms: int = 1000, **settings: Any) -> None:
         self.runtime = Runtime.inline()
@@ -540,14 +540,14 @@ def test_a_cut_through_one_millisecond_is_filled_from_the_tier_or_owned_up_to(
 
 
 def test_half_messages_hide_neither_each_other_nor_a_message(tmp_path: Path) -> None:
-    """All of them have queue offset 0, as the first message has."""
+    """All of them have queue offset 0, like the first message."""
     keyed = Keyed(tmp_path)
     keyed.put(1)
     keyed.put(2, first=1, sys_flag=TRANSACTION_PREPARED)
     for _ in range(2):
         result = keyed.store.query_message(ORDERS, "k")
         assert bodies(result) == bodies(keyed.local.query_message(ORDERS, "k")) == [2, 1, 0]
-        assert keyed.store.flush()  # now the message is in the tier as well
+        assert keyed.store.flush()  # now the message is also in the tier
     keyed.store.shutdown()
 
 

@@ -1,8 +1,9 @@
-"""Killed while it puts, uploads, seals, expires, deletes a topic and reads, all at once.
+"""A broker is killed while it puts, uploads, seals, expires, deletes a topic and reads, all at
+once.
 
-Every page is checked by the rule that it passes by nothing that is there: by the threads of the
-process that is killed, by readers beside it, and in the next life, which must have everything that
-was acknowledged. `make torture` kills so often; KILLS in the environment says how often else:
+Every page must skip nothing that is there. The threads of the killed process check this, readers
+beside it, and the next life, which must have every acknowledged message. KILLS in the environment
+sets how often `make torture` kills:
 
     KILLS=500 make torture ARGS='-s tests/access/test_kills.py -k directory'
 """
@@ -34,16 +35,16 @@ from tieredstore.model.values import GetStatus, QueueKey, StorageLevel
 from tieredstore.testing.message_store_contract import check_page
 
 ROOT = Path(__file__).parents[2]
-LINES_MAX = 400  # of one process before it is killed
+LINES_MAX = 400  # of one process, before it is killed
 PAGES_MAX = 5_000  # of one queue, read from its beginning
-KILLS = int(os.environ.get("KILLS") or 300)  # of `make torture`, in each kind of place
+KILLS = int(os.environ.get("KILLS") or 300)  # by `make torture`, in each kind of place
 HISTORY_KILLS = 20
-BUCKET_KILLS = 5  # of a history in a bucket: its pages are read one request after the other
+BUCKET_KILLS = 5  # of a history in a bucket, whose pages are read one request at a time
 LEVELS = [StorageLevel.NOT_IN_DISK, StorageLevel.NOT_IN_MEM, StorageLevel.FORCE]
 
 
 class Counts(NamedTuple):
-    """What a history did."""
+    """What has happened in a history."""
 
     kills: int = 0
     acknowledged: int = 0
@@ -54,14 +55,14 @@ class Counts(NamedTuple):
 
 
 class History:
-    """One directory and the processes that are killed over it, one after the other."""
+    """One directory, and the processes that are killed on it one after the other."""
 
     def __init__(self, root: Path, dice: random.Random) -> None:
         self._root = root
         self._dice = dice
         self._kept: dict[QueueKey, dict[int, str]] = {}
-        self._brief: dict[QueueKey, dict[int, str]] = {}  # since it was last deleted
-        self._doubtful = False  # BRIEF's deletion had begun
+        self._brief: dict[QueueKey, dict[int, str]] = {}  # since BRIEF was last deleted
+        self._doubtful = False  # a deletion of BRIEF has begun and may not have ended
         self.counts = Counts()
 
     def live_and_die(self) -> None:
@@ -108,7 +109,7 @@ class History:
                 self._count(deletions=what == "E")
 
     def _read_beside(self) -> None:
-        """Readers in another process than the writer, which lives."""
+        """Read in this process while the writer's process lives."""
         with TieredReader.open(tier_config(self._root)) as reader:
             self.counts = self.counts._replace(segments=len(reader.segments()))
             for number in range(QUEUES):
@@ -121,11 +122,11 @@ class History:
                 self._look(it, number)
 
     def _look(self, reader: LocalReader, queue_id: int) -> None:
-        """Pages of what has not expired yet; nothing else is known of it here."""
+        """Read the pages that have not expired; what must be there is not known here."""
         end = reader.max_offset(KEPT, queue_id) or 0
         offset = reader.min_offset(KEPT, queue_id) or 0
         while offset < end:
-            with suppress(SegmentCorruptError):  # what the writer has not written whole
+            with suppress(SegmentCorruptError):  # a record that the writer is still writing
                 page = reader.get_message(KEPT, queue_id, offset)
                 check_page(page, offset, there=())
                 self._check_keys(QueueKey(KEPT, queue_id), page)
@@ -136,7 +137,7 @@ class History:
             return
 
     def reopen(self) -> None:
-        """The next life has what was acknowledged, and whoever pages through it finds it all."""
+        """Open the next life, and check that its pages have every acknowledged message."""
         runtime = Runtime.threads()
         local, store = stores(self._root, runtime)
         try:
@@ -163,7 +164,7 @@ class History:
             runtime.close()
 
     def _walk(self, store: TieredMessageStore | TieredReader, key: QueueKey, end: int) -> None:
-        """From the first to the last: nothing is passed by, and each is the one that was put."""
+        """Read all pages of a queue: none skips a message, and each message is the one put."""
         offset = 0
         for _ in range(PAGES_MAX):
             if offset >= end:
@@ -192,7 +193,7 @@ def lives(root: Path, kills: int, dice: random.Random) -> Counts:
     history = History(root, dice)
     for _ in range(kills):
         history.live_and_die()
-        if dice.random() < 0.8:  # else the next one opens what two have left
+        if dice.random() < 0.8:  # else the next life opens what two processes have left
             history.reopen()
     history.reopen()
     return history.counts

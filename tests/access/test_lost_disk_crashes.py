@@ -1,7 +1,7 @@
 """A broker on an empty disk dies, or loses power, while it goes on with its tier.
 
-At any step of its disk and at any request: the next life goes on from what is left, and so does
-another machine.
+This happens at any step on its disk and at any request. The next life goes on from what is left,
+and so does another machine.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ from tieredstore.testing.memory_objects import MemoryObjects
 from tieredstore.testing.samples import STORE_TIMESTAMP
 
 KEYS = ONE, TWO, OTHER
-ALLOWED = {"orphan", "released", "state", "tail"}  # what a crash may leave over, and nobody reads
+ALLOWED = {"orphan", "released", "state", "tail"}  # leftovers of a crash, which nobody reads
 SIZES = {"index_slot_count": 101, "index_item_count": 400}
-TRIES = 3  # of an opening or a flush, of which one request fails
+TRIES = 3  # of an opening or a flush, in which one request fails
 
 
 class Recovery:
-    """A tier whose broker lost its disk, with messages that were never uploaded; as often as a
-    test wants."""
+    """A tier whose broker lost its disk, with messages that were never uploaded. A test can begin
+    from that state as often as it wants.
+    """
 
     def __init__(self, root: Path, tier: str) -> None:
         self.machine = machine = Machine(root, tier)
@@ -47,9 +48,9 @@ class Recovery:
         machine.end(drain=False)
         if tier == "bucket":
             machine.lose_disk()
-        else:  # the catalogue is with the broker: `recover` makes one, which has tests of its own
+        else:  # keep the catalogue beside it: tests of `recover` cover its loss
             machine.lose_local()
-        for key in KEYS:  # their numbers are free
+        for key in KEYS:  # the numbers of uncommitted messages are free again
             for number in machine.acked[key].keys() - machine.committed[key].keys():
                 del machine.acked[key][number]
         self._known = deepcopy((machine.acked, machine.committed))
@@ -60,7 +61,7 @@ class Recovery:
         self._objects = machine.objects
 
     def begin(self, name: str) -> Path:
-        """All as it was when the disk was lost, in a folder of this name."""
+        """Restore the state in which the disk was lost, in a folder of this name."""
         machine = self.machine
         machine.root = machine.root.parent / name
         shutil.copytree(self._disk, machine.root / "disk")
@@ -77,10 +78,10 @@ class Recovery:
         machine = self.machine
         machine.root, machine.disk = root, root / "disk"
         machine.log_offsets.clear()
-        durable._durable_directories.clear()  # as in a process of its own
+        durable._durable_directories.clear()  # as in a new process
 
     def live(self) -> None:
-        """Go on with the tier, and upload what comes; a request that fails is not the end."""
+        """Go on with the tier, and upload new messages; try again after a failed request."""
         for _ in range(TRIES):
             with suppress(TieredStoreError):
                 self.machine.open(**SIZES)
@@ -92,7 +93,9 @@ class Recovery:
             self.machine.end()
 
     def check(self, root: Path) -> None:
-        """What a life leaves that was cut short: the broker goes on, here and without this disk."""
+        """Check what an interrupted life left: the broker goes on from it, with and without this
+        disk.
+        """
         machine = self.machine
         machine.faults = None
         self._stand_on(root)
@@ -113,7 +116,7 @@ class Recovery:
         assert all(len(machine.committed[key]) >= 10 + 2 + 2 for key in KEYS)
 
     def check_answers(self) -> None:
-        """By offset, by key, and by time."""
+        """Check answers by offset, by key and by time."""
         machine = self.machine
         machine.check()
         for key in KEYS:
@@ -200,7 +203,7 @@ def test_at_any_request(tmp_path: Path, fault: Fault, apart: int) -> None:
         recovery.check(left)
         faults.forgive()
         faults.crashed = False
-        with suppress(TieredStoreError):  # else it is closed whenever it is forgotten
+        with suppress(TieredStoreError):  # close it now, not at some garbage collection
             dead.shutdown(drain=False)
         for used in (root, left):
             shutil.rmtree(used)

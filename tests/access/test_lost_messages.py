@@ -1,5 +1,5 @@
-"""Messages that a power cut took from between others, or that were damaged there, before they were
-uploaded: the upload goes on behind them, and every reader is sent on.
+"""A power cut removes or damages messages between others before they are uploaded: the upload goes
+on after them, and every reader is sent past them.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def test_what_lies_behind_a_damaged_message_outlives_the_local_retention(tmp_pat
     data[puts[2].log_offset + 100] ^= 8
     path.write_bytes(data)
     assert not store.flush()
-    assert expire_one_file(local) == 0  # messages 3 and 4 lie there, too
+    assert expire_one_file(local) == 0  # messages 3 and 4 are also in the file
     runtime.clock.advance(DAMAGED_MS)  # type: ignore[attr-defined]
     assert store.flush(seal=True)
     assert expire_one_file(local) == 1

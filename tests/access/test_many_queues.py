@@ -1,7 +1,7 @@
-"""Thousands of queues with little each: what a tiered store holds of them, and what it costs.
+"""Thousands of queues with few messages each: the memory, threads and time of a tiered store.
 
-bench/dispatch.py measures the dispatcher alone over a real local store; here it is the whole tiered
-store, with reads through its cache, over files.
+bench/dispatch.py measures only the dispatcher, over a real local store. These tests run the whole
+tiered store over files, with reads through its cache.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TURNS = 3
 
 
 class Trickle:
-    """Queues that get a message each in every turn."""
+    """A store whose queues get one message each in every turn."""
 
     def __init__(self, folder: Path, count: int) -> None:
         self.keys = [QueueKey("Trickle", queue_id) for queue_id in range(count)]
@@ -42,7 +42,7 @@ class Trickle:
             read_ahead_enabled=True,
             read_cache_bytes=CACHE_BYTES,
             dispatch_buffer_bytes=BUFFER_BYTES,
-            group_commit_timeout_ms=24 * 3_600_000,  # however long a test takes
+            group_commit_timeout_ms=24 * 3_600_000,  # longer than any test
             index_enabled=False,
         )
         self.store = TieredMessageStore(self.local, config, runtime=self.runtime)
@@ -55,7 +55,7 @@ class Trickle:
                 )
 
     def read_all(self) -> int:
-        """Every message, from the tier: the local store has lost what it could."""
+        """Read every message from the tier, after the local store has lost all that it can."""
         self.local.trim(self.local.end)
         read = 0
         for key in self.keys:
@@ -82,7 +82,7 @@ class Trickle:
 def trickle(
     tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Trickle]:
-    for name in ("fsync", "fdatasync"):  # how fast a disk is, is nothing that is tested here
+    for name in ("fsync", "fdatasync"):  # these tests do not depend on the speed of the disk
         monkeypatch.setattr(os, name, lambda descriptor: None)
     queues = Trickle(tmp_path, request.param)
     queues.store.load()
@@ -94,7 +94,7 @@ def trickle(
 
 
 def test_their_memory_is_that_of_buffer_and_cache(trickle: Trickle) -> None:
-    """Four megabytes and more go through a buffer and a cache of two each."""
+    """Twice as many bytes as the buffer and the cache hold go through them."""
     rounds = max(1, 2 * (BUFFER_BYTES + CACHE_BYTES) // (BODY_BYTES * len(trickle.keys)))
     trickle.put(rounds)
     tracemalloc.start()
@@ -121,7 +121,7 @@ def test_none_of_them_has_a_thread_of_its_own(trickle: Trickle) -> None:
 
 
 def test_a_look_at_all_of_them_takes_less_than_a_second(trickle: Trickle) -> None:
-    trickle.put()  # something waits everywhere, and nothing is due
+    trickle.put()  # a message waits in every queue, and none is due
     clock = SystemClock()
     spent = []
     for _ in range(TURNS):

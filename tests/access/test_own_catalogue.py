@@ -1,4 +1,4 @@
-"""A tier whose provider keeps the catalogue with the bytes, and one writer at a time."""
+"""A tier whose provider keeps the catalogue with the bytes, and admits one writer at a time."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tieredstore.testing.samples import TOPIC, a_message
 
 
 class LogBroker(Broker):
-    """A broker over such a provider; others of the same bucket are other machines."""
+    """A broker over such a provider; others on the same bucket are other machines."""
 
     def __init__(self, folder: Path, bucket: Bucket, **settings: Any) -> None:
         super().__init__(folder, storage_level=StorageLevel.FORCE, **settings)
@@ -62,7 +62,7 @@ def broker(tmp_path: Path, bucket: Bucket) -> Iterator[LogBroker]:
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Iterator[StoreConfig]:
-    """Of a tier that is opened from its settings alone."""
+    """Settings that suffice to open a tier."""
     yield a_config(tmp_path, provider=DOTTED, bucket=str(tmp_path))
     BUCKETS.pop(str(tmp_path), None)
 
@@ -91,7 +91,7 @@ def test_a_writer_claims_before_it_reads_and_a_reader_claims_nothing(
 
 
 def test_a_writer_with_a_catalogue_of_its_own_claims_too(tmp_path: Path, bucket: Bucket) -> None:
-    """Its rows lie elsewhere, its bytes in the log."""
+    """Its rows are elsewhere, but its bytes are in the log."""
     config = a_config(tmp_path)
     with JsonMetadataStore.open(tmp_path / "given.json") as given:
         tier = tier_of(config, LogProvider(bucket, Runtime.inline()), metadata=given)
@@ -104,7 +104,7 @@ def test_a_writer_with_a_catalogue_of_its_own_claims_too(tmp_path: Path, bucket:
 def test_a_catalogue_of_another_kind_stays_beside_the_provider(
     tmp_path: Path, bucket: Bucket
 ) -> None:
-    kind = "tieredstore.metadata.json_store:JsonMetadataStore"  # as a third party names its own
+    kind = "tieredstore.metadata.json_store:JsonMetadataStore"  # named like a third party's
     tier = tier_of(a_config(tmp_path, metadata=kind), LogProvider(bucket, Runtime.inline()))
     assert isinstance(tier.metadata, JsonMetadataStore)
     tier.close()
@@ -159,7 +159,7 @@ def test_the_chore_copies_what_has_changed(broker: LogBroker) -> None:
 
 
 def chores_of(store: TieredMessageStore, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """The intervals of what a store begins, by name."""
+    """The intervals of the services that a store starts, by name."""
     found: dict[str, int] = {}
     service = Runtime.service
 
@@ -213,7 +213,7 @@ def test_a_second_broker_of_this_machine_is_refused_before_it_takes_over(
     with pytest.raises(CatalogueLockedError):
         second.store.load()
     assert len(bucket.claims) == 1
-    broker.fill(1)  # it is still the writer
+    broker.fill(1)  # the first broker is still the writer
     broker.store.shutdown()
     second.open()
     second.store.shutdown()
@@ -290,7 +290,7 @@ def test_a_bucket_without_a_log_says_what_takes_its_segments_in(
 ) -> None:
     config = a_config(tmp_path)
     Path(config.catalogue_path).parent.mkdir(parents=True)
-    Path(config.catalogue_path).write_bytes(b"{}")  # of a tier that was there before
+    Path(config.catalogue_path).write_bytes(b"{}")  # of an earlier tier
     with pytest.raises(NoCatalogueError, match="taken in by `rebuild`") as caught:
         tier_of(config, LogProvider(bucket, Runtime.inline()), read_only=True)
     assert caught.value.is_log_missing

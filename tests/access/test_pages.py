@@ -1,7 +1,7 @@
-"""Pages while messages go: from the local log, from the tier, with their topic, or unreadably.
+"""Pages while messages vanish from the local log or the tier, with their topic, or are unreadable.
 
-The rule is `check_page`: a page's messages and its next offset pass by nothing that is there and
-not filtered. Everything that can happen to messages happens here between any two steps of a read.
+The rule is `check_page`: a page and its next offset skip no message that is there and not filtered
+out. Everything that can happen to messages happens here between any two steps of a read.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ HOUR_MS: Final = 3_600_000
 LEVELS: Final = list(StorageLevel)
 LITTLE: Final = {"commit_log_file_bytes": 2_048, "flush_disk_type": "ASYNC_FLUSH"}
 STEPS_MAX: Final = 60  # of one read
-Message = tuple[int, int]  # which life of the topic, and the queue offset
+Message = tuple[int, int]  # the life of the topic (a number), and the queue offset
 Read = Callable[..., GetResult]
 
 
@@ -55,7 +55,7 @@ class World:
     def __init__(self, level: StorageLevel = StorageLevel.NOT_IN_DISK, **settings: Any) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="pages"))
         self._patch = pytest.MonkeyPatch()
-        for name in ("fsync", "fdatasync"):  # nothing dies here, and thousands of worlds are made
+        for name in ("fsync", "fdatasync"):  # for speed: nothing dies here
             self._patch.setattr(os, name, lambda _descriptor: None)
         self.runtime = Runtime.inline(now_ms=STORE_TIMESTAMP)
         self.faults = Faults()
@@ -72,7 +72,7 @@ class World:
         self.store.start()
         self.store.level = level
         self.life = 0
-        self.places: list[int] = []  # in the log, by queue offset
+        self.places: list[int] = []  # local log offsets, by queue offset
         self._plan: dict[int, list[Callable[[], None]]] = {}
         self._step = 0
         self._is_busy = False
@@ -97,7 +97,7 @@ class World:
         self.store.flush()
 
     def expire(self) -> None:
-        """The oldest local file goes, if the tier has it."""
+        """Expire the oldest local file, if the tier has its messages."""
         if len(parts_of(self.local).log.queue.files) > 1:
             expire_one_file(self.local)
 
@@ -106,7 +106,7 @@ class World:
             self.expire()
 
     def lose(self) -> None:
-        """The oldest local file goes, whoever needs it; the queues have not heard of it yet."""
+        """Delete the oldest local log file, even if it is needed; the queue files stay."""
         log = parts_of(self.local).log
         if len(log.queue.files) > 1:
             log.queue.delete_before(log.queue.files[0].end_offset)
@@ -154,7 +154,7 @@ class World:
         return {(self.life, number) for number, at in enumerate(self.places) if at >= minimum}
 
     def tiered_ones(self) -> set[Message]:
-        """As the tier's catalogue has them, past the reads."""
+        """The messages in the tier's catalogue, found without a read."""
         file = self.store._loaded().tier.files.get(QueueKey(TOPIC, 0))
         if file is None or not file.is_started:
             return set()
@@ -169,14 +169,14 @@ class World:
         disabled = self.store.level is StorageLevel.DISABLE
         return self.local_ones() | (set() if disabled else self.tiered_ones())
 
-    # Reads that are meddled with
+    # Reads with interference
 
     def plan(self, step: int, happening: Callable[[], None]) -> None:
         self._plan.setdefault(step, []).append(happening)
 
     @contextmanager
     def meddling(self) -> Iterator[None]:
-        """Count the steps of what is read, and let happen what is planned for each."""
+        """Count the steps of a read, and run what is planned for each."""
         owners: list[tuple[Any, str]] = [
             *(
                 (self.local, name)
@@ -226,7 +226,7 @@ class World:
         return self._step
 
     def page(self, read: Read, offset: int, *, tag: str | None = None, **named: Any) -> GetResult:
-        """One page, checked by the rule."""
+        """Read one page and check it by the rule."""
         kind = named.pop("kind", TagFilter)
         before = self.there()
         chosen = None if tag is None else kind(tag)
@@ -347,7 +347,7 @@ def test_whatever_happens_during_reads_of_any_kind_nothing_is_passed_by(
             try:
                 world.page(read, offset, count_max=count_max, tag=tag, kind=kind)
             except BackendUnavailableError:
-                assert world.faults.steps  # an error is no page
+                assert world.faults.steps  # an error is allowed, as it is not a page
             world._plan.clear()
         world.forgive()
         _consume(world)
@@ -356,7 +356,7 @@ def test_whatever_happens_during_reads_of_any_kind_nothing_is_passed_by(
 
 
 def _consume(world: World) -> None:
-    """From the first to the last: every message that is there, once."""
+    """Read the queue from start to end: every message that is there comes once."""
     there = {number for _, number in world.there()}
     found: list[int] = []
     offset = 0
@@ -371,7 +371,7 @@ def _consume(world: World) -> None:
     raise AssertionError(f"it comes no further than {offset}")
 
 
-# What no consumer asks
+# Questions that no consumer asks
 
 
 def test_a_reader_beside_the_writer_passes_nothing_by_while_it_expires(
@@ -405,7 +405,7 @@ def test_a_reader_beside_the_writer_passes_nothing_by_while_it_expires(
 def test_neither_store_has_it_and_the_reader_goes_on_at_the_first_that_one_of_them_has(
     make: Callable[..., World],
 ) -> None:
-    """A gap in the tier, in the middle of which the local store begins."""
+    """The tier ends, and the local store begins only later."""
     world = make()
     world.put(10)
     world.upload()

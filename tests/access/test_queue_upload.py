@@ -1,4 +1,4 @@
-"""The rules of an upload, in their order: what is uploaded when, and what is not."""
+"""The rules of an upload, in order: what is uploaded when, and what is not."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_nothing_is_uploaded_that_the_local_store_may_still_lose(tmp_path: Path)
     store.confirmed = int(run.log_offsets[6]) + 1  # within message 6
     assert tier.dispatch(force=True)
     assert tier.file().commit_offset == 6
-    store.confirmed = int(run.log_offsets[7])  # right behind it
+    store.confirmed = int(run.log_offsets[7])  # at its end
     tier.dispatch(force=True)
     assert tier.file().commit_offset == 7
     store.confirmed = None
@@ -192,7 +192,7 @@ def test_messages_lost_before_their_upload_leave_a_gap_and_no_more(tmp_path: Pat
 def test_messages_lost_before_the_first_upload_are_counted_too(tmp_path: Path) -> None:
     store, tier, _ = a_tier(tmp_path)
     store.fill(10)
-    tier.dispatch()  # it begins at 0, and nothing is due
+    tier.dispatch()  # the queue begins at 0, and nothing is due
     store.kept_from = 4
     tier.dispatch(force=True)
     assert tier.span() == (4, 10)
@@ -289,14 +289,14 @@ def test_where_the_local_message_is_gone_nothing_speaks_against_it(tmp_path: Pat
     assert tier.span() == (0, 20)
 
 
-# What RocketMQ's own tests of the dispatcher ask for in words that we do not have
+# What RocketMQ's tests of the dispatcher demand, in terms of our own parts
 
 
 SECOND = QueueKey("Other", 0)
 
 
 class Failing:
-    """A queue with ten messages whose upload fails until it is let."""
+    """A queue with ten messages whose upload fails until `faults.always` is cleared."""
 
     def __init__(self, root: Path, **settings: object) -> None:
         self.faults = Faults()
@@ -323,7 +323,7 @@ class Failing:
 
 
 def test_a_full_buffer_holds_a_queue_back_and_nothing_is_refused(tmp_path: Path) -> None:
-    """RocketMQ's segment answers BUFFER_FULL; here the queue is not even read."""
+    """RocketMQ's segment answers BUFFER_FULL; our dispatcher does not even read the queue."""
     assert "BUFFER_FULL" not in AppendStatus.__members__
     failing = Failing(tmp_path, dispatch_buffer_bytes=8_000)
     tier, budget = failing.tier, failing.tier.dispatcher.budget
@@ -346,7 +346,7 @@ def test_what_a_batch_holds_is_given_back_whole_and_again_without_harm(tmp_path:
     failing = Failing(tmp_path)
     work, budget = failing.work, failing.tier.dispatcher.budget
     assert work.file is not None
-    for _ in range(2):  # the second time there is nothing
+    for _ in range(2):  # the second time there is nothing to give back
         assert failing.parts._batches.drop(work, work.file)
         assert (work.batches, work.buffered_bytes, work.file.waiting_bytes) == ([], 0, 0)
         assert budget.used_bytes == 0
@@ -390,7 +390,7 @@ def test_nothing_is_kept_of_a_queue_that_was_destroyed_while_its_upload_failed(
 def test_nothing_is_uploaded_of_a_topic_while_it_is_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A queue may appear just then: rows of its upload would come back behind the deletion."""
+    """A queue may appear during the deletion; its upload would bring back rows of the topic."""
     machine = Machine(tmp_path, "bucket")
     store = machine.open(group_commit_count=1)
     delete = LocalMessageStore.delete_topics

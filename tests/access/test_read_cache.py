@@ -1,6 +1,6 @@
-"""The read cache: what it answers, what it fetches for that, and the bounds it keeps.
+"""The read cache: its answers, the fetches that they cost, and its bounds.
 
-Alone and with many readers at once, and beside a plain file whatever happens.
+With one reader, with many at once, and in random runs compared with a plain file.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def test_a_read_of_nothing_asks_nobody() -> None:
     assert file.reads == []
 
 
-# How far
+# Windows
 
 
 def test_a_reader_that_goes_on_gets_windows_that_grow_up_to_a_cap() -> None:
@@ -133,7 +133,7 @@ def test_a_read_beside_bytes_that_nobody_read_to_their_end_is_a_jump() -> None:
 
 
 def test_a_reader_that_steps_back_a_little_still_goes_on() -> None:
-    # A page of queue units may name more bytes than fit: the next one begins inside the last.
+    # A page of units may name more bytes than fit: the next read begins inside the last.
     file, cache = FakeFile(commit_offset=100_000), a_cache()
     cache.read(file, 0, 100, ahead=SMALL)
     cache.read(file, 60, 100, ahead=SMALL)
@@ -219,7 +219,7 @@ def test_what_lies_ahead_and_cannot_be_read_does_not_hide_what_was_asked_for() -
     file, cache = FakeFile(commit_offset=100_000, before_read=fail), a_cache()
     for start in range(0, 1000, 50):
         assert cache.read(file, start, 50, ahead=SMALL) == content(start, start + 50)
-    # One window too wide, then small ones again: no request for each of the last reads.
+    # After one window that is too wide they start small again: not one request for each read.
     assert file.reads == [(0, 100), (100, 800), (900, 6400), (900, 50), (950, 100), (950, 50)]
     with pytest.raises(SegmentNotFoundError):
         cache.read(file, 1000, 50, ahead=SMALL)
@@ -235,7 +235,7 @@ def test_a_file_that_returns_fewer_bytes_than_asked_for_is_found_out() -> None:
     assert extents(cache) == []
 
 
-# What a cold read of a whole queue costs
+# The cost of a cold read of a whole queue
 
 MESSAGE, COUNT, UNIT = 1024, 65_536, 20
 
@@ -256,7 +256,7 @@ def test_a_cold_read_of_a_64_mib_queue_costs_few_requests(batch: int, most: int)
     assert cache.hit_count == cache.access_count - most
 
 
-# The read cache stays within its bytes and its time, and forgets what it is told to
+# The read cache keeps within its bytes and its idle time, and forgets on demand
 
 
 WIDE = ReadAhead(floor_bytes=1000, growth=8, cap_bytes=10_000)
@@ -267,14 +267,14 @@ def starts(cache: ReadCache) -> list[int]:
 
 
 def touch(cache: ReadCache, file: CachedFile, *offsets: int) -> None:
-    """Read 100 bytes at each of these."""
+    """Read 100 bytes at each of these offsets."""
     for offset in offsets:
         assert cache.read(file, offset, 100, ahead=NOTHING_AHEAD) == content(offset, offset + 100)
 
 
 def test_the_least_recently_used_extents_make_room() -> None:
     file, cache = FakeFile(commit_offset=10_000), a_cache(bytes_max=300)
-    touch(cache, file, 0, 200, 400, 0)  # 0 is used again: 200 is the oldest now
+    touch(cache, file, 0, 200, 400, 0)  # 0 is used again: now 200 is the oldest
     touch(cache, file, 600)
     assert starts(cache) == [0, 400, 600]
     assert cache.held_bytes == 300
@@ -322,8 +322,8 @@ def test_while_others_fetch_windows_shrink_and_then_nothing_is_kept() -> None:
         outer.before_read = None
         assert cache.held_bytes == 700
         cache.read(quarter, 0, 10, ahead=WIDE)  # 250 fit
-        cache.read(bare, 0, 260, ahead=WIDE)  # 260 fit once that went
-        cache.read(bare, 1000, 301, ahead=WIDE)  # not at all
+        cache.read(bare, 0, 260, ahead=WIDE)  # 260 fit once those are evicted
+        cache.read(bare, 1000, 301, ahead=WIDE)  # 301 never fit
         assert cache.held_bytes <= 1000
 
     outer.before_read = during
@@ -453,25 +453,25 @@ def test_an_old_and_a_new_file_of_one_name_do_not_mix_while_the_old_one_is_being
     assert len(extents(cache)) == 1
 
 
-# Many readers of one cache at once: one request for what all want, and nobody waits for ever
+# Many readers of one cache at once: one request for all of them, and none waits for ever
 
 
 READERS = 64
 
 
 class Stop(BaseException):
-    """Ends a thread from outside, as an interrupt does: says nothing about the bytes."""
+    """Ends a thread from outside, like an interrupt: it says nothing about the bytes."""
 
 
 class Uncopyable(Exception):
-    """An error of somebody else's that is built from two things and copied from none."""
+    """A foreign error that cannot be copied: its constructor takes two arguments."""
 
     def __init__(self, one: int, two: int) -> None:
         super().__init__("uncopyable")
 
 
 def together(calls: list[Callable[[], bytes]]) -> list[Future[bytes]]:
-    """Each call in a thread of its own; all have ended."""
+    """Run each call in its own thread, and wait for all of them."""
     with ThreadPoolExecutor(len(calls)) as pool:
         futures = [pool.submit(call) for call in calls]
         assert not wait_for(futures, WAIT_S).not_done
@@ -674,7 +674,7 @@ def test_two_readers_whose_ranges_cross_do_not_wait_for_each_other_for_ever() ->
     cache.read(file, 400, 100, ahead=NOTHING_AHEAD)
     file.reads.clear()
     file.before_read = meet
-    # Each is fetching one half when it finds the other half on its way.
+    # Each fetches one half, and finds that the other half is being fetched.
     answers = together(
         [
             lambda: cache.read(file, 0, 450, ahead=NOTHING_AHEAD),
@@ -739,7 +739,7 @@ def test_readers_writers_failures_and_forgetting_at_once_never_give_wrong_bytes(
     extents(cache)
 
 
-# The read cache beside a plain file: whatever happens, the answers are the file's bytes
+# The read cache compared with a plain file: whatever happens, it answers the file's bytes
 
 
 IDLE_MS = 1000

@@ -1,4 +1,4 @@
-"""A tier read with no broker beside it: the golden tier of a broker, and one that grows."""
+"""A tier is read without its broker: the golden tier of a Java broker, and one that grows."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def reader(golden: Path) -> Iterator[TieredReader]:
 
 
 def contents(root: Path) -> dict[str, tuple[bytes | None, int]]:
-    """Every file and folder with its bytes and the time of its last change."""
+    """The bytes and the time of the last change of every file and folder."""
     found: dict[str, tuple[bytes | None, int]] = {}
     for path in sorted(root.rglob("*")):
         data = path.read_bytes() if path.is_file() else None
@@ -127,7 +127,7 @@ def test_looking_at_a_tier_changes_not_one_byte_of_it(golden: Path) -> None:
 
 
 def test_a_tier_that_may_not_be_written_can_be_read(golden: Path) -> None:
-    """Without the lock file, without the right to make one."""
+    """The reader may not create a lock file."""
     for folder in [golden, *(path for path in golden.rglob("*") if path.is_dir())]:
         folder.chmod(0o555)
     try:
@@ -348,7 +348,8 @@ def test_hashes_are_the_brokers_but_for_the_log_offset(reader: TieredReader) -> 
     assert equal == len(rows)
 
 
-# A reader on the broker's host asks the index that is not uploaded; one elsewhere says so
+# A reader on the broker's host also asks the index files that are not uploaded; one elsewhere
+# reports that it cannot
 
 
 ORDERS = "orders"
@@ -356,7 +357,7 @@ SEALED, LATER = 17, 3
 
 
 def tier(tmp_path: Path, **settings: int) -> StoreConfig:
-    """20 messages, the keys of the last 3 of which are only on the broker's disk."""
+    """20 messages; the keys of the last 3 are only on the broker's disk."""
     config = posix_config(tmp_path, **settings)
     made = WrittenTier(config=config)
     made.add(ORDERS, 0, SEALED, seal=True)
@@ -369,10 +370,10 @@ def offsets(result: QueryResult) -> list[int]:
 
 
 def ask_all(reader: TieredReader) -> tuple[int, int]:
-    """How many of the messages are found by their keys, and how many answers may lack one."""
+    """How many messages are found by key, and how many answers are incomplete."""
     found = partial = 0
     for number in range(SEALED + LATER):
-        if number % 7 != 6:  # that have no key
+        if number % 7 != 6:  # the others have no key
             result = reader.query_message(ORDERS, f"order-{number}")
             assert offsets(result) in ([number], [])
             assert result.messages or not result.complete
@@ -397,12 +398,12 @@ def local_bytes(config: StoreConfig) -> dict[str, bytes]:
 def test_a_reader_on_the_brokers_host_finds_what_is_not_uploaded_and_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tieredstore.access.wiring.SCAN_BYTES_MAX", 0)  # by the index alone
+    monkeypatch.setattr("tieredstore.access.wiring.SCAN_BYTES_MAX", 0)  # use only the index
     config = tier(tmp_path)
     before = local_bytes(config)
     with TieredReader.open(config) as reader:
         assert ask_all(reader) == (WITH_KEYS, 0)
-        assert reader.indexed_offset(ORDERS, 0) == SEALED  # of the uploaded files
+        assert reader.indexed_offset(ORDERS, 0) == SEALED  # counts only uploaded files
     assert local_bytes(config) == before
 
 
@@ -419,7 +420,7 @@ def test_what_a_running_broker_has_put_and_not_noted_is_found_or_said_to_be_miss
         made.write(parts, key, a_run(key, made.ends[key], LATER))
         index = parts.index
         assert isinstance(index, IndexStore)
-        index._writer.drain()  # on no disk yet
+        index._writer.drain()  # not synced yet
         with TieredReader.open(config) as reader:
             assert ask_all(reader) == (WITH_KEYS, 0)
         monkeypatch.setattr("tieredstore.access.wiring.SCAN_BYTES_MAX", 0)
@@ -428,7 +429,7 @@ def test_what_a_running_broker_has_put_and_not_noted_is_found_or_said_to_be_miss
             index._writer.sync()
             reader.refresh()
             assert ask_all(reader) == (WITH_KEYS, 0)
-            index.seal()  # the reader's catalogue still calls the file a local one
+            index.seal()  # for the reader's catalogue the file is still a local one
             assert ask_all(reader) == (WITH_KEYS, 0)
     finally:
         parts.close()
@@ -451,8 +452,9 @@ def test_a_reader_elsewhere_says_up_to_where_the_index_goes(tmp_path: Path) -> N
 def test_what_a_power_cut_left_behind_durable_keys_hides_none_of_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: str
 ) -> None:
-    """Of one more item the slots came to the disk, the header too, or all but the word that leads
-    to the one before. The broker has not been started since."""
+    """Of one more item, only the slots reached the disk, or also the header, or all but the word
+    that links to the previous item. The broker has not been started since.
+    """
     monkeypatch.setattr("tieredstore.access.wiring.SCAN_BYTES_MAX", 0)
     config = tier(tmp_path, index_slot_count=17)
     (path,) = [each for each in index_folder(config).iterdir() if each.name.isdigit()]
@@ -467,7 +469,7 @@ def test_what_a_power_cut_left_behind_durable_keys_hides_none_of_them(
         before = sizes.position(last - 1)
         key_hash = int.from_bytes(data[before : before + 4])
         data[at : at + 28] = data[before : before + 28]
-        data[at : at + 4] = (key_hash + sizes.slot_count).to_bytes(4)  # of the same slot
+        data[at : at + 4] = (key_hash + sizes.slot_count).to_bytes(4)  # in the same slot
         heads[key_hash % sizes.slot_count] = last + 1
     else:
         heads[heads > 0] = last + 1
@@ -521,7 +523,7 @@ def test_a_file_that_a_broker_just_begins_harms_no_question(tmp_path: Path) -> N
         assert ask_all(reader) == (WITH_KEYS, 0)
 
 
-# A reader lets go of a backend that never answers
+# A reader closes although its backend never answers
 
 
 __all__ = ["golden"]  # a fixture
@@ -549,7 +551,7 @@ def test_a_backend_that_never_answers_does_not_keep_a_reader_from_closing(golden
         key = reader.queues()[0]
 
         def ask() -> None:
-            with suppress(StoreClosedError, RuntimeError):  # whichever part it had come to
+            with suppress(StoreClosedError, RuntimeError):  # depends on how far it has come
                 reader.get_message(*key, 0)
 
         asking = threading.Thread(target=ask, daemon=True)
@@ -564,7 +566,7 @@ def test_a_backend_that_never_answers_does_not_keep_a_reader_from_closing(golden
         assert not asking.is_alive()
 
 
-# A question is asked again where a refresh shows another state, and only there
+# A question is asked again only if a refresh shows another state
 
 
 MISSING = [
@@ -576,7 +578,7 @@ MISSING = [
 
 
 class Asked:
-    """Fails until it is refreshed as often as that."""
+    """Fails until it has been refreshed `refreshes` times; its state changes twice at most."""
 
     def __init__(self, error: TieredStoreError, *, refreshes: int) -> None:
         self._error = error

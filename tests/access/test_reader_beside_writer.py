@@ -1,4 +1,4 @@
-"""A reader beside a store that goes on writing."""
+"""A reader beside a store that keeps writing."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_what_has_expired_since_the_reader_looked_is_no_damage(
             assert answer == ask(fresh)
             assert answer.status is GetStatus.OFFSET_TOO_SMALL
         else:
-            assert answer in (ask(fresh), 0, time_of(0))  # or what the catalogue said, unread
+            assert answer in (ask(fresh), 0, time_of(0))  # or what its older catalogue says
 
 
 def test_a_topic_that_was_deleted_since_the_reader_looked_is_absent(
@@ -147,7 +147,7 @@ def test_a_topic_that_was_deleted_since_the_reader_looked_is_absent(
     everything = reader.messages("Gone")
     next(everything)
     broker.store.delete_topics(["Gone"])
-    assert [one.queue_offset for one in everything] == [1]  # of the run that was read before
+    assert [one.queue_offset for one in everything] == [1]  # from the run that it had read before
     assert reader.get_message("Gone", 0, 0).status is GetStatus.NO_MATCHED_LOGIC_QUEUE
     assert reader.store_time("Gone", 0, 0) is None
     assert list(reader.messages("Gone")) == []
@@ -158,8 +158,8 @@ def test_damage_is_damage_after_another_look_too(expiring: tuple[Broker, TieredR
     segments = reader.segments(TOPIC, 0)
     logs = [each for each in segments if each.type is SegmentType.COMMIT_LOG]
     is_copy = reader.catalogue.copy
-    lost = logs[1 if is_copy else 0]  # to a copy the oldest one has expired
-    broker.provider.inner.open(lost.path, lost.type, lost.base_offset).delete()  # no word of it
+    lost = logs[1 if is_copy else 0]  # a copy would take the loss of the oldest one for expiry
+    broker.provider.inner.open(lost.path, lost.type, lost.base_offset).delete()  # its row stays
     reader.refresh()
     for _ in range(2):
         if not is_copy:

@@ -1,4 +1,4 @@
-"""A reader with nothing of the broker's own: the bucket or the folder, and what is published."""
+"""A reader that has no files of the broker, only the bucket or folder and what is published."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tieredstore.testing.samples import STORE_TIMESTAMP, TOPIC
 
 @pytest.fixture
 def there(tmp_path: Path) -> Iterator[Elsewhere]:
-    """A folder, and what is published in it: see test_reader_of_a_log for buckets."""
+    """A folder with a published catalogue; see test_reader_of_a_log for buckets."""
     made = Elsewhere(tmp_path, "posix")
     yield made
     made.broker.store.shutdown()
@@ -52,10 +52,10 @@ def test_all_that_was_committed_is_read_and_later_commits_to_known_segments(
         assert reader.queues() == [QueueKey(TOPIC, 0)]
         assert offsets(reader) == [0, 1, 2]
         assert numbers(reader.get_message(TOPIC, 0, 1)) == [1, 2]
-        there.broker.put(1, first=3)  # and nothing is published
+        there.broker.put(1, first=3)  # not published
         assert there.broker.store.flush()
         reader.refresh()
-        assert offsets(reader) == [0, 1, 2, 3]  # its bytes are in a log segment that came since
+        assert offsets(reader) == [0, 1, 2, 3]  # message 3 is in a log segment that is new
         summary = reader.summary(TOPIC, 0)
         assert summary is not None
         assert summary.problem is None
@@ -85,7 +85,7 @@ def test_a_topic_that_came_later_is_seen_when_it_is_published(there: Elsewhere) 
 def test_what_has_expired_since_is_no_damage(there: Elsewhere) -> None:
     there.broker.fill(10)
     there.publish()
-    there.broker.tier.publishing._is_stale = True  # nothing more is
+    there.broker.tier.publishing._is_stale = True  # publishes nothing from now on
     with there.reader() as before:
         there.expire(10)
         first = there.broker.tier.files.files()[0].min_offset
@@ -121,9 +121,9 @@ def test_bytes_that_expire_go_when_readers_elsewhere_were_told(there: Elsewhere)
         first = parts.files.files()[0].min_offset
         assert first > 0
         assert segments() == sizes[-1]
-        assert offsets(reader)[:1] == [0]  # as it knows them, and the bytes are there
+        assert offsets(reader)[:1] == [0]  # the reader knows them still, and the bytes are there
         is_answered = True
-        parts.publish()  # as the chore does, soon
+        parts.publish()  # as the chore soon does
         assert segments() < sizes[-1]
         reader.refresh()
         assert offsets(reader)[:1] == [first]
@@ -142,7 +142,7 @@ def test_a_catalogue_that_comes_while_it_is_compared_is_compared_too(
     compared: list[int | None] = []
 
     def comparing(*arguments: Any) -> int:
-        """The writer took it from its catalogue before anything expired, and was slow since."""
+        """The late generation dates from before the expiry; its writer was slow to publish it."""
         compared.append(reader.catalogue.generation)
         if on_its_way.exists():
             on_its_way.rename(late)
@@ -253,7 +253,7 @@ def test_a_queue_that_began_anew_is_no_damage_before_it_is_published(
             assert offsets(reader) == list(range(12))
         there.broker.store.delete_topics([TOPIC])
         there.broker.put(2)
-        assert there.broker.store.flush()  # and the chore's time has not come
+        assert there.broker.store.flush()  # the publishing chore is not due yet
         assert offsets(reader) in ([], [0, 1])
         assert numbers(reader.get_message(TOPIC, 0, 0)) in ([], [0, 1])
         assert not reader.get_message(TOPIC, 0, 7).messages

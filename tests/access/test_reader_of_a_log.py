@@ -1,4 +1,4 @@
-"""A reader with nothing of the broker's own but the bucket: it follows the log."""
+"""A reader that has only the bucket, and no files of the broker: it follows the log."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STEPS_MAX = 1_000
 
 @pytest.fixture
 def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Elsewhere]:
-    """A bucket in which every entry is merged and let go as soon as it may be."""
+    """A bucket in which every entry is merged and deleted as soon as possible."""
     monkeypatch.setattr(upkeep, "ROUNDS_MERGED", 2)
     monkeypatch.setattr(upkeep, "STATE_EVERY", 1)
     monkeypatch.setattr(upkeep, "STATES_KEPT", 1)
@@ -34,7 +34,7 @@ def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Elsewhere
 
 
 def let_go(there: Elsewhere) -> None:
-    """What nothing lies in any more is deleted; readers have had their time."""
+    """Delete the objects that hold nothing any more, after the grace time for readers."""
     before = set(there.objects.held)
     for _ in range(3):
         there.broker.runtime.clock.sleep(upkeep.GRACE_MS / 1000 + 1)
@@ -169,7 +169,7 @@ def test_damage_of_the_log_is_told(there: Elsewhere) -> None:
 
 @pytest.mark.parametrize("what", ["record", "unit"])
 def test_a_page_ends_before_what_a_round_wrote_that_is_damaged(there: Elsewhere, what: str) -> None:
-    """Its checksum is that of all of the round's bytes of the queue."""
+    """The checksum covers all bytes of the queue in the round."""
     there.broker.fill(3)
     there.broker.put(3, first=3)
     assert there.broker.store.flush()

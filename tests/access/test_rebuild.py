@@ -1,4 +1,4 @@
-"""With the catalogue lost, a tier is found out from its bytes, and from what was published."""
+"""A lost catalogue is rebuilt from the bytes of the tier, and from what was published."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def sizes(tier: GoldenTier) -> dict[Place, int]:
 
 
 def true_times(row: SegmentRecord) -> tuple[int, int]:
-    """As Java read them from the records."""
+    """The first and last store time of a segment, as Java read them from the records."""
     messages = [
         each
         for each in expected("tier-posix.expect-messages.json")
@@ -207,7 +207,7 @@ def test_what_is_not_sound_is_told(tier: GoldenTier) -> None:
     assert last.size == 40
 
 
-# What a rebuild says of any tier is what its lost catalogue said, as far as bytes can tell
+# A rebuilt catalogue says the same as the lost one, as far as bytes can tell
 
 
 HOUR_MS = 3_600_000
@@ -223,7 +223,7 @@ SETTINGS: dict[str, Any] = {
 
 
 class Written:
-    """A broker's tier that is written, expires, and loses its catalogue."""
+    """A broker's tier that is written to, expires, and loses its catalogue."""
 
     def __init__(self, folder: Path) -> None:
         self.runtime = Runtime.inline(now_ms=STORE_TIMESTAMP)
@@ -270,7 +270,7 @@ class Written:
         self.store.shutdown()
 
     def queues(self) -> dict[QueueKey, tuple[int, int]]:
-        """Where each queue with bytes begins and ends, as a reader of the catalogue has it."""
+        """Begin and end of each queue with bytes, according to a reader of the catalogue."""
         with self.reader() as reader:
             found = {
                 key: (reader.min_offset(*key) or 0, reader.max_offset(*key) or 0)
@@ -288,14 +288,15 @@ class Written:
         )
 
     def rebuild(self) -> RebuildReport:
-        """From the bytes alone."""
+        """Rebuild from the bytes alone."""
         self.metadata.close()
         self.metadata = JsonMetadataStore.open(self.folder / "rebuilt.json")
         return rebuild(self.metadata, self.provider, self.config, self.runtime)
 
     def told(self, *, rebuilt: bool) -> list[SegmentRecord]:
-        """Rows, but for what no byte tells: rows of nothing, when a segment was made, and the
-        time of a first message that has expired."""
+        """The rows, without what bytes cannot tell: rows of empty segments, creation times, and the
+        times of first messages that have expired.
+        """
         queues = self.queues()
         rows = []
         for row in self.metadata.segments():
@@ -340,7 +341,7 @@ def follow(tier: Written, steps: Sequence[tuple[Any, ...]]) -> None:
         elif what == "expire":
             tier.expire()
         else:
-            tier.local.kept_from += 2  # messages that the tier never gets
+            tier.local.kept_from += 2  # messages that are lost before their upload
 
 
 @settings(max_examples=25, deadline=None)
@@ -380,8 +381,10 @@ def test_expired_units_are_a_note(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("left", [0, 1])
 def test_index_files_that_expired_are_missed(tmp_path: Path, left: int) -> None:
-    """A message may outlive the file that has its keys. Where the catalogue from before it went is
-    all that is left, nobody takes the index for whole, nor gives its place to another file."""
+    """A message may outlive the index file with its keys. If only a catalogue from before the
+    file's expiry is left, the index must not count as complete, and no other file may get its
+    place.
+    """
     tier = Written(tmp_path)
     tier.put("TopicA", 0, 12)
     tier.end()
@@ -403,7 +406,7 @@ def test_index_files_that_expired_are_missed(tmp_path: Path, left: int) -> None:
 
 
 def damaged_units(tier: Written, damage: Callable[[bytearray], None]) -> None:
-    """The newest queue segment of TopicA/0, past everybody's back."""
+    """Damage the newest queue segment of TopicA/0 in the backend."""
     row = tier.metadata.segments("broker-a/TopicA/0", QUEUE)[-1]
     with tier.provider.open(row.path, row.type, row.base_offset) as segment:
         units = bytearray(segment.read(0, row.size))
@@ -437,7 +440,7 @@ def test_a_message_whose_unit_is_damaged_is_found_in_the_log(
             reader.get_message("TopicA", 0, count - 1, count_max=1)
 
 
-# A rebuild beside what was published: it starts from it, or refuses to undo it
+# A rebuild with a published catalogue: it starts from it, or refuses to undo it
 
 
 @pytest.fixture
@@ -448,7 +451,7 @@ def there(tmp_path: Path) -> Iterator[Elsewhere]:
 
 
 class Rebuilding:
-    """One that holds a catalogue's file, over the same backend."""
+    """Holds a catalogue's file, and rebuilds it over the same backend."""
 
     def __init__(self, there: Elsewhere, path: Path) -> None:
         self.runtime = Runtime.inline(now_ms=STORE_TIMESTAMP)
@@ -484,7 +487,7 @@ def test_an_empty_catalogue_starts_from_what_is_published(there: Elsewhere, tmp_
     assert topic is not None
     metadata.put(dataclasses.replace(topic, reserve_hours=7, topic_id=41))
     there.publish()
-    broker.tier.publishing._is_stale = True  # what it does now is published no more
+    broker.tier.publishing._is_stale = True  # publishes nothing from now on
     broker.store.delete_topics(["Gone"])
     broker.put(9, first=12)
     assert broker.store.flush()
@@ -511,7 +514,7 @@ def test_an_empty_catalogue_starts_from_what_is_published(there: Elsewhere, tmp_
 
 
 def test_a_decision_that_was_published_is_not_taken_over(there: Elsewhere, tmp_path: Path) -> None:
-    """It was of a disk that is lost since, and the broker may have carried it out."""
+    """The decision was about a disk that is now lost, and the broker may have carried it out."""
     broker = there.broker
     broker.fill(3)
     path = f"{broker.config.broker_name}/{TOPIC}/0"
@@ -546,7 +549,7 @@ def test_a_topic_made_anew_is_not_taken_for_the_one_that_was_published_as_doomed
         assert list(broker.provider.list("broker-a/Gone")) == []
     broker.tier.files._announcement._publish = broker.tier.publishing.step
     assert broker.store.flush()
-    broker.tier.publishing._is_stale = True  # the disk is lost before the next one
+    broker.tier.publishing._is_stale = True  # the disk is lost before the next publication
     broker.store.shutdown()
     lost = Rebuilding(there, tmp_path / "new.json")
     assert lost.rebuild().problems == ()
@@ -558,11 +561,11 @@ def test_a_topic_made_anew_is_not_taken_for_the_one_that_was_published_as_doomed
 def test_a_queue_whose_messages_had_all_expired_goes_on_behind_them(
     there: Elsewhere, tmp_path: Path
 ) -> None:
-    """Else the names of its segments come again, and what is published says they hold others."""
+    """Otherwise new segments would get names under which the published catalogue lists old ones."""
     broker = there.broker
     broker.fill(12)
     there.publish()
-    broker.tier.publishing._is_stale = True  # the disk is lost before the next one
+    broker.tier.publishing._is_stale = True  # the disk is lost before the next publication
     broker.runtime.clock.sleep(3 * HOUR_S)
     broker.retention.step()
     assert list(broker.provider.list("broker-a")) == []

@@ -1,4 +1,4 @@
-"""Uploads that fail or come late: what is kept, what is tried again, and which queues go on."""
+"""Uploads that fail or are late: what is kept, what is tried again, and which queues go on."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_a_missing_unit_holds_up_what_lies_behind_it_and_nobody_else(
     assert index.offsets() == list(range(missing))
     assert tier.span(GOOD) == (0, 10)
     assert f"no message {missing}" in tier.dispatcher.health().failing[KEY]
-    assert tier.dispatcher.needed_from() is None  # the local retention leads out of it
+    assert tier.dispatcher.needed_from() is None  # the local retention may end the wait
     store.missing.clear()
     assert tier.dispatch(force=True)
     assert tier.is_sound
@@ -120,7 +120,7 @@ def test_a_missing_unit_holds_up_what_lies_behind_it_and_nobody_else(
 def a_tier_before_damage(
     root: Path, *damaged: int
 ) -> tuple[ListMessageStore, Tier, RecordingIndex]:
-    """Ten messages, of which these cannot be read."""
+    """Ten messages, of which those at the damaged offsets cannot be read."""
     store, tier, index = a_tier(root, group_commit_count=4)
     store.fill(10)
     store.damaged |= {(TOPIC, 0, offset) for offset in damaged}
@@ -220,7 +220,7 @@ def test_an_index_that_fails_gets_everything_later_and_before_the_next_batch(
     assert not tier.dispatch(force=True)
     assert tier.span() == (0, 10)
     assert tier.dispatcher.health().not_indexed == {KEY: 10}
-    assert tier.dispatcher.budget.used_bytes == 0  # an offset is all that is kept
+    assert tier.dispatcher.budget.used_bytes == 0  # only an offset is kept
     store.fill(10)
     assert not tier.dispatch(force=True)
     assert tier.span() == (0, 10)
@@ -324,7 +324,7 @@ def test_rows_that_could_not_be_written_come_again_before_the_index(tmp_path: Pa
     assert row.size == 10 * 20
 
 
-# Rows that the catalogue refused and gets later: what went meanwhile does not come back
+# Rows that the catalogue refuses first and gets later bring nothing back that was deleted meanwhile
 
 
 HOURS_MS = 3_600_000
@@ -342,7 +342,7 @@ def a_retention(tier: Tier) -> Retention:
 
 
 def refused_rows(root: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[ListMessageStore, Tier]:
-    """Old messages that were uploaded; the catalogue took no row of the second batch."""
+    """Old messages are uploaded, but the catalogue has refused the rows of the second batch."""
     store, tier, _ = a_tier(root, group_commit_enabled=False)
     store.fill(10)
     tier.dispatch(force=True)
@@ -392,7 +392,7 @@ def test_a_late_row_says_how_long_the_segment_is_now(
     tier.check()
 
 
-# A queue that could not be reached at first is recovered by one who works on it alone
+# A queue that could not be reached at first is recovered by one thread that claims it
 
 
 LOST = QueueKey(KEY.topic, 1)
@@ -400,7 +400,7 @@ HOUR_MS = 3_600_000
 
 
 class AskedFirst(ProviderWrapper):
-    """A backend that tells before the size of a segment of one queue is asked for."""
+    """A backend that calls `before_size` before it answers the size of a segment of one queue."""
 
     def __init__(self, inner: SegmentProvider, runtime: Runtime) -> None:
         super().__init__(inner, runtime)
@@ -426,7 +426,7 @@ def down() -> None:
 
 
 def half_open_tier(root: Path) -> tuple[Tier, AskedFirst]:
-    """Of two queues one was out of reach when the tier was opened; most of it is old."""
+    """One of two queues could not be reached when the tier was opened; most of it is old."""
     runtime = Runtime.inline()
     store, provider = ListMessageStore.opened(runtime), AskedFirst(MemoryProvider(runtime), runtime)
     tier = Tier(
@@ -494,7 +494,7 @@ def test_a_queue_that_somebody_works_on_is_recovered_the_next_time(tmp_path: Pat
     tier.check()
 
 
-# Producers, the service, flushes and a backend that fails now and then, all at once
+# Producers, the service, flushes and a backend that fails at times, all at once
 
 
 FAULTS = (Fault.BEFORE, Fault.AFTER, Fault.HALF)

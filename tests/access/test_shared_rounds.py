@@ -1,4 +1,4 @@
-"""Rounds of all queues together: for a provider to which they cost the same whatever is in them."""
+"""Rounds that all queues share, for a provider to which a round costs the same for any content."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tieredstore.providers.memory import MemoryProvider
 from tieredstore.testing.faults import Fault
 from tieredstore.testing.message_store_contract import ListMessageStore
 
-WAIT = 240.0  # for what has to come; nobody waits that long
+WAIT = 240.0  # far more than any machine needs
 DUE_MS = 31_000
 
 
 class Indexed(NoIndex):
-    """Counts messages by queue, and tells when there are as many as a test waits for."""
+    """Counts messages by queue; a test can wait for a number of them."""
 
     def __init__(self) -> None:
         self.counts: dict[QueueKey, int] = {}
@@ -61,7 +61,7 @@ def fill(store: ListMessageStore, keys: Iterable[QueueKey], count: int = 1) -> N
 
 
 class Shared(Tier):
-    """Everything in one thread, unless a test brings another runtime."""
+    """Runs everything in one thread, unless a test gives another runtime."""
 
     provider: SharedProvider
     store: ListMessageStore
@@ -100,7 +100,7 @@ def runtime() -> Iterator[Runtime]:
         yield runtime
 
 
-# One call for all of them
+# One call for all queues
 
 
 @pytest.mark.parametrize("count", [1_000, pytest.param(10_000, marks=pytest.mark.slow)])
@@ -115,7 +115,7 @@ def test_all_queues_are_one_call_of_the_provider(tmp_path: Path, count: int) -> 
         assert tier.dispatch()
         assert tier.provider.rounds == [count] * turn
         tier.assert_committed(keys, turn)
-    assert tier.provider.rows.applied == 0  # all rows went with the bytes
+    assert tier.provider.rows.applied == 0  # all rows were written with the bytes
     assert (tier.dispatcher.budget.used_bytes, tier.dispatcher.budget.uploads) == (0, 0)
     tier.check(*keys[::500])
 
@@ -184,7 +184,7 @@ def test_what_may_still_be_lost_is_not_in_it(tmp_path: Path) -> None:
     assert [tier.dispatcher.committed_offset(*key) for key in keys[2:]] == [2, 1]
 
 
-# One after the other
+# One round after the other
 
 
 def test_the_next_round_waits_for_the_last_and_then_for_messages_that_are_due(
@@ -197,7 +197,7 @@ def test_the_next_round_waits_for_the_last_and_then_for_messages_that_are_due(
     tier.dispatcher.start()
     assert not tier.dispatch(force=True)
     fill(tier.store, [*keys, KEY])
-    assert not tier.dispatch(force=True)  # a second call would be one too many for the provider
+    assert not tier.dispatch(force=True)  # the provider refuses a second call at a time
     assert tier.provider.rounds == [20]
     tier.provider.is_held = False
     tier.provider.let_go()
@@ -283,7 +283,7 @@ def test_a_chore_that_hangs_keeps_no_round_back(
     tier = tier.reopened(metadata=tier.provider.rows, index=Hanging())
     monkeypatch.setattr(dispatching, "CHORE_SECONDS", 0.02)
     fill(tier.store, [KEY, *keys])
-    for _ in range(1_000):  # how long the others take on a busy machine, nobody knows
+    for _ in range(1_000):  # the others may take long on a busy machine
         assert not tier.flush(timeout=0.2)
         if {tier.dispatcher.committed_offset(*key) for key in keys} == {2}:
             break
@@ -319,7 +319,7 @@ def test_the_buffer_alone_cuts_a_round(tmp_path: Path) -> None:
     tier.check()
 
 
-# What fails
+# Failures
 
 
 def test_a_round_whose_reply_was_lost_is_found_to_be_there(tmp_path: Path) -> None:
@@ -377,7 +377,7 @@ def test_a_crash_before_the_first_round_leaves_a_tier_that_begins_again(tmp_path
     tier = Shared.made(tmp_path)
     keys = queues(20)
     fill(tier.store, keys, 2)
-    tier.store.confirmed = 0  # queues begin, and nothing of them can be sent
+    tier.store.confirmed = 0  # queues begin, but none of their messages can be sent
     assert tier.dispatch(force=True)
     assert len(tier.metadata.queues()) == 20
     assert not tier.provider.rounds
@@ -386,7 +386,7 @@ def test_a_crash_before_the_first_round_leaves_a_tier_that_begins_again(tmp_path
     tier.store.confirmed = None
     tier = tier.opened_again()
     assert tier.dispatch(force=True)
-    tier.provider.rows.crash()  # what was acknowledged stays
+    tier.provider.rows.crash()  # acknowledged rows stay
     tier = tier.opened_again()
     tier.assert_committed(keys, 2)
     tier.check()
@@ -405,7 +405,7 @@ def test_a_part_of_a_round_that_failed_is_repaired(
 def test_in_the_end_every_message_is_in_the_tier_and_indexed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    """Producers, the service, flushes and a backend that fails now and then, all at once."""
+    """Producers, the service, flushes and a backend that fails at times, all at once."""
     monkeypatch.setattr(MemoryProvider, "shares_rounds", True)
     test_rounds.test_in_the_end_every_message_is_in_the_tier_and_indexed(tmp_path, seed)
 
@@ -452,6 +452,6 @@ def test_who_finds_out_by_a_round_tries_no_other(tmp_path: Path) -> None:
     assert not tier.dispatch()
     assert tier.provider.rounds == [20]
     assert tier.dispatcher.health().failing.keys() == set(keys)
-    assert tier.dispatcher.budget.used_bytes == 0  # what will never be sent is not kept
+    assert tier.dispatcher.budget.used_bytes == 0  # batches that will never be sent are dropped
     assert tier.dispatcher.needed_from() == 0
     tier.assert_committed(keys, 0)

@@ -1,4 +1,4 @@
-"""Queues that stop: alone, with a reason, and with nothing overwritten."""
+"""Queues stop alone, with a reason, and nothing is overwritten."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SOUND = QueueKey("Sound", 0)
 
 
 class Broker:
-    """A local store and its tier on one disk, of which the local store's part can be set back."""
+    """A local store and its tier on one disk; the local store can be set back to a copy."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -66,7 +66,7 @@ class Broker:
         self.tier.dispatch()
 
     def keep_copy(self) -> None:
-        """What will be on the disk when the power is back."""
+        """Copy the local store as it will be after `cut_power`."""
         self.store.flush()
         shutil.copytree(self.local, self.root / "copy")
 
@@ -104,7 +104,7 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
 
 
 def after_a_cut(broker: Broker) -> dict[str, bytes]:
-    """20 messages were uploaded, of which the local store has 12; what the tier holds."""
+    """Upload 20 messages, of which the local store keeps 12; return the tier's bytes."""
     broker.put(0, 12)
     broker.put(0, 3, SOUND)
     broker.keep_copy()
@@ -172,11 +172,11 @@ def test_what_was_not_flushed_is_not_uploaded(broker: Broker) -> None:
     assert broker.tier.span() == (0, 10)
 
 
-# A broker with an empty disk over a tier that has its queues: what is said, and the way out
+# A broker with an empty catalogue over a tier that has its queues: what it says, and the way out
 
 
 class Backend:
-    """What outlives the brokers."""
+    """The backend, which outlives the brokers."""
 
     def __init__(self, root: Path) -> None:
         self.runtime = Runtime.inline()
@@ -200,7 +200,7 @@ class Backend:
         return {f"{each.path}/{each.type}": each.size for each in self.provider.list()}
 
 
-@pytest.mark.parametrize("lives", [1, 3])  # before anybody looked
+@pytest.mark.parametrize("lives", [1, 3])  # before an operator rebuilds
 @pytest.mark.parametrize("own", [3, 9])  # fewer messages than the tier has, and more
 def test_its_queue_says_what_to_do_and_a_rebuild_lets_it_be_compared(
     tmp_path: Path, lives: int, own: int
@@ -232,9 +232,9 @@ def test_its_queue_says_what_to_do_and_a_rebuild_lets_it_be_compared(
     health = tier.dispatcher.health()
     assert not health.failing
     assert KEY in health.stopped
-    assert tier.span() == (0, 5)  # the tier's history stands, and can be read
+    assert tier.span() == (0, 5)  # the tier's history stays, and can be read
     assert backend.held() == held
-    other.kept_from = 5  # the local store has expired what the tier has under these numbers
+    other.kept_from = 5  # the local messages that differ from the tier's expire
     if own > 5:
         assert tier.dispatcher.resume(KEY) is None
         assert tier.dispatch(force=True)
@@ -242,7 +242,7 @@ def test_its_queue_says_what_to_do_and_a_rebuild_lets_it_be_compared(
     tier.close()
 
 
-# A queue that the tier can never hold stops alone: nobody waits for it, and health says why
+# A queue that the tier can never hold stops alone: nothing waits for it, and health says why
 
 
 ODD = QueueKey("a\\b", 0)
@@ -250,7 +250,7 @@ GOOD = QueueKey("Good", 0)
 
 
 class NarrowProvider(ProviderWrapper):
-    """One that holds no topic with a capital letter Q."""
+    """Refuses topics with a capital letter Q."""
 
     def open(self, path: str, type: SegmentType, base: int) -> FileSegment:
         if "Q" in path:
@@ -320,7 +320,7 @@ def test_a_local_store_that_holds_such_topics_is_read_and_takes_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encoder.topic_field.cache_clear()
-    with monkeypatch.context() as patched:  # as Java takes them
+    with monkeypatch.context() as patched:  # Java accepts such names
         patched.setattr(encoder, "why_no_topic", lambda name: None)
         store = opened(tmp_path / "local")
         bodies = []
@@ -363,14 +363,14 @@ def test_a_local_store_that_holds_such_topics_is_read_and_takes_no_more(
         assert tier_reader.queues() == [GOOD]
 
 
-# Wrong bytes, read while a queue is recovered, stop it for a while and not for good
+# Wrong bytes, read while a queue is recovered, stop the queue for a while but not for good
 
 
 SECOND_MS = 1000
 
 
 class WrongBytes(ProviderWrapper):
-    """A backend whose next reads, or sizes, of one type of segment are not true."""
+    """A backend that answers the next reads, or sizes, of one type of segment wrongly."""
 
     def __init__(self, inner: SegmentProvider, runtime: Runtime) -> None:
         super().__init__(inner, runtime)
@@ -403,7 +403,7 @@ class WrongSegment(SegmentWrapper):
 
 
 def a_behind_tier(root: Path) -> tuple[ListMessageStore, Tier, WrongBytes]:
-    """The catalogue says less than the backend holds: recovery has to read."""
+    """The catalogue names fewer bytes than the backend holds: recovery must read."""
     runtime = Runtime.inline()
     store, provider = ListMessageStore.opened(runtime), WrongBytes(MemoryProvider(runtime), runtime)
     tier = Tier(root, store, runtime=runtime, provider=provider, group_commit_enabled=False)
@@ -412,7 +412,7 @@ def a_behind_tier(root: Path) -> tuple[ListMessageStore, Tier, WrongBytes]:
     rows = tier.metadata.segments(tier.file().path)
     store.fill(5)
     assert tier.flush()
-    tier.metadata.put(*rows)  # a crash came before the catalogue
+    tier.metadata.put(*rows)  # as after a crash before the catalogue was written
     store.fill(3)
     return store, tier, provider
 
@@ -453,11 +453,11 @@ def test_wrong_answers_that_last_a_while_are_asked_again_later(
         assert not tier.flush()
         health = tier.dispatcher.health()
         assert KEY in {**health.stopped, **health.failing}
-        assert tier.dispatcher.needed_from() is not None  # it may go on
-        assert tier.dispatcher.resume(KEY) is not None  # and that is the truth
+        assert tier.dispatcher.needed_from() is not None  # the queue may still go on
+        assert tier.dispatcher.resume(KEY) is not None  # but it cannot now
     setattr(provider, what, 0)
     tier.later(AGAIN_SECONDS_MAX * SECOND_MS)
-    tier.dispatch(force=True)  # it is recovered meanwhile
+    tier.dispatch(force=True)  # recovers the queue
     assert tier.flush()
     assert tier.is_sound
     assert tier.span() == (0, 13)
@@ -470,13 +470,13 @@ def test_what_stays_damaged_is_read_ever_more_rarely_and_holds_nobody_up(tmp_pat
     tier = tier.reopened()
     held = 0
     provider.reads = 0
-    for _ in range(24 * 360):  # a day, a look each ten seconds
+    for _ in range(24 * 360):  # a day, with a look every ten seconds
         tier.dispatch()
         held += tier.dispatcher.needed_from() is not None
         tier.later(10 * SECOND_MS)
     tries = BELIEVED_TRIES - 1
     assert held * 10 <= AGAIN_SECONDS * 2**tries + 10
-    looks = 24 + 10  # one an hour, and those before
+    looks = 24 + 10  # one an hour, after up to ten at shorter intervals
     assert looks < provider.reads < 16 * looks
 
 

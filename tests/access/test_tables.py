@@ -1,4 +1,4 @@
-"""Consumer offsets and topics: kept through a restart, a crash, a lost disk; copied with rounds."""
+"""Consumer offsets and topics survive a restart, a crash and a lost disk; rounds copy them."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_there_are_only_so_many_offsets_and_topics(
     offsets.reset(GROUP, {QueueKey(TOPIC, number): 0 for number in range(100)})
     with pytest.raises(InvalidArgumentError, match="already"):
         offsets.commit("group-b", TOPIC, 0, 1)
-    offsets.commit(GROUP, TOPIC, 0, 1)  # one that is there may move
+    offsets.commit(GROUP, TOPIC, 0, 1)  # an existing one may move
     offsets.forget_topics([TOPIC])
     offsets.commit("group-b", TOPIC, 0, 1)
     assert offsets.groups() == ["group-b"]
@@ -234,7 +234,7 @@ def test_a_restart_has_what_was_kept_and_the_version_grows_with_each_write(tmp_p
     tables.step()
     tables.step()
     assert tables.consumer_offsets.version.counter == 1
-    tables.consumer_offsets.commit(GROUP, TOPIC, 0, 5)  # it is there already
+    tables.consumer_offsets.commit(GROUP, TOPIC, 0, 5)  # changes nothing
     tables.step()
     assert tables.consumer_offsets.version.counter == 1
     tables.consumer_offsets.commit(GROUP, TOPIC, 0, 6)
@@ -267,7 +267,7 @@ def test_a_damaged_file_falls_back_to_the_one_before_which_stays(
     again = opened(tmp_path)
     assert again.consumer_offsets.get(GROUP, TOPIC, 0) == 1
     assert "cannot be used" in caplog.text
-    again.step()  # the damaged one is replaced, and never becomes the one before
+    again.step()  # replaces the damaged file, which never becomes the backup
     for name in ("consumerOffset.json", "consumerOffset.json.bak"):
         found = CONSUMER_OFFSETS.decode(file_of(tmp_path, name).read_bytes())
         assert found.rows == {f"{TOPIC}@{GROUP}": {0: 1}}
@@ -379,7 +379,7 @@ with TieredMessageStore(ListMessageStore(runtime), config, runtime=runtime) as s
 
 
 def test_killed_while_it_commits_it_has_all_that_was_kept(tmp_path: Path) -> None:
-    """Each time the file is whole, and the copy in the catalogue is not ahead of it."""
+    """After each kill the file is whole, and the copy in the catalogue is not newer."""
     kept, copy = 0, None
     for lines in (1, 7, 30):
         command = [sys.executable, "-c", COMMITTER, str(tmp_path / "store")]
@@ -391,7 +391,7 @@ def test_killed_while_it_commits_it_has_all_that_was_kept(tmp_path: Path) -> Non
         with JsonMetadataStore.open(a_config(tmp_path).catalogue_path) as metadata:
             file = CONSUMER_OFFSETS.decode(file_of(tmp_path).read_bytes())
             copy = copied(CONSUMER_OFFSETS, metadata)
-            if copy is not None:  # it was killed before the first
+            if copy is not None:  # None if it was killed before the first copy
                 assert copy.version <= file.version
             found = opened(tmp_path, metadata).consumer_offsets
             for group in range(3):
@@ -438,7 +438,7 @@ def test_the_newer_of_file_and_copy_is_taken(tmp_path: Path) -> None:
     tables.consumer_offsets.commit(GROUP, TOPIC, 0, 2)
     tables.stage()
     tables.consumer_offsets.commit(GROUP, TOPIC, 0, 3)
-    tables.keep()  # and no copy of it
+    tables.keep()  # without a copy
     assert opened(tmp_path, metadata).consumer_offsets.get(GROUP, TOPIC, 0) == 3
     file_of(tmp_path).write_bytes(image)  # an older image of the disk
     assert opened(tmp_path, metadata).consumer_offsets.get(GROUP, TOPIC, 0) == 2
@@ -473,7 +473,7 @@ def test_only_rows_that_have_changed_are_copied(tmp_path: Path) -> None:
     for number in range(50):
         tables.consumer_offsets.commit(f"group-{number}", TOPIC, 0, 1)
     tables.stage()
-    assert metadata.count == 50 + 1  # and the version
+    assert metadata.count == 50 + 1  # the rows and the version
     tables.consumer_offsets.commit("group-7", TOPIC, 0, 2)
     tables.stage()
     assert metadata.count == 51 + 2
@@ -506,7 +506,7 @@ def test_a_copy_that_fails_is_told_and_done_again(tmp_path: Path) -> None:
     assert not tables.stage()
     assert "the disk is full" in (tables.problem or "")
     assert tables.keep()
-    assert "the disk is full" in (tables.problem or "")  # the copy is another matter
+    assert "the disk is full" in (tables.problem or "")  # the copy has still failed
     metadata.failure = None
     assert tables.stage()
     assert not tables.problem
@@ -526,7 +526,7 @@ def test_a_large_table_is_copied_piece_by_piece(tmp_path: Path) -> None:
         runtime.clock.advance(30_000)
         sizes.append((len(metadata.notes("consumerOffset.json")), len(metadata.notes(VERSIONS))))
     assert 30_000 * 27 < COPY_BYTES_MAX < 2 * 30_000 * 27
-    assert sizes == [(2, 0), (3, 1), (3, 1), (3, 1)]  # the version comes with the last of it
+    assert sizes == [(2, 0), (3, 1), (3, 1), (3, 1)]  # the version comes with the last piece
 
 
 @pytest.mark.parametrize(
@@ -546,18 +546,18 @@ def test_a_copy_that_is_none_is_refused(tmp_path: Path, kind: str, key: str, val
     tables = opened(tmp_path)
     tables.consumer_offsets.commit(GROUP, TOPIC, 0, 5)
     tables.close()
-    assert opened(tmp_path, metadata).stage()  # from the file, which is sound
+    assert opened(tmp_path, metadata).stage()  # replaces the copy from the sound file
     found = copied(CONSUMER_OFFSETS, metadata)
     assert found is not None
     assert found.rows == {f"{TOPIC}@{GROUP}": {0: 5}}
     assert found.version == tables.consumer_offsets.version
 
 
-# Of a store
+# The tables of a store
 
 
 class Machine:
-    """A broker over a bucket; `disk` is its own, the bucket outlives it."""
+    """A broker with its own disk over a bucket, which outlives it."""
 
     made: ClassVar[list[Machine]] = []
 
@@ -633,7 +633,7 @@ def test_a_round_takes_the_copy_along_and_makes_no_request_more(
     assert machine.requests(machine.tables.step) == {}
     machine.put(1)
     assert machine.requests(machine.upload) == bare
-    # What rode with it outlives the machine, which was never shut down.
+    # What the round took along outlives the machine, which is never shut down.
     machine.offsets.commit(GROUP, TOPIC, 0, 3)
     machine.tables.step()
     found = Machine(tmp_path / "second", bucket)
@@ -649,7 +649,7 @@ def test_the_copy_outlives_the_entries_that_brought_it(
     machine.upload()
     first = {key for key in bucket.objects.held_keys() if "/log/" in key}
     assert first
-    while first & set(bucket.objects.held_keys()):  # till states stand for them
+    while first & set(bucket.objects.held_keys()):  # until states replace them
         machine.put(1)
         machine.upload()
         while machine.process.provider.tend("broker-a"):
@@ -677,7 +677,7 @@ def test_what_no_round_takes_along_is_written_after_minutes_at_the_price_of_one_
     assert [one for one in seen if one] == [entry, entry]
     pass_minutes(2 * minutes)
     assert [one for one in seen if one] == [entry] * 4
-    pass_minutes(5 * minutes)  # nothing changes any more
+    pass_minutes(5 * minutes)  # without more changes
     assert [one for one in seen if one] == [entry] * 4
     assert Machine(tmp_path / "second", bucket).offsets.get(GROUP, TOPIC, 0) == 4
 
@@ -749,7 +749,7 @@ def test_groups_that_were_beyond_what_is_left_go_back_to_the_end(
     assert found.offsets.get("group-b", TOPIC, 0) == 8
     assert found.offsets.get(GROUP, "Elsewhere", 0) == 0
     assert f"{TOPIC}/0 of {GROUP}: 12 to 9" in caplog.text
-    # Before any put: else a crash would leave the group behind the messages that came since.
+    # On disk before any put: after a crash, the group would otherwise skip messages put meanwhile.
     rows = CONSUMER_OFFSETS.decode(file_of(tmp_path / "second").read_bytes()).rows
     assert rows[f"{TOPIC}@{GROUP}"] == {0: 9}
 
@@ -799,7 +799,7 @@ def test_a_destroyed_store_leaves_no_table(
 
 
 def test_a_store_that_keeps_none_says_so(tmp_path: Path, bucket: Bucket) -> None:
-    """A broker that has its own keeps them in the same files."""
+    """A broker that keeps its own tables uses the same files: they must not be touched."""
     file = file_of(tmp_path)
     file.parent.mkdir(parents=True)
     file.write_bytes(b"{broken")

@@ -1,7 +1,7 @@
-"""The process dies after every step of backend and catalogue: the next one finds a whole tier.
+"""The process dies at every step of backend and catalogue: the next one finds a whole tier.
 
-The scenario: queues that roll by size and by age, a topic that is deleted and comes again, messages
-that expire in the tier and in the local store, which deletes what the tier has.
+The scenario: queues roll by size and by age, a topic is deleted and created again, and messages
+expire in the tier and in the local store, which deletes only what the tier has.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ CRASHES = [Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.CRASH_HALF]
 SIZED, AGED, GONE = QueueKey("Sized", 0), QueueKey("Aged", 3), QueueKey("Gone", 1)
 MINUTE_MS = 60_000
 SECTORS = (512, 4096)  # what a disk keeps or loses together
-ROUNDS = 6  # enough for both queues to roll and to expire, as the first test says
+ROUNDS = 6  # enough for both queues to roll and to expire, as the first test checks
 Step = Callable[[], object]
 
 
 def steps_of(lives: Lives, *, rounds: int = ROUNDS) -> Iterator[Step]:
-    """What happens, one thing after the other; each may be done again after a crash."""
+    """The steps of the scenario, in order; each may be repeated after a crash."""
     for turn in range(rounds):
         for _ in range(7):
             yield partial(lives.put, *SIZED, body_bytes=60)
@@ -58,7 +58,7 @@ def steps_of(lives: Lives, *, rounds: int = ROUNDS) -> Iterator[Step]:
 
 
 def live(lives: Lives, steps: list[Step], faults: Faults | None = None) -> bool:
-    """One life: open, audit, and go on with what is left to do; whether it came to the end."""
+    """One life: open, audit, and do the steps that are left; return whether it reached the end."""
     try:
         lives.open(faults)
         if faults is None:
@@ -73,7 +73,7 @@ def live(lives: Lives, steps: list[Step], faults: Faults | None = None) -> bool:
 
 
 def crash(lives: Lives, *faults: Faults, steps: list[Step] | None = None) -> None:
-    """A life for each, ended by it where it strikes, and one more without."""
+    """One life for each of the faults, which ends it, and one more without faults."""
     steps = steps or list(steps_of(lives))
     for fault in faults:
         if live(lives, steps, fault):
@@ -99,7 +99,7 @@ def test_the_scenario_rolls_expires_and_deletes(tmp_path: Path) -> None:
             rows = lives.metadata.segments(path, kind)
             assert len(rows) > 1, (key, kind)
             assert rows[0].base_offset > 0, (key, kind)
-    assert max(lives.ledger.tiered[GONE]) + 1 == 2 * (ROUNDS - 3)  # it began anew
+    assert max(lives.ledger.tiered[GONE]) + 1 == 2 * (ROUNDS - 3)  # it began at 0 again
     assert lives.local.trimmed_to > 0
     assert lives.local.min_offset(*SIZED) not in (None, 0)
 
@@ -143,7 +143,7 @@ def test_nor_do_two_crashes_at_any_steps(tmp_path: Path, first: Fault, second: F
 
 
 class Disks:
-    """A tier in files, with a catalogue that finds its files as a dead process left them."""
+    """A tier in files, whose catalogue finds its files as a dead process left them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -155,7 +155,7 @@ class Disks:
         return PosixProvider(self.folder / "tier", "cluster", runtime)
 
     def _next_catalogue(self, faults: Faults) -> JsonMetadataStore:
-        """Its lock goes with the process, so the next one gets a copy of what was written."""
+        """Open a copy of the last catalogue's files, without the lock of the dead process."""
         mine = self.folder / f"life-{self._number}"
         before = self.folder / f"life-{self._number - 1}"
         if before.exists():
@@ -172,7 +172,7 @@ class Disks:
         return opened
 
     def move(self, folder: Path) -> None:
-        """The power failed: this is what the disk has kept."""
+        """Go on in the folder that has what the disk kept after a power failure."""
         self.folder = folder
         self.lives.inner = self._provider(self.lives.runtime)
 
@@ -182,13 +182,13 @@ class Disks:
 
 
 def crash_on_disk(folder: Path, stop_at: int) -> bool:
-    """The process stops at one of its steps on the disk, and comes back."""
+    """The process dies at one of its steps on the disk, and the next one goes on."""
     folder.mkdir()
     disks = Disks(folder)
     lives = disks.lives
     steps = list(steps_of(lives))
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("fsync", "fdatasync"):  # a process that dies leaves its pages behind
+        for name in ("fsync", "fdatasync"):  # for speed: written pages outlive a process
             patch.setattr(os, name, lambda descriptor: None)
         with ForgetfulDisk(folder, stop_at=stop_at) as disk:
             live(lives, steps, Faults())
@@ -211,9 +211,9 @@ def test_nor_at_any_step_on_the_disk(tmp_path: Path, part: int) -> None:
 
 
 def lose_power(folder: Path, stop_at: int, dice: Random | None) -> bool:
-    """The power fails at one of the steps: what was synced is there, and what the dice leave.
+    """The power fails at one of the steps. Synced bytes stay, and other bytes if the dice say so.
 
-    What the local store has is there.
+    The local store loses nothing.
     """
     folder.mkdir()
     disks = Disks(folder)
@@ -255,7 +255,9 @@ def test_nor_does_a_power_cut_at_any_step_on_the_disk(
 def test_a_local_queue_that_lost_its_end_does_not_grow_again_to_the_same_length(
     tmp_path: Path, kept: int
 ) -> None:
-    """Else nothing seems to wait, and retention takes what the tier has not got."""
+    """Otherwise no message would seem to wait, and the local retention would delete messages that
+    the tier does not have.
+    """
     lives = Lives(tmp_path)
     lives.open()
     for _ in range(4):
@@ -310,19 +312,19 @@ def test_what_a_queue_lacks_is_kept_where_the_start_could_not_reach_it(
 
 
 # The same over an object store: the process dies at any of its requests.
-# Each life has a client and a provider of its own. Over HTTP the scenario is shorter: what expires
-# and the topic that is deleted are still in it.
+# Each life has its own client and provider. Over HTTP the scenario is shorter, but still has the
+# expiry and the deleted topic.
 
 
 @pytest.fixture(autouse=True)
 def tends_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a short life has rounds merged, chunks merged again, and states written."""
+    """Merge rounds, merge chunks again, and write states so early that a short life has all."""
     monkeypatch.setattr(upkeep, "ROUNDS_MERGED", 3)
     monkeypatch.setattr(upkeep, "CHUNKS_MERGED", 2)
     monkeypatch.setattr(upkeep, "STATE_EVERY", 8)
 
 
-SAMPLE = 53  # a prime: every kind of request is met
+SAMPLE = 53  # a prime, so that the sample has every kind of request
 REMOTE_ROUNDS = 4
 
 
@@ -331,14 +333,14 @@ def rounds_on(stores: Stores) -> int:
 
 
 def requests_of_a_quiet_life(folder: Path, stores: Stores) -> int:
-    """Counted in memory: a client makes as many, and there it takes no time."""
+    """The number of requests; counted in memory, where they are as many but take no time."""
     lives, faults = new_lives(folder, Stores("memory")), Faults()
     assert live(lives, steps_with_sealing(lives, stores), faults)
     return faults.steps
 
 
 def new_lives(folder: Path, stores: Stores, *, failing: Faults | None = None) -> Lives:
-    """`failing` strikes requests alone, each of which is then tried again."""
+    """New lives; `failing` strikes only requests, and each of them is tried again."""
     clients = stores.new()
 
     def process(runtime: Runtime, faults: Faults) -> SegmentProvider:
@@ -350,9 +352,11 @@ def new_lives(folder: Path, stores: Stores, *, failing: Faults | None = None) ->
 
 
 def steps_with_sealing(lives: Lives, stores: Stores) -> list[Step]:
-    """Before anything expires, what has rolled is sealed, and the log is tended."""
+    """The steps of the scenario; before each expiry, rolled segments are sealed and the log is
+    tended.
+    """
 
-    def seal() -> None:  # of whichever process runs by then
+    def seal() -> None:  # in the process that runs at that time
         lives.store._loaded().sealing.step()
         lives.store._loaded().tending.step()
 
@@ -402,8 +406,9 @@ def test_nor_does_a_second_crash_at_a_request(tmp_path: Path, stores: Stores) ->
 def test_a_request_that_fails_is_sent_again_and_nobody_notices(
     tmp_path: Path, stores: Stores
 ) -> None:
-    """Every fifth request fails, in each of the three ways in turn; in memory each of them in
-    each way."""
+    """Every fifth request fails, in each of the three ways in turn. In memory, the test runs once
+    for each way that comes first, so that each of them fails in each way.
+    """
     requests_max = 8 * requests_of_a_quiet_life(tmp_path / "quiet", stores)
     for first in range(1 if stores.is_remote else len(FAILURES)):
         ways = itertools.cycle([*FAILURES[first:], *FAILURES[:first]])
@@ -416,7 +421,7 @@ def test_a_request_that_fails_is_sent_again_and_nobody_notices(
 
 
 @pytest.mark.torture
-@pytest.mark.parametrize("stores", ["memory"], indirect=True)  # the first test does it over HTTP
+@pytest.mark.parametrize("stores", ["memory"], indirect=True)  # an earlier test samples HTTP
 @pytest.mark.parametrize("fault", CRASHES)
 def test_nor_does_a_crash_at_any_request(tmp_path: Path, stores: Stores, fault: Fault) -> None:
     every_step(

@@ -1,4 +1,4 @@
-"""One flipped bit in any file of a tier is told, or harmless, or of a field that is listed."""
+"""One flipped bit in any file of a tier is reported, or harmless, or in a documented field."""
 
 from __future__ import annotations
 

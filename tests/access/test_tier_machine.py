@@ -1,4 +1,4 @@
-"""The whole tier beside lists: puts, uploads, expiry, reads, deaths and faults at random.
+"""The whole tier compared with lists: random puts, uploads, expiry, reads, deaths and faults.
 
 `make torture` runs 2 000 long histories of it.
 """
@@ -32,16 +32,18 @@ from tieredstore.model.values import Boundary, GetStatus, QueueKey, StorageLevel
 from tieredstore.testing.faults import Fault, Faults, SimulatedCrash
 
 KEYS = [QueueKey("A", 0), QueueKey("A", 1), QueueKey("B", 7)]
-EXPECTED = (BackendUnavailableError, MetadataError)  # of a call that a fault struck
+EXPECTED = (BackendUnavailableError, MetadataError)  # errors of a call that a fault strikes
 LEVELS = [StorageLevel.NOT_IN_DISK, StorageLevel.NOT_IN_MEM, StorageLevel.FORCE]
-HUGE_BYTES = 3_000  # more than a segment takes
+HUGE_BYTES = 3_000  # more than fits into a segment
 
 keys = st.sampled_from(KEYS)
 shares = st.floats(0, 1)
 
 
 class TierBesideLists(RuleBasedStateMachine):
-    """The local store has what it has; the tier has what it has shown, until it is too old."""
+    """Checks answers against the local store's list and against all that the tier has shown so far
+    and that has not expired.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,7 +103,7 @@ class TierBesideLists(RuleBasedStateMachine):
 
     @rule(share=shares)
     def trim_the_local_log(self, share: float) -> None:
-        """Retention: it asks, and deletes nothing that the tier still needs."""
+        """Run the local retention, which deletes nothing that the tier still needs."""
         before = {key: self.local.min_offset(*key) for key in KEYS}
         self._do(lambda: self.local.trim(self._place(share)))
         stopped = self._stopped()
@@ -125,7 +127,7 @@ class TierBesideLists(RuleBasedStateMachine):
 
     @rule(share=shares)
     def lose_power(self, share: float) -> None:
-        """What the local store had written last is gone, also where it said it was not."""
+        """Lose the last messages of the local store, even confirmed ones."""
         self.local.lose_from(self._place(share))
         self._reopen()
         self.dispatch(False)  # a start looks at all queues before anything is put
@@ -200,12 +202,12 @@ class TierBesideLists(RuleBasedStateMachine):
             return
         assert len({(one.queue_offset, bare(one.record)) for one in result.messages}) <= 1
         assert len(result.messages) <= 1
-        if result.complete:  # then it lacks nothing that the tier has
+        if result.complete:  # then it has all messages of the tier with this key
             found = {bare(one.record) for one in result.messages}
             assert self._with_key(topic, f"UNIQ-{number:08d}") <= found
 
     def _with_key(self, topic: str, key: str) -> set[bytes]:
-        """Records of the tier that have this unique key."""
+        """The tier's records with this unique key."""
         return {
             held.record
             for queue, messages in self.contents.items()
@@ -240,12 +242,12 @@ class TierBesideLists(RuleBasedStateMachine):
             self.local.confirmed = self.local.end
         self.lives.check_whole(but=self._stopped)
         self._reopen()
-        self.dispatch(False)  # it reads again which queues are stopped
+        self.dispatch(False)  # finds the stopped queues again
         self.lives.check_reopened()
         self.lives.check_whole(but=self._stopped)
 
     def _do(self, call: Callable[[], Any]) -> Any:
-        """None where a fault struck; a process that died is followed by another one."""
+        """Call; return None if a fault struck, and start a new process if this one died."""
         try:
             return call()
         except EXPECTED:
@@ -261,7 +263,7 @@ class TierBesideLists(RuleBasedStateMachine):
         self.lives.open()
 
     def _place(self, share: float) -> int:
-        """In the local log, where a record begins."""
+        """A position in the local log where a record begins, or its end."""
         places = [one.log_offset for one in self.local._log] + [self.local.end]
         return places[int(share * (len(places) - 1))]
 
@@ -270,11 +272,11 @@ class TierBesideLists(RuleBasedStateMachine):
         return {QueueKey(q.topic, q.queue_id): q.problem for q in health.queues if q.problem}
 
     def _stopped(self) -> set[QueueKey]:
-        """Queues whose tier and local store do not go together any more."""
+        """Queues that are stopped because tier and local store do not agree."""
         return {key for key, why in self._problems().items() if not why.startswith("not recovered")}
 
     def _is_quiet(self, key: QueueKey) -> bool:
-        """Nothing fails now, and tier and local store tell the same story."""
+        """Whether no fault is planned, and tier and local store agree about the queue."""
         tiered = self.contents.get(key, {})
         local = self.local.kept(key)
         end, committed = self.local.max_offset(*key), self.lives.store.committed_offset(*key)
@@ -299,7 +301,7 @@ class TierBesideLists(RuleBasedStateMachine):
         return times
 
     def _there(self, key: QueueKey) -> set[int]:
-        """What a reader must find: with FORCE the tier alone is asked for what is not in it."""
+        """What a reader must find; with FORCE, local messages past the tier's end do not count."""
         tiered = set(self.contents.get(key, {}))
         committed = self.lives.store.committed_offset(*key) or 0
         local = {one.queue_offset for one in self.local.kept(key)}
@@ -320,5 +322,5 @@ TestTierBesideLists.settings = settings(max_examples=60, stateful_step_count=30)
 
 @pytest.mark.torture
 def test_long_histories() -> None:
-    """As often as the profile says."""
+    """As many as the profile says."""
     run_state_machine_as_test(TierBesideLists, settings=settings(stateful_step_count=50))

@@ -1,4 +1,4 @@
-"""Calls to the operating system fail once: what leaves the tier's store is an error of ours."""
+"""Calls to the operating system fail once: the tier's store raises only errors of ours."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tieredstore.model.config import StoreConfig
 from tieredstore.testing.samples import TOPIC, a_message
 
 MESSAGES = 10
-STRIDE = 3  # every third call is tried: all of them take minutes
+STRIDE = 3  # every third call fails in turn: all of them take minutes
 
 Operation = Callable[[], object]
 

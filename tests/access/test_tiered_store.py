@@ -1,4 +1,4 @@
-"""A tiered store through the shipped contract: its life, its topics, and odd questions."""
+"""A tiered store passes the shipped contract; its life, its topics, and odd arguments."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class TestForcedAroundALocalStore(TestAroundALocalStore):
 
 
 class TestAroundATieredStore(MessageStoreContract):
-    """A tier below a tier: what wraps a store is one."""
+    """A tiered store around a tiered store: a wrapper is a message store too."""
 
     @pytest.fixture(autouse=True)
     def folder(self, tmp_path: Path) -> None:
@@ -298,7 +298,7 @@ def test_destroy_deletes_both_tiers_and_a_new_life_begins_empty(broker: Broker) 
     assert numbers(broker.store.get_message(TOPIC, 0, 0)) == [0, 1]
 
 
-# Topics that go: from both stores, and what is left of the others
+# Deleted topics: gone from both stores, while other topics stay
 
 
 def test_deleted_topics_go_from_both_stores(tiered: Broker) -> None:
@@ -388,7 +388,7 @@ def test_a_topic_stays_rejected_over_loads_of_the_store(tiered: Broker) -> None:
     assert tiered.store.committed_offset(TOPIC, 0) is None
 
 
-# Offsets outside, unknown topics, odd counts and closed stores, asked through every face
+# Offsets out of range, unknown topics, odd counts and closed stores, through every interface
 
 
 Face = Callable[..., Any]

@@ -1,4 +1,4 @@
-"""The end of a tiered store, and its days with many threads: nothing that waits is lost."""
+"""The shutdown of a tiered store, and its use by many threads: nothing that waits is lost."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from tieredstore.providers.memory import MemoryProvider
 from tieredstore.testing.message_store_contract import ListMessageStore
 from tieredstore.testing.samples import TOPIC, a_message
 
-WAIT = 240.0  # for what has to come; nobody waits that long
-SECONDS = 0.3  # that a shutdown is given
-LATE = 60.0  # when it has not kept its time on the slowest of machines
+WAIT = 240.0  # far more than any machine needs
+SECONDS = 0.3  # the timeout of a shutdown
+LATE = 60.0  # too late, even on the slowest of machines
 may_go = threading.Event()
 arrived = threading.Event()
 
@@ -43,7 +43,7 @@ class _HungSegment(SegmentWrapper):
 
 
 class HungProvider(MemoryProvider):
-    """A backend that does not answer until it is let go."""
+    """A backend that does not answer until `may_go` is set."""
 
     def open(  # type: ignore[override]
         self, path: str, type: SegmentType, base_offset: int
@@ -74,7 +74,7 @@ def a_hung_store(
 
 
 def seconds_of(call: Callable[[], object]) -> float:
-    """How long it lasted; at most as long as a test waits."""
+    """The duration of a call; fails if it takes too long."""
     began = monotonic()
     calling = threading.Thread(target=call, daemon=True)
     calling.start()
@@ -144,7 +144,7 @@ def test_a_timeout_may_be_endless_and_one_that_is_no_number_ends_nothing(tmp_pat
         for call in (store.flush, lambda timeout: store.shutdown(timeout=timeout)):
             with pytest.raises(InvalidArgumentError):
                 call(wrong)
-        assert store.committed_offset(TOPIC, 0) == 3  # it is still open
+        assert store.committed_offset(TOPIC, 0) == 3  # the store is still open
         store.shutdown(timeout=1e30)
         with pytest.raises(StoreClosedError):
             store.health()
@@ -182,7 +182,7 @@ def test_a_catalogue_whose_last_entry_hangs_neither(
         store.load()
         assert seconds_of(lambda: store.shutdown(timeout=SECONDS)) < LATE
         assert arrived.is_set()
-        with pytest.raises(StoreClosedError):  # what comes behind it has ended
+        with pytest.raises(StoreClosedError):  # the next store has ended too
             local.queues()
         may_go.set()
 
@@ -191,7 +191,7 @@ def test_a_catalogue_whose_last_entry_hangs_neither(
 def test_a_flush_ends_in_time_too_and_leaves_one_thread_behind(
     tmp_path: Path, pending_max: int
 ) -> None:
-    before = set(threading.enumerate())  # one of another test may be ending
+    before = set(threading.enumerate())  # a thread of another test may still be ending
     with Runtime.threads(dispatch_threads=2, fetch_threads=2, pending_max=pending_max) as runtime:
         local = ListMessageStore.opened(runtime)
         store = a_hung_store(tmp_path, local, runtime)
@@ -326,7 +326,7 @@ def test_a_foreign_store_that_fails_while_it_is_drained_keeps_nothing_from_being
         end_local = local.shutdown
 
         def fail() -> Iterator[QueueKey]:
-            may_go.set()  # what is under way ends when the drain has failed
+            may_go.set()  # uploads under way end after the drain has failed
             raise _ForeignError("no queues today")
 
         def local_ends() -> None:

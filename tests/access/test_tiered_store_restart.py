@@ -1,4 +1,4 @@
-"""The whole of it on a real disk: put, upload, lose the local files, read everything back."""
+"""A tiered store on a real disk: put, upload, lose the local files, read everything back."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COUNT = 600
 
 @dataclass
 class Machine:
-    """A broker's disk: a local store and a tier, opened anew each time."""
+    """A broker's disk: each `open` gives a new local store and tier on it."""
 
     folder: Path
 
@@ -66,7 +66,7 @@ class Machine:
 def put_many(
     store: TieredMessageStore, count: int = COUNT, first: int = 0
 ) -> dict[QueueKey, list[str]]:
-    """The hash of every record by queue, as it is in the tier: without its log offset."""
+    """Put messages; return the hash of every record by queue, without its log offset."""
     hashes: dict[QueueKey, list[str]] = {}
     for number in range(first, first + count):
         message = a_message(number, queue_id=number % 3, body_bytes=50 + number % 400)
@@ -97,7 +97,7 @@ def read_all(store: TieredMessageStore | TieredReader, key: QueueKey) -> list[st
 
 
 def expire_local(local: LocalMessageStore) -> None:
-    """The local log is old, and its retention runs until it has nothing more to do."""
+    """Make the local log old, and run its retention until nothing is left to do."""
     for file in (Path(local._config.store_path) / "commitlog").iterdir():
         os.utime(file, (0, 0))
     for service in local._services:
@@ -218,7 +218,7 @@ def test_a_flipped_queue_unit_of_the_local_store_hides_nothing_and_health_names_
     assert store.put_message(a_message(50)).queue_offset == 50
     assert store.flush()
     health = store.health()
-    assert health.ok  # nothing is missing: the unit was made again
+    assert health.ok  # nothing is missing: the unit was rebuilt
     (damage,) = health.local_damages
     assert (damage.path, damage.position, damage.mended) == (str(path), 100, True)
     assert health.as_json()["local_damages"][0]["path"] == str(path)

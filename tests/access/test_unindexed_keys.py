@@ -1,4 +1,4 @@
-"""Keys of messages that are committed and not in the key index yet: found, or said to lack."""
+"""Keys of committed messages that the key index lacks: found, or the answer is incomplete."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def not_indexed(broker: KeyBroker) -> int:
 
 
 def filled(folder: Path, **settings: Any) -> KeyBroker:
-    """Committed messages that only the tier has."""
+    """A broker with committed messages that only the tier has."""
     broker = KeyBroker(folder, **{"index_item_count": 5000, **settings})
     broker.put(0, COUNT)
     assert broker.store.flush()
@@ -40,11 +40,11 @@ def filled(folder: Path, **settings: Any) -> KeyBroker:
 
 
 def killed(broker: KeyBroker) -> None:
-    """The next process has loaded, and has done nothing else yet."""
+    """Kill the broker; the next process has loaded, and has done nothing else yet."""
     index = broker.store._loaded().tier.index
     assert isinstance(index, IndexStore)
     index._writer.close()
-    broker.store._started = True  # what it does in the background is of the process that is gone
+    broker.store._started = True  # the old store counts as running: its process is gone
     broker.open()
 
 
@@ -62,7 +62,7 @@ def flip_a_bit(broker: KeyBroker, *, of_hashes: bool) -> None:
 
 
 def check_no_answer_hides_a_hit(broker: KeyBroker) -> int:
-    """How many answers say that they may lack something."""
+    """Check all answers by key; return how many of them are incomplete."""
     partial = 0
     for number in range(COUNT):
         for key in (f"key-{number}", f"UNIQ-{number:08d}"):
@@ -149,7 +149,7 @@ def test_what_the_index_refuses_is_found_all_the_same(
 def test_what_a_file_has_that_the_disk_could_not_sync_counts_as_not_indexed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its pages may be dropped at any time; it is made again after a restart."""
+    """The pages of the file may be dropped at any time; a restart makes the file again."""
     broker = filled(tmp_path)
     index = broker.store._loaded().tier.index
     assert isinstance(index, IndexStore)
@@ -164,7 +164,7 @@ def test_what_a_file_has_that_the_disk_could_not_sync_counts_as_not_indexed(
     assert not_indexed(broker) == COUNT
     for file in index._writer.files:
         data = file._mapped.data
-        data[28 : len(data)] = bytes(len(data) - 28)  # as if the pages were gone
+        data[28 : len(data)] = bytes(len(data) - 28)  # as if the pages were dropped
     assert check_no_answer_hides_a_hit(broker) == 0
     broker.store.shutdown()
     broker.open()
@@ -190,7 +190,7 @@ def test_what_was_stored_after_the_times_that_are_asked_for_is_not_read(tmp_path
 
 @pytest.mark.parametrize(("byte", "end"), [(0, INT64_MAX), (6, STORE_TIMESTAMP + 10_000)])
 def test_a_damaged_unit_hides_no_key(tmp_path: Path, byte: int, end: int) -> None:
-    """It names no byte of the log, or one of a segment that is newer than what is asked for."""
+    """The unit names no byte of the log, or one in a segment after the times asked for."""
     broker = filled(tmp_path, commit_log_segment_bytes=1_000)
     killed(broker)
     lookup = broker.store._loaded().tier.fetcher._keys
@@ -224,7 +224,7 @@ def test_many_queues_that_wait_are_not_read_one_by_one(tmp_path: Path) -> None:
 
 
 def count_reads(broker: KeyBroker) -> list[tuple[str, int]]:
-    """What the queues of the tier read from now on: the cache is not asked."""
+    """Record all reads of the key look-up from now on, past the cache."""
     reads: list[tuple[str, int]] = []
     lookup = broker.store._loaded().tier.fetcher._keys
     inner: Callable[..., bytes] = lookup._source.read
@@ -265,4 +265,4 @@ def test_a_local_store_without_an_index_leaves_keys_to_the_tiers(tmp_path: Path)
         assert store.flush()
         result = store.query_message(TOPIC, "shared")
         assert [one.queue_offset for one in result.messages] == [2, 1, 0]
-        assert not result.complete  # what is put next is in no index before its upload
+        assert not result.complete  # a new message is in no index before its upload

@@ -1,4 +1,4 @@
-"""How a tiered store looks after its tier: health, flush, retention, what it hands on."""
+"""How a tiered store looks after its tier: health, flush, retention, guards and callbacks."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_health_names_a_gap(broker: Broker) -> None:
 
 
 def test_health_names_a_queue_that_goes_on_where_the_tier_ends(broker: Broker) -> None:
-    """The power was cut after an upload and before the local flush."""
+    """The local store has lost all of its messages after their upload."""
     broker.open()
     broker.fill(5)
     broker.store.shutdown()
@@ -129,7 +129,7 @@ def test_expired_segments_go_by_the_reserve_hours_of_their_topic(tmp_path: Path)
     metadata.add_topic("Kept", reserve_hours=5)
     broker.local.kept_from = 20
     broker.runtime.clock.sleep(3 * 3600)
-    *_, expiring = broker.store._services  # others seal, and publish the catalogue
+    *_, expiring = broker.store._services  # the others seal, and publish the catalogue
     expiring.wake()
     assert broker.store.min_offset(TOPIC, 0) == 20
     assert broker.store.min_offset("Kept", 0) == 0
@@ -204,7 +204,7 @@ def test_dispatchers_and_guards_are_handed_to_the_next_store(broker: Broker) -> 
     broker.put(3)
     assert [request.queue_offset for request in seen] == [0, 1, 2]
     assert guards[0]() == 7
-    # Its own guard: nothing may go that is not in the tier.
+    # The store's own guard: the next store must keep what is not in the tier.
     assert guards[1]() == 0
     assert broker.store.flush()
     assert guards[1]() is None
@@ -227,11 +227,11 @@ def test_a_store_of_many_lives_gives_the_next_one_a_single_guard_and_callback(
     assert len(broker.local._dispatchers) == 1
 
 
-# A flush over a store that confirms late: what it asks for, and what it promises
+# A flush over a store that confirms late: what it demands, and what it promises
 
 
 class LateStore(ListMessageStore):
-    """Confirms nothing before it is asked to; its disk may be broken."""
+    """Confirms messages only at a flush; its disk may be broken."""
 
     def __init__(self, runtime: Runtime) -> None:
         super().__init__(runtime)
@@ -324,14 +324,14 @@ def test_a_store_that_fails_in_its_own_way_keeps_no_part_of_the_tier_from_ending
         assert not store.flush()
         dispatcher = store._loaded().dispatcher
     local.confirmed = local.end
-    local.load()  # else nothing could be read of it
+    local.load()  # otherwise it could not be read
     assert not dispatcher.dispatch_once(force=True), "it uploads after the shutdown"
 
 
 def test_a_flush_without_time_leaves_the_next_one_its_place(tmp_path: Path) -> None:
     with Runtime.threads() as runtime, a_store(tmp_path, LateStore(runtime), runtime) as store:
         put(store, 3)
-        for _ in range(20):  # some of them are over before their thread comes
+        for _ in range(20):  # some of them end before their thread begins
             store.flush(0)
         assert store.flush(60)
 

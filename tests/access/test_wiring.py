@@ -1,4 +1,4 @@
-"""Names to parts, and the chain of message stores that a broker loads."""
+"""Parts are made from names; a broker loads a chain of message stores."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ JAVA_NAME = "org.apache.rocketmq.tieredstore.TieredMessageStore"
 
 
 class Outer(ListMessageStore):
-    """A plugin as a broker may have one: it is called with what it wraps and the settings."""
+    """A plugin as in a broker: it is made from the store that it wraps and the settings."""
 
     def __init__(self, next_store: MessageStore, config: StoreConfig) -> None:
         super().__init__(Runtime.inline())
@@ -143,7 +143,7 @@ def test_the_tiered_store_has_these_names(tmp_path: Path, name: str) -> None:
     assert isinstance(store, TieredMessageStore)
     assert store.config is config
     store.load()
-    assert base.max_offset("Nowhere", 0) is None  # it was loaded with it
+    assert base.max_offset("Nowhere", 0) is None  # the base was loaded with the chain
     store.shutdown()
     with pytest.raises(StoreClosedError):
         base.max_offset("Nowhere", 0)

@@ -1,12 +1,12 @@
-"""Single flipped bits in every kind of file or object of a tier, and what may come of them.
+"""Flips single bits in every kind of file or object of a tier, and checks what follows.
 
-No tests. `TierFlips` fills one tier, in a folder or in a bucket, ends its broker in order or kills
-it, and knows what it holds. Each flip goes into a copy, which is read as a reader elsewhere and as
-the broker does, verified, audited and put to. An answer may be right, an explicit error or
-`complete=False`; else it is silently wrong.
+No tests. `TierFlips` fills one tier, in a folder or in a bucket, shuts its broker down or kills it,
+and knows what the tier holds. Each flip goes into a copy. A reader elsewhere and the broker read
+the copy; it is verified, audited and put to. An answer must be right, an explicit error or
+`complete=False`; anything else is silently wrong.
 
-No checksum covers some fields of a record. What may be wrong there is said by `UNCOVERED`, for the
-message that was hit alone.
+No checksum covers some fields of a record. `UNCOVERED` names them: a flip there may change answers
+about the message that was hit, but about no other.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ SETTINGS: dict[str, Any] = {
 UNCOVERED = {*UNCOVERED_LOCALLY, "queue id"}
 UNIT = {"unit offset": (0, 8), "unit size": (8, 4), "unit tags": (12, 8)}
 KINDS = ("posix", "killed", "bucket")
-"""A folder, the same where the broker was killed, a bucket."""
+"""A folder, a folder whose broker was killed, a bucket."""
 GROUP, CONSUMED = "group-a", 7
 BUCKETS: dict[str, MemoryObjects] = {}
-"""By the setting `bucket`, for providers that are made from settings."""
+"""By the setting `bucket`, for providers made from settings."""
 
 
 class BucketInMemory(ObjectProvider):
@@ -116,7 +116,9 @@ class TierFlips:
         return a_config(self._root / "disk", **place, **SETTINGS)
 
     def _fill(self) -> None:
-        """Sealed files and open ones; a bucket has entries, data objects and sealed objects."""
+        """Fill the tier with sealed and open files; in a bucket, with log entries, data objects and
+        sealed objects.
+        """
         runtime = Runtime.inline(now_ms=STORE_TIMESTAMP)
         self._local = ListMessageStore(runtime)
         store = TieredMessageStore(self._local, self.config, runtime=runtime)
@@ -137,9 +139,9 @@ class TierFlips:
             puts.append((QueueKey(message.topic, message.queue_id), names, put))
             if number % 6 == 5:
                 assert store.flush(seal=number == COUNT * 3 // 4 - 1)
-                if number < COUNT * 3 // 4:  # what comes later stays as its rounds left it
+                if number < COUNT * 3 // 4:  # later messages stay as their rounds left them
                     self._tend(store)
-        for consumed in (4, CONSUMED):  # twice: a table has the one before it beside it
+        for consumed in (4, CONSUMED):  # twice, so that each table has a backup beside it
             for key in {key for key, _, _ in puts}:
                 store.consumer_offsets.commit(GROUP, *key, consumed)
                 store.topic_table.put(TopicConfig(name=key.topic, read_queue_count=consumed))
@@ -156,7 +158,7 @@ class TierFlips:
                 self.messages.append(Known(key, put.queue_offset, time, record, names))
 
     def _tend(self, store: TieredMessageStore) -> None:
-        """What a broker does to a log in the background: merges, states, what is let go of."""
+        """Do a broker's background work on a log: merge data, write states, drop old objects."""
         provider, held = store._loaded().tier.provider, BUCKETS[self._bucket].held
         before = set(held)
         for _ in range(100):
@@ -194,7 +196,7 @@ class TierFlips:
     # -- which bits ---------------------------------------------------------------------------
 
     def some(self, seed: int, count: int) -> Iterator[Flip]:
-        """So many flips, as many of each field of each kind of file as of each other."""
+        """Random flips, evenly spread over the fields of each kind of file."""
         dice = random.Random(seed)
         fields = sorted(self._shapes)
         dice.shuffle(fields)
@@ -205,7 +207,7 @@ class TierFlips:
             yield Flip(path, at, dice.randrange(8), field, row)
 
     def _all_fields(self) -> dict[str, list[tuple[str, int, int, int]]]:
-        """By the name of a field all its places: path, position, width and message."""
+        """All places of each field, by its name: path, position, width and message."""
         found: dict[str, list[tuple[str, int, int, int]]] = {}
 
         def add(field: str, path: str, start: int, width: int, row: int = -1) -> None:
@@ -263,7 +265,7 @@ class TierFlips:
         add("index tail", path, tail, len(data) - tail)
 
     def _file_of(self, key: QueueKey, kind: str, offset: int) -> tuple[str, int] | None:
-        """The file or sealed object that has this byte of a queue, and where."""
+        """The file or sealed object with this byte of a queue, and the position in it."""
         folder = f"/{key.topic}/{key.queue_id}/{kind}/"
         for path, data in self.whole.items():
             if folder in path and path.startswith("tier/"):
@@ -272,10 +274,10 @@ class TierFlips:
                     return path, offset - base
         return None
 
-    # -- what comes of it ---------------------------------------------------------------------
+    # -- what follows from a flip -------------------------------------------------------------
 
     def wrong(self, flip: Flip) -> list[str]:
-        """What is silently wrong in a tier with this bit flipped."""
+        """What is silently wrong in the tier after this flip."""
         self._put_back(flip)
         check = _Check(self.messages, flip)
         with pytest.MonkeyPatch.context() as patch:
@@ -316,7 +318,7 @@ class TierFlips:
             check.is_found |= not report.is_clean
 
     def _as_broker(self, check: _Check) -> None:
-        """It reads old messages from the tier; it puts more, and they are read as well."""
+        """Open the broker: it reads old messages from the tier, and puts and reads new ones."""
         runtime = Runtime.inline(now_ms=STORE_TIMESTAMP + COUNT * STEP_MS)
         local = ListMessageStore(runtime)
         local._log = list(self._local._log)
@@ -341,7 +343,7 @@ class TierFlips:
 
 
 def _kind_of_file(path: str) -> str:
-    """What kind of file it is, without numbers."""
+    """The kind of a file: its name without numbers."""
     parts = path.split("/")
     if path.startswith("tier/.rounds"):
         return f"bucket: {parts[4]}"
@@ -358,7 +360,7 @@ def _kind_of_file(path: str) -> str:
 
 
 class _Check:
-    """Compares what stores answer with what is known."""
+    """Compares the answers of stores with the known messages."""
 
     def __init__(self, messages: list[Known], flip: Flip) -> None:
         self._messages = messages
@@ -383,7 +385,7 @@ class _Check:
         try:
             look(self)
         except TieredStoreError:
-            self.is_told = True  # refused, and said why
+            self.is_told = True  # refused with a reason
         except Exception as error:  # noqa: BLE001 - a raw error of Python is what is looked for
             self._say(f"{type(error).__name__}: {error}")
 
@@ -407,7 +409,7 @@ class _Check:
         return _same(found.record, known.record) or self._is_hit(known)
 
     def _listed(self, is_listed: bool) -> bool:
-        """Whether what is wrong is one of those that docs/durability.md lists."""
+        """Whether docs/durability.md lists this wrong answer."""
         self.is_listed |= is_listed
         return is_listed
 
@@ -415,13 +417,13 @@ class _Check:
         return self._listed(self._hit >= 0 and self._messages[self._hit] == known)
 
     def _is_numbered_anew(self, known: Known) -> bool:
-        """By key nothing else says which number a message has."""
+        """Whether the flip hit the message's offset: by key, nothing else tells its number."""
         return self._listed(
             self._flip.field == "queue offset" and self._messages[self._flip.row] == known
         )
 
     def by_offset(self, store: Any) -> None:
-        """Pages from the beginning to the end, as a consumer reads them, and each one alone."""
+        """Read pages from the beginning to the end, as a consumer does, and each message alone."""
         for key, wanted in self._keys():
             first = self._asked(partial(store.min_offset, *key))
             end = self._asked(partial(store.max_offset, *key))
@@ -484,7 +486,7 @@ class _Check:
 
     def by_time(self, store: Any) -> None:
         if self._listed(self._flip.field in ("store time", "system flag")):
-            return  # what says the time is what was hit
+            return  # the flip hit a field that tells the time
         for known in self._messages[::7]:
             found = self._asked(
                 partial(store.offset_by_time, *known.key, known.store_timestamp, Boundary.LOWER)
@@ -496,7 +498,7 @@ class _Check:
         for known in self._messages[::11]:
             is_unit = self._flip.field == "unit tags" and self._messages[self._flip.row] == known
             if self._listed(is_unit) or self._is_hit(known):
-                continue  # a filter believes the unit
+                continue  # a filter trusts the unit
             tagged = Tagged(decode_message(known.record).tags_code)
             got = self._asked(
                 partial(store.get_message, *known.key, known.queue_offset, message_filter=tagged)
@@ -506,7 +508,7 @@ class _Check:
                 self._say(f"{known.key}: {known.queue_offset} is not among those of its tag")
 
     def tables(self, store: TieredMessageStore) -> None:
-        """What groups have consumed, and topics."""
+        """Check consumer offsets and topics."""
         is_table = self._flip.field in ("consumerOffset.json", "topics.json")
         for key, _ in self._keys():
             offset, topic = (
@@ -529,7 +531,7 @@ class _Check:
 
 
 class Tagged:
-    """Chooses by tags code."""
+    """Selects messages by tags code."""
 
     def __init__(self, tags_code: int) -> None:
         self.tags_code = tags_code
@@ -542,7 +544,9 @@ class Tagged:
 
 
 def _same(record: bytes, known: bytes) -> bool:
-    """But for the log offset: the tier counts by queue, and no reader looks at that field."""
+    """Whether the records agree but for the log offset: it is per queue in the tier, and no reader
+    looks at it.
+    """
     first, width = HEAD["log offset"]
     behind = first + width
     return record[:first] == known[:first] and record[behind:] == known[behind:]

@@ -1,8 +1,8 @@
-"""A broker with a tier that dies and comes back, and what must be true of a whole tier at any time.
+"""A broker with a tier that dies and comes back, and what must always be true of its tier.
 
-`Lives` is what outlives a process: the backend, the catalogue, the index and the local store; and
-the tiered store of the process that runs now. `audit` finds out what is true from the bytes of the
-tier and its catalogue alone.
+`Lives` has what outlives a process (the backend, the catalogue, the index and the local store), and
+the tiered store of the current process. `audit` looks only at the bytes of the tier and at its
+catalogue.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Segment: TypeAlias = tuple[str, SegmentType, int]
 
 
 class Held(NamedTuple):
-    """A message of the tier: where it lies, and its record without that."""
+    """A message of the tier: its log offset, and its record without the log offset."""
 
     log_offset: int
     record: bytes
@@ -53,11 +53,11 @@ Contents: TypeAlias = dict[QueueKey, dict[int, Held]]
 
 
 def audit(provider: SegmentProvider, metadata: MetadataStore) -> Contents:
-    """Every message that the tier holds, after a look at all that must be so.
+    """Check the tier, and return every message that it holds.
 
-    * Every row has its bytes, segments follow each other, and every row is a queue's.
-    * Bytes that no row names are noted to be deleted.
-    * Every live unit names a whole record of its own that has its queue offset.
+    * Every row has its bytes and belongs to a queue, and segments are in order.
+    * Bytes that no row names are marked for deletion.
+    * Every live unit names a whole record with its queue offset, and no two units the same bytes.
     """
     sizes = {(each.path, each.type, each.base): each.size for each in provider.list()}
     rows = {(row.path, row.type, row.base_offset): row for row in metadata.segments()}
@@ -79,7 +79,7 @@ def audit(provider: SegmentProvider, metadata: MetadataStore) -> Contents:
 
 
 def check_nothing_is_left_over(provider: SegmentProvider, metadata: MetadataStore) -> None:
-    """Nothing waits to be deleted; for a tier without faults after a round of retention."""
+    """Nothing waits for deletion. True after a round of retention without faults."""
     assert not metadata.notes(append_file.DELETION_NOTE)
     named = {(row.path, row.type, row.base_offset) for row in metadata.segments()}
     assert {(each.path, each.type, each.base) for each in provider.list()} <= named
@@ -104,7 +104,7 @@ def _messages_of(
             assert log_offset >= behind, f"{path}: unit {offset} goes back"
             behind = log_offset + size
             if log_offset < (logs[0].base_offset if logs else 0):
-                continue  # its record has expired; other units of its segment live
+                continue  # its record has expired; other units of the segment are live
             found[offset] = _record_at(data, log_offset, size, queue, offset)
     return found
 
@@ -130,7 +130,7 @@ def _bytes_of(provider: SegmentProvider, row: SegmentRecord) -> bytes:
 
 
 class DurableIndex(ListIndex):
-    """Keeps which messages it was given, over restarts; it fails when it is told to."""
+    """Records which messages it was given, across restarts; fails on demand."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ class DurableIndex(ListIndex):
         return self._taken.get((topic_id, queue_id), 0)
 
     def check(self, contents: Contents, metadata: MetadataStore) -> None:
-        """It has each message of the tier, where it lies and nowhere else."""
+        """Each message of the tier is indexed at its log offset and at no other."""
         for key, messages in contents.items():
             topic = metadata.topic(key.topic)
             assert topic is not None
@@ -163,17 +163,17 @@ class DurableIndex(ListIndex):
 
 
 class Ledger:
-    """What was put, and what the tier has shown of it; says where one contradicts the other."""
+    """What was put, and what the tier has held so far; asserts that they agree."""
 
     def __init__(self, *, reserve_hours: int) -> None:
         self._reserve_ms = reserve_hours * HOUR_MS
         self._put: dict[QueueKey, dict[int, set[bytes]]] = defaultdict(lambda: defaultdict(set))
         self.tiered: Contents = {}
-        self.promised: dict[QueueKey, int] = {}  # below it the tier said that it has everything
-        self.deleting: set[str] = set()  # topics: whether they are gone is not known
+        self.promised: dict[QueueKey, int] = {}  # the last committed offset that the tier named
+        self.deleting: set[str] = set()  # topics that may be gone or not
 
     def put(self, key: QueueKey, message: SelectedMessage) -> None:
-        """A queue offset comes again with another message after a power cut."""
+        """Note a put. After a power cut, another message may get the same queue offset."""
         self._put[key][message.queue_offset].add(bare(message.record))
 
     def promise(self, key: QueueKey, committed: int | None) -> None:
@@ -182,14 +182,14 @@ class Ledger:
             self.promised[key] = committed
 
     def forget(self, topic: str) -> None:
-        """The topic is gone for good."""
+        """Forget a topic that is gone for good."""
         for table in (self.tiered, self.promised):
             for key in [key for key in table if key.topic == topic]:
                 del table[key]
         self.deleting.discard(topic)
 
     def follow(self, contents: Contents, now_ms: int) -> None:
-        """What the tier has shown it has for ever, but for what is too old by now."""
+        """Check that the tier still has all that it ever had, but for expired messages."""
         for topic in list(self.deleting):
             if not any(key.topic == topic for key in contents):
                 self.forget(topic)
@@ -232,7 +232,8 @@ Catalogues = Callable[[Faults], MetadataStore]
 class Lives:
     """One process after the other over the same bytes; faults strike backend and catalogue.
 
-    `inner` outlives the processes; `processes` makes each its own, with faults of its requests.
+    `inner` makes one backend that outlives the processes; `processes` makes a backend for each
+    process, with faults at its requests.
     """
 
     def __init__(
@@ -280,7 +281,7 @@ class Lives:
     # Life and death
 
     def open(self, faults: Faults | None = None) -> TieredMessageStore:
-        """A new process; the one before is dead, whether it ended or not."""
+        """Start a new process; the previous one counts as dead even if it did not end."""
         self.local.restart()
         self.faults = faults or Faults()
         provider = self._backend()
@@ -303,13 +304,13 @@ class Lives:
         return self._processes(self.runtime, self.faults)
 
     def _catalogue_of(self, provider: SegmentProvider) -> MetadataStore:
-        """As a writer opens it, but for the lock of a file here: who held that is dead."""
+        """Open the catalogue as a writer does, but without a file lock: its holder is dead."""
         provider.claim(self.config.broker_name)
         own = provider.catalogue(self.config.broker_name, read_only=False)
         return self._catalogues(self.faults) if own is None else own
 
     def _as_it_lies(self) -> MetadataStore:
-        """The catalogue that the next process will find, where it lies with the bytes."""
+        """The catalogue that the next process will find if it is stored with the bytes."""
         own = self.inner.catalogue(self.config.broker_name, read_only=True)
         if own is None:
             return (
@@ -322,7 +323,7 @@ class Lives:
     # What a broker does
 
     def put(self, topic: str, queue_id: int = 0, *, body_bytes: int = 100) -> None:
-        """A message of its own time."""
+        """Put a message, one millisecond after the last."""
         self.clock.advance(1)
         message = a_message(self._number, topic=topic, queue_id=queue_id, body_bytes=body_bytes)
         self._number += 1
@@ -345,37 +346,37 @@ class Lives:
     # What must be so
 
     def promises(self) -> None:
-        """The tier never takes back how far it has come."""
+        """The committed offset of a queue never decreases."""
         for key in self.store.queues():
             if key.topic not in self.ledger.deleting:
                 self.ledger.promise(key, self.store.committed_offset(*key))
 
     def check(self) -> Contents:
-        """The bytes and the catalogue, past everybody's back."""
-        if self._processes is not None:  # whoever looks is a process of its own
+        """Check the bytes and the catalogue, without the store."""
+        if self._processes is not None:  # the check is a process of its own
             self.inner = self._processes(self.runtime, Faults())
         contents = audit(self.inner, self._as_it_lies())
         self.ledger.follow(contents, self.clock.now_ms())
         return contents
 
     def check_reopened(self) -> None:
-        """Right after a start without faults: what was promised before is there."""
+        """Check, right after a start without faults, that all promised messages are there."""
         self.promises()
         contents = self.check()
         too_old = self.clock.now_ms() - RESERVE_HOURS * HOUR_MS
         stopped = {(q.topic, q.queue_id) for q in self.store.health().queues if q.problem}
         for key, committed in self.ledger.promised.items():
             if key in stopped:
-                continue  # the local queue is another one
+                continue  # the local store has another history
             for one in self.local.kept(key):
                 is_old = peek_store_timestamp(one.record) < too_old
                 is_there = is_old or one.queue_offset in contents.get(key, {})
                 assert is_there or one.queue_offset >= committed, (key, one.queue_offset)
 
     def check_whole(self, but: Callable[[], Container[QueueKey]] = tuple) -> Contents:
-        """Everything is uploaded; each message is found once, wherever it is, and by its key.
+        """Upload all, and check that each message is found once in either store, and in the index.
 
-        `but` tells, after the upload, of queues that take none any more.
+        `but` names, after the upload, queues that take no more messages.
         """
         is_complete = self.store.flush()
         self.expire()
@@ -405,7 +406,7 @@ class Lives:
         assert self.consumed(key) == tiered | local
 
     def consumed(self, key: QueueKey, *, first: int = 0) -> dict[int, bytes]:
-        """What a consumer gets who goes where it is sent, from an offset to the end."""
+        """What a consumer that follows each next offset gets, from an offset to the end."""
         found: dict[int, bytes] = {}
         at = first
         for _ in range(1_000):

@@ -1,4 +1,4 @@
-"""A broker's store with a tier, for tests: one thread, its own time, and a disk to lose."""
+"""A broker's store with a tier, for tests: one thread, a manual clock, and a disk to lose."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STEP_MS = 1000  # between two messages
 
 
 class ListIndex(NoIndex):
-    """Finds keys in a list; it can be told to fail or to be incomplete."""
+    """Finds keys in a list; can fail or be incomplete on demand."""
 
     def __init__(self) -> None:
         self.entries: list[tuple[str, str, IndexHit]] = []
@@ -65,7 +65,7 @@ class ListIndex(NoIndex):
 
 
 class Counts(NoMetrics):
-    """Counts what is counted, and how often anything is measured; keeps the gauges."""
+    """Sums the counters, records the labels of all measurements, and keeps the gauges."""
 
     def __init__(self) -> None:
         self.counted: dict[str, int] = {}
@@ -131,7 +131,7 @@ class Broker:
         return self.store._loaded().sealing
 
     def put(self, count: int, *, topic: str = TOPIC, queue_id: int = 0, first: int = 0) -> None:
-        """Messages a step of time apart; the first one is stored now."""
+        """Put messages a step of time apart, the first one now."""
         clock = self.runtime.clock
         assert isinstance(clock, ManualClock)
         for number in range(first, first + count):
@@ -139,14 +139,14 @@ class Broker:
             clock.advance(STEP_MS)
 
     def fill(self, count: int = 10, *, kept_from: int = 0, topic: str = TOPIC) -> None:
-        """So many messages, all of them in the tier, and below `kept_from` nowhere else."""
+        """Put and upload messages; those below `kept_from` are then only in the tier."""
         self.put(count, topic=topic)
         assert self.store.flush()
         self.local.kept_from = self.local.cached_from = kept_from
         self.local.calls.clear()
 
     def cut(self) -> None:
-        """The backend cannot be reached from now on."""
+        """Make the backend unreachable from now on."""
         self.faults.always = Fault.BEFORE
 
 
@@ -162,12 +162,12 @@ def a_config(folder: Path, **settings: Any) -> StoreConfig:
 
 
 def numbers(result: GetResult | QueryResult) -> list[int]:
-    """The queue offsets of an answer, after a look at the bodies."""
+    """Check the bodies of an answer; return its queue offsets."""
     for one in result.messages:
         assert decode_message(one.record).body == a_body(one.queue_offset)
     return [one.queue_offset for one in result.messages]
 
 
 def time_of(number: int) -> int:
-    """When `put` stored its message of this number."""
+    """The time at which `put` stored the message with this number."""
     return STORE_TIMESTAMP + number * STEP_MS

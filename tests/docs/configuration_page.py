@@ -1,4 +1,4 @@
-"""The tables of docs/configuration.md, made from the settings themselves.
+"""The tables of docs/configuration.md, made from the settings.
 
 python -m tests.docs.configuration_page     writes them into the page
 """
@@ -36,7 +36,7 @@ def end(name: str) -> str:
 
 
 def with_tables(text: str) -> str:
-    """The page with its tables made anew."""
+    """The page with new tables."""
     for name, kind in KINDS.items():
         before, _, rest = text.partition(begin(name))
         _, mark, after = rest.partition(end(name))
@@ -59,7 +59,7 @@ def _tables(name: str, kind: type[Settings]) -> Iterator[str]:
 
 
 def _groups(kind: type[Settings]) -> Iterator[tuple[str, list[str]]]:
-    """Settings as the code groups them: a comment in the class begins a group."""
+    """The groups of settings in the code: each comment in the class begins a group."""
     known = settings_of(kind)
     heading, names = "where", list[str]()
     for line in inspect.getsource(kind).splitlines():
@@ -106,7 +106,7 @@ def _default(field: Field[Any]) -> str:
 
 
 def _unit(name: str, value: int) -> str:
-    """What a number comes to, where that is not plain."""
+    """A large number in a readable unit."""
     words = name.split("_")
     if "bytes" in words:
         return next((f" ({value // size} {unit})" for size, unit in _SIZES if not value % size), "")

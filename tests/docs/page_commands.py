@@ -7,7 +7,7 @@
     ```python s3         likewise, with the server
     ```text              shown, not run; its verbs and options must exist
 
-A command that is to fail says so: `# exit code 4` behind it.
+A command that is expected to fail is followed by its exit code: `# exit code 4`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from tests.docs.pages import Block
 SERVER = "http://127.0.0.1:9000"
 FILES = frozenset({"toml", "properties"})
 _CODE = re.compile(r"\s+# exit code ([0-9]+)$")
-# A page needs no more than these beside the command itself.
+# The only other commands that a page may use.
 _SYSTEM = frozenset({"mkdir", "cp", "mv", "rm"})
 
 
 class Command(NamedTuple):
-    """A line of a shell block."""
+    """A command of a shell block, and its expected exit code."""
 
     words: list[str]
     code: int
@@ -37,7 +37,7 @@ class Command(NamedTuple):
 
 
 def commands(text: str) -> Iterator[Command]:
-    """The commands of a block; a backslash at the end joins a line with the next."""
+    """The commands of a block; a backslash at its end joins a line with the next."""
     for line in re.sub(r"\\\n\s*", "", text).splitlines():
         plain = line.strip().removeprefix("$ ")
         if not plain or plain.startswith("#"):
@@ -50,7 +50,7 @@ def commands(text: str) -> Iterator[Command]:
 def run_block(
     block: Block, folder: Path, tieredstore: Callable[[list[str]], tuple[int, str]], server: str
 ) -> list[str]:
-    """Run a block in a folder that is the current one; what did not end as the page says."""
+    """Run a block in `folder`, the current one; return the commands with unexpected exit codes."""
     text = block.text.replace(SERVER, server)
     if block.language in FILES and block.words and not block.words[0].startswith("/"):
         (folder / block.words[0]).write_text(text, encoding="utf-8")

@@ -28,7 +28,7 @@ def page(name: str) -> str:
 
 
 def prose(name: str) -> str:
-    """A page whose lines are one, since a sentence may break anywhere."""
+    """A page as one line, since a sentence may break anywhere."""
     return " ".join(page(name).split())
 
 
@@ -45,7 +45,7 @@ def inline_code(text: str) -> list[str]:
 
 
 def section(text: str, heading: str) -> str:
-    """What stands below a heading, up to the next one of its level or above."""
+    """The text below a heading, up to the next one of the same or a higher level."""
     found = re.search(rf"^(#+) {re.escape(heading)}\n", text, re.MULTILINE)
     assert found, f"no heading {heading!r}"
     rest = text[found.end() :]
@@ -54,11 +54,11 @@ def section(text: str, heading: str) -> str:
 
 
 def tables(text: str) -> Iterator[list[list[str]]]:
-    """The rows of each table, without its head; a cell is its text without backticks."""
+    """The rows of each table, without its head; cells have no backticks."""
     rows: list[list[str]] = []
     for line in [*outside_blocks(text).splitlines(), ""]:
         if line.startswith("|"):
-            # An escaped bar is a part of its cell.
+            # An escaped bar belongs to its cell.
             cells = re.split(r"(?<!\\)\|", line.strip().strip("|"))
             rows.append([cell.strip().replace("`", "").replace(r"\|", "|") for cell in cells])
         elif rows:

@@ -1,4 +1,4 @@
-"""What the documents tell their reader to type can be typed, and ends as they say."""
+"""The commands in the documents exist, and end as the documents say."""
 
 from __future__ import annotations
 
@@ -34,13 +34,15 @@ def has(path: Path, *words: str) -> bool:
     return any(block.language == "shell" and block.words == list(words) for block in found)
 
 
-WALKED = {"first-hour.md"}  # by tests/front_door, in a home of its own
+WALKED = {"first-hour.md"}  # by tests/front_door, with its own home folder
 WITH_COMMANDS = [path for path in PAGES if has(path) and path.name not in WALKED]
 WITH_S3 = [path for path in PAGES if has(path, "s3")]
 
 
 def on_server(block: Block, folder: Path) -> Block:
-    """For the second run of a page in one process: a job keeps what it opened, by its settings."""
+    """A block with other paths, for a page's second run in this process: jobs keep opened parts by
+    their settings.
+    """
     text = block.text.replace('provider = "s3"', 'provider = "s3"\ncertify = "off"')
     return block._replace(text=text.replace('path = "', f'path = "{folder}/'))
 
@@ -82,7 +84,7 @@ def test_those_of_a_page_with_a_bucket_too(
     tieredstore: Callable[[list[str]], tuple[int, str]],
     s3_endpoint: str,
 ) -> None:
-    """Without asking the server for its proof: that takes long, and tests/s3 does it."""
+    """Without the certification of the server: it takes long, and tests/s3 tests it."""
     wrong = [
         line
         for block in blocks(path.read_text(encoding="utf-8"))
@@ -104,7 +106,7 @@ def shown(text: str) -> Iterator[list[str]]:
 
 
 def unknown(words: list[str]) -> list[str]:
-    """Verbs and options of a command that there are not; what follows an option is its value."""
+    """The verbs and options of a command that do not exist."""
     group: Any = typer.main.get_command(app)
     for at, word in enumerate(words):
         if not _WORD.fullmatch(word) or not hasattr(group, "commands"):
@@ -153,7 +155,9 @@ def test_the_example_is_as_short_as_the_page_says() -> None:
 
 @pytest.mark.slow
 def test_the_suite_that_is_shown_passes(tmp_path: Path) -> None:
-    """One test after the other in one process: each needs an empty backend."""
+    """The shown suite runs in one process, one test after the other, as each needs an empty
+    backend.
+    """
     (suite,) = (block.text for block in blocks(PROVIDER_PAGE) if "Contract" in block.text)
     (tmp_path / "test_my_provider.py").write_text(suite, encoding="utf-8")
     ran = subprocess.run(

@@ -1,4 +1,4 @@
-"""docs/configuration.md is what the settings say, and its files are read as it says."""
+"""docs/configuration.md agrees with the settings, and its example files are read as it says."""
 
 from __future__ import annotations
 
@@ -56,12 +56,14 @@ def test_the_broker_conf_is_read(tmp_path: Path) -> None:
 def test_keys_of_a_bucket_may_come_from_the_environment(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half of a pair is an error: so the command has seen it. A file with keys counts more."""
+    """Half of a pair of keys is an error, which shows that the command has read it. Keys in a file
+    take precedence.
+    """
     file = tmp_path / "tier.toml"
     plain = '[tieredstore]\nprovider = "s3"\nbucket = "b"\nendpoint = "http://127.0.0.1:1"\n'
     file.write_text(plain, encoding="utf-8")
     monkeypatch.setenv("TIEREDSTORE_ACCESS_KEY", "known")
-    monkeypatch.setenv("TIEREDSTORE_RESERVE_HOURS", "no number")  # it does not count here
+    monkeypatch.setenv("TIEREDSTORE_RESERVE_HOURS", "no number")  # must not be read here
     command = Command(capsys)
     ran = command.run("topics", "--config", file)
     assert (ran.code, "go together" in ran.err) == (2, True)

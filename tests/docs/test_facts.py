@@ -1,4 +1,4 @@
-"""What the pages say is what the code says: tables, names, defaults, permissions, numbers."""
+"""The pages agree with the code: tables, names, defaults, permissions, numbers."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_classes_that_a_page_names_exist(path: Path) -> None:
 
 
 def names() -> set[str]:
-    """Every name of the code, and of its modules."""
+    """Every name in the code, and the names of its modules."""
     found: set[str] = set()
     for folder in ("tieredstore", "examples", "tests", "bench"):
         for file in (ROOT / folder).rglob("*.py"):
@@ -74,12 +74,12 @@ def names() -> set[str]:
 
 
 def test_names_in_the_pages_are_names_of_the_code() -> None:
-    """Those with an underscore: settings, functions, options, modules."""
+    """Checks only names with an underscore: settings, functions, options, modules."""
     known = names()
     unknown = [
         f"{path.name}: {name}"
         for path in PAGES
-        if path.name != "metrics.md"  # which has a test of its own
+        if path.name != "metrics.md"  # has its own test
         for code in inline_code(path.read_text("utf-8"))
         for name in re.findall(r"\b[a-z]+(?:_[a-z0-9]+)+\b", code)
         if name not in known
@@ -110,7 +110,7 @@ def test_no_page_repeats_a_sentence_of_another() -> None:
 
 
 def layouts(text: str) -> Iterator[list[tuple[int, int]]]:
-    """Tables of offset and width, as numbers."""
+    """The offsets and widths of each table that has them."""
     for rows in tables(text):
         if rows and len(rows[0]) == 3 and rows[0][0] == "0":
             yield [(int(row[0]), int(row[1])) for row in rows if row[0]]
@@ -123,7 +123,7 @@ def test_layouts_have_no_holes_and_the_sizes_of_the_code() -> None:
         assert [offset for offset, _ in rows] == [0, *ends[:-1]]
         sizes.append(ends[-1])
     assert sizes == [
-        88,  # of a record, up to its body
+        88,  # a record, up to its body
         queue_unit.UNIT_BYTES,
         message.CODA_BYTES,
         tiered_index.HEADER_BYTES,
@@ -222,7 +222,7 @@ def test_every_difference_from_java_is_told() -> None:
 
 
 def operations_of(*modules: str) -> set[str]:
-    """The operations of S3 that these modules name, in calls and in texts."""
+    """The S3 operations that these modules name, in calls and in strings."""
     session = importlib.import_module("botocore.session").get_session()
     xform_name = importlib.import_module("botocore").xform_name
     known = {xform_name(name) for name in session.get_service_model("s3").operation_names}
@@ -260,7 +260,7 @@ PERMISSIONS = {
 def test_the_policy_grants_what_the_clients_ask_for_and_no_more() -> None:
     (policy,) = [json.loads(b.text) for b in blocks(page("security.md")) if b.language == "json"]
     granted = {action for statement in policy["Statement"] for action in statement["Action"]}
-    # obstore asks for a part of these: what it lacks it leaves to the client of s3fs.
+    # obstore makes only some of these requests, and leaves the others to the client of s3fs.
     clients = {path.name for path in (ROOT / "providers").glob("s3*.py")} - {"s3_admin.py"}
     asked = operations_of(*clients)
     assert {"put_object", "list_objects_v2", "delete_objects"} <= asked
@@ -319,7 +319,7 @@ def test_the_options_of_a_read_and_of_a_write_are_all_told() -> None:
 LAYOUT, OPERATIONS, METRICS = "object-store-layout.md", "operations.md", "metrics.md"
 DAY_MS = 86_400_000
 
-# The page, its words, and where the code says so.
+# The page, its words, and the name and value in the code.
 TOLD = [
     (LAYOUT, "8 MiB lie in the entry itself", "roundlog.log.INLINE_BYTES_MAX", 8 * MIB),
     (LAYOUT, "data objects of at most 32 MiB", "roundlog.draft.DATA_BYTES_MAX", 32 * MIB),

@@ -1,4 +1,4 @@
-"""Files of ours, written by a store, and read by what docs/formats.md says and nothing else."""
+"""Files of ours are written by a store, and read only by what docs/formats.md says."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def key_of(number: int) -> str:
 
 
 def offload(folder: Path, *, seal: bool, **settings: Any) -> bytes:
-    """What the journal of the catalogue said before it was folded at the end, if there was one."""
+    """Write a tier; return the catalogue's journal, if any, from before the shutdown folded it."""
     config = StoreConfig(
         store_path=str(folder),
         broker_name="b",
@@ -63,7 +63,7 @@ def index_file(tmp_path: Path) -> bytes:
 
 
 def fields(heading: str, number: int, data: bytes) -> dict[str, bytes]:
-    """The bytes of each field of a table of the page."""
+    """The bytes of each field, as a table of the page describes them."""
     rows = list(tables(section(page("formats.md"), heading)))[number]
     return {name: data[int(at) : int(at) + int(width)] for at, width, name in rows}
 
@@ -97,7 +97,7 @@ def test_a_footer_is_what_the_page_says(index_file: bytes) -> None:
     assert len(items) <= 16_380
     assert crc32c(items) == int.from_bytes(fence[names[2]], "big")
     assert number(fence[names[5]]) == 28 + 8 * SLOTS + 28 * COUNT
-    assert covered[:4] == bytes(4)  # the first slot of the one fence block
+    assert covered[:4] == bytes(4)  # the first slot of the only fence block
 
 
 def may_hold(block: bytes, text: str) -> bool:
@@ -126,7 +126,7 @@ def test_a_filter_is_what_the_page_says(index_file: bytes) -> None:
 
 
 def sealed(line: bytes) -> dict[str, Any]:
-    """What a line of ours says, its checksum looked at."""
+    """The content of a line of ours, with its checksum checked."""
     found = re.fullmatch(rb'\{"crc":"([0-9a-f]{8})",(.*)', line.rstrip(b"\n"), re.DOTALL)
     assert found
     assert crc32c(found[2]) == int(found[1], 16)
@@ -188,7 +188,7 @@ def unsigned(data: bytes) -> int:
 
 
 def read_frame(data: bytes) -> tuple[dict[str, bytes], dict[str, Any], dict[str, list[int]]]:
-    """Header, head and columns, by what the page says."""
+    """Header, head and columns, read as the page says."""
     header = fields(LOG, 1, data)
     assert header["magic TSRL"] == b"TSRL"
     at, parts = 64, []

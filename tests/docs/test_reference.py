@@ -1,4 +1,4 @@
-"""The reference that `make docs` builds has every public name, and no link to nowhere."""
+"""The reference that `make docs` builds has every public name and no broken link."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _WORDS = re.compile(r"^REFERENCE := ((?:.*\\\n)*.*)", re.MULTILINE)
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built as the Makefile says."""
+    """The reference, built with the Makefile's list of modules."""
     folder = tmp_path_factory.mktemp("reference")
     found = _WORDS.search((ROOT / "Makefile").read_text(encoding="utf-8"))
     assert found

@@ -1,4 +1,4 @@
-"""The Spark of docs/spark.md, run on a real Spark over a real tier."""
+"""The Spark code of docs/spark.md runs on a real Spark over a real tier."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tiers that the Java broker wrote, and what it answered about them, for tests."""
+"""For tests: the tiers that the Java broker wrote, and its answers about them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOW_MS = 1_795_171_600_000  # a little after the last message
 
 
 def golden_queues(name: str) -> dict[QueueKey, FlatMessageFile]:
-    """The queues of a golden tier, read where they lie; nothing is changed."""
+    """The queues of a golden tier, which is read in place and not changed."""
     runtime = Runtime.inline(now_ms=NOW_MS)
     provider = PosixProvider(GOLDEN / name / "tiered", "GoldenCluster", runtime)
     catalogue = GOLDEN / name / "store" / "config" / "tieredStoreMetadata.json"
@@ -50,7 +50,7 @@ def expectation(name: str) -> Any:
 
 
 def differences(file: str) -> dict[int, dict[str, Any]]:
-    """The rows of an expectation file that we answer otherwise, by their number."""
+    """The rows of an expectation file that we answer differently, by row number."""
     return {row["row"]: row for row in expectation("differences.json") if row["file"] == file}
 
 
@@ -62,7 +62,7 @@ def messages_of(rows: list[dict[str, Any]]) -> dict[QueueKey, list[dict[str, Any
 
 
 def page_of(result: GetResult) -> dict[str, Any]:
-    """An answer of ours in the form of Java's."""
+    """Our answer in the form of Java's."""
     records = [one.record for one in result.messages]
     answer = {
         "status": result.status.name,
@@ -78,7 +78,7 @@ def page_of(result: GetResult) -> dict[str, Any]:
 
 
 def facts(message: SelectedMessage) -> dict[str, Any]:
-    """A message that a key led to, in the form of Java's answers."""
+    """A message found by key, in the form of Java's answers."""
     return {
         "queueId": peek_queue_id(message.record),
         "queueOffset": message.queue_offset,

@@ -1,4 +1,4 @@
-"""A tier of many queues for tests: reopened like a new process would, and made to fail anywhere.
+"""A tier of many queues for tests: reopened as by a new process, and made to fail anywhere.
 
 `Tier` has a backend and a catalogue that outlive the stores opened on it.
 """
@@ -28,7 +28,7 @@ LOG, QUEUE = SegmentType.COMMIT_LOG, SegmentType.CONSUME_QUEUE
 
 
 class Tier:
-    """The bytes and the catalogue of a tier; `open` is what a new process does."""
+    """The bytes and the catalogue of a tier; `open` acts as a new process."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Tier:
         return store
 
     def backend(self, faults: Faults) -> SegmentProvider:
-        """Of a process that these faults strike."""
+        """The backend of a process that these faults strike."""
         return FaultyProvider(self.inner, faults, self.runtime)
 
     def file(self, faults: Faults | None = None, *, start: int = 0) -> FlatMessageFile:
@@ -86,7 +86,7 @@ class Tier:
         return self.catalogue().segments(path, type)
 
     def held(self, type: SegmentType, path: str = PATH) -> dict[int, bytes]:
-        """What the backend has of one file, by base offset."""
+        """The bytes of one file in the backend, by base offset."""
         found = {}
         for each in self.inner.list(path):
             if each.type is type:
@@ -95,14 +95,14 @@ class Tier:
         return dict(sorted(found.items()))
 
     def damage(self, type: SegmentType, base: int, data: bytes, path: str = PATH) -> None:
-        """Replace the bytes of a segment, past everybody's back."""
+        """Replace the bytes of a segment in the backend."""
         with self.inner.open(path, type, base) as segment:
             segment.delete()
             segment.write(0, data)
 
 
 def append(file: FlatMessageFile, records: Sequence[bytes], *, at: int | None = None) -> None:
-    """Append and commit all of them, in as many segments as it takes."""
+    """Append and commit all records, in as many segments as needed."""
     while records:
         taken = file.append(run_of(file.append_offset if at is None else at, records)).count
         assert file.commit()
@@ -110,14 +110,14 @@ def append(file: FlatMessageFile, records: Sequence[bytes], *, at: int | None = 
 
 
 def unplaced(record: bytes) -> bytes:
-    """A record without its log offset, which every store gives anew."""
+    """A record without its log offset, which each store sets anew."""
     data = bytearray(record)
     patch_log_offset(data, 0)
     return bytes(data)
 
 
 def content(file: FlatMessageFile) -> dict[int, bytes]:
-    """Every message that can be read, by queue offset. Each record knows its own place."""
+    """Every message that can be read, by queue offset. Each record must have its log offset."""
     found = {}
     offset = file.min_offset
     while (offset := file.queue.first_unit_from(offset)) < file.commit_offset:

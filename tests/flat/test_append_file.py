@@ -1,5 +1,5 @@
 """A file of segments: appending, rolling, reading across borders, dropping the oldest; and deleting
-what is no longer used: one thread at a time, and never under a queue made anew.
+unused segments in one thread at a time, and never those of a queue that was created again.
 """
 
 from __future__ import annotations
@@ -261,7 +261,7 @@ def test_a_roll_brings_the_row_of_the_full_segment_up_to_date() -> None:
     assert upload is not None
     assert upload.write is not None
     upload.write.segment.write(0, upload.write.data)
-    file.settle(upload)  # and its row did not get into the catalogue
+    file.settle(upload)  # without its row in the catalogue
     file.roll()
     assert [(row.base_offset, row.size) for row in tier.rows(LOG)] == [(0, 100), (100, 0)]
 
@@ -311,9 +311,9 @@ def test_a_delete_that_fails_is_noted_and_finished_later() -> None:
     file = a_file(tier, segment_bytes_max=10, provider=provider)
     file.roll(0)
     for _ in range(3):
-        put(file, tier, b"x" * 10)  # a size and a write each
+        put(file, tier, b"x" * 10)  # takes two steps: a size and a write
     doomed = file.segments[:2]
-    # The second is not tried: the backend could not be reached for the first.
+    # The second is not tried, as the backend could not be reached for the first.
     assert file.drop(doomed) == [each.segment.path for each in doomed]
     assert file.min_offset == 20
     assert list(tier.held(LOG)) == [0, 10, 20]
@@ -385,11 +385,11 @@ def test_offsets_are_found_by_segment() -> None:
     assert bases == [None, 30, 30, 40, 50, 50]
 
 
-SECONDS = 240.0  # for what has to come; nobody waits that long
+SECONDS = 240.0  # far more than any machine needs
 
 
 class Deletes(ProviderWrapper):
-    """A backend whose deletes do what a test tells."""
+    """A backend that calls `before` before each delete."""
 
     def __init__(self, inner: SegmentProvider, runtime: Runtime) -> None:
         super().__init__(inner, runtime)
@@ -412,7 +412,7 @@ class DeletedSegment(SegmentWrapper):
 
 
 class LatePool(InlinePool):
-    """Does nothing before it is told to."""
+    """Keeps its calls until the test runs them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -428,7 +428,7 @@ def down() -> None:
 
 
 def a_destroyed_queue() -> tuple[Tier, Deletes, FlatFileStore]:
-    """Its two segments could not be deleted."""
+    """A destroyed queue whose two segments could not be deleted."""
     runtime = Runtime.inline()
     provider = Deletes(MemoryProvider(runtime), runtime)
     tier = Tier(provider=provider)
@@ -569,7 +569,7 @@ def test_a_note_that_makes_no_sense_is_passed_over(
     tier, provider, _ = a_destroyed_queue()
     others = tier.catalogue().notes(DELETION_NOTE)
     tier.catalogue().apply([DeleteNote(DELETION_NOTE, each) for each in others])
-    for each in (key, *others):  # it comes first
+    for each in (key, *others):  # the bad note comes first
         tier.catalogue().put_note(DELETION_NOTE, each, 1)
     with caplog.at_level(logging.WARNING):
         store = tier.open()

@@ -1,7 +1,7 @@
 """The process dies at every step of the backend and of the catalogue, and comes back.
 
-Over an object store it dies at any of its requests: each process has a client and a provider of its
-own there, and so has the one that looks afterwards.
+Over an object store it dies at any of its requests. Each process has its own client and provider
+there, also the one that checks afterwards.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CRASHES = [Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.CRASH_HALF]
 FAILURES = [Fault.BEFORE, Fault.AFTER, Fault.HALF]
 RECORDS = [a_record(number, body_bytes=number * 13 % 90) for number in range(40)]
 MODEL = {number: unplaced(record) for number, record in enumerate(RECORDS)}
-FIRST = 5  # the queue offset of the first message that is tiered
+FIRST = 5  # the first queue offset in the tier
 
 
 def a_tier() -> Tier:
@@ -41,7 +41,7 @@ def a_tier() -> Tier:
 
 
 def upload(store: FlatFileStore, acknowledged: list[int], *, upto: int = len(RECORDS)) -> None:
-    """What a dispatcher does: go on where the tier ends, in batches, rolling now and then."""
+    """Upload like a dispatcher: go on where the tier ends, in batches, and roll now and then."""
     file = store.create(*KEY)
     assert file.problem is None, file.problem
     file.start_at(FIRST)
@@ -56,7 +56,7 @@ def upload(store: FlatFileStore, acknowledged: list[int], *, upto: int = len(REC
 
 
 def crash_and_return(tier: Tier, step: int, fault: Fault) -> bool:
-    """One crash, then a whole upload by a new process; False where the crash came too late."""
+    """One crash, then a whole upload by a new process; return False if the crash came too late."""
     acknowledged = [FIRST]
     faults = Faults({step: fault})
     with suppress(SimulatedCrash):
@@ -68,7 +68,7 @@ def crash_and_return(tier: Tier, step: int, fault: Fault) -> bool:
 
 
 def check_reopened(tier: Tier, acknowledged: int) -> None:
-    """What a reader and then a writer find: all that was acknowledged, nothing that is not so."""
+    """Check that a reader and then a writer find all acknowledged messages, and no wrong ones."""
     for read_only in (True, False):
         file = tier.open(read_only=read_only).get(KEY)
         if file is None or not file.is_started:
@@ -82,7 +82,7 @@ def check_reopened(tier: Tier, acknowledged: int) -> None:
 
 
 def check_catalogue(tier: Tier) -> None:
-    """It never claims more than there is, and segments follow each other."""
+    """The catalogue never names bytes that are not there, and segments are adjacent."""
     for kind in (LOG, QUEUE):
         held = tier.held(kind)
         rows = tier.rows(kind)
@@ -155,7 +155,7 @@ def crash_and_send_others(tier: Tier, step: int, fault: Fault) -> None:
 
 @pytest.mark.parametrize("fault", CRASHES)
 def test_nor_where_the_next_batch_after_the_crash_is_another(fault: Fault) -> None:
-    """The messages that were on their way are gone from the local store: the tier goes on."""
+    """The local store has lost the messages of the crashed upload: the tier goes on with others."""
     every_step(
         lambda step: crash_and_send_others(a_tier(), step, fault),
         steps=steps_of_a_quiet_run(a_tier),
@@ -239,13 +239,13 @@ Tiers = Callable[[], Tier]
 
 
 def process(clients: Clients, runtime: Runtime, faults: Faults) -> ObjectProvider:
-    """Nothing is tried again, and a listing is never believed."""
+    """A provider that tries nothing again, and never relies on an earlier listing."""
     client = StruckClient(clients(), faults)
     return ObjectProvider(client, "c", runtime, listing_ms=0, retry=RetryPolicy(retries_max=0))
 
 
 class ObjectTier(Tier):
-    """Faults strike the requests of a process; `inner` is a process that only looks."""
+    """Faults strike the requests of a process; `inner` is a process that only reads."""
 
     def __init__(self, clients: Clients) -> None:
         super().__init__(log_bytes=1500, queue_units=8, commit_log_rolling_min_bytes=1)
@@ -264,12 +264,12 @@ class ObjectTier(Tier):
 
 
 def in_memory() -> ObjectTier:
-    """Where requests are counted: a client makes as many, and there they take no time."""
+    """A tier to count requests: they are as many as over HTTP, but take no time."""
     return ObjectTier(Stores("memory").new())
 
 
 def from_the_middle(steps: Sequence[int]) -> Sequence[int]:
-    """The same in another order: where one step alone is tried, much has been written by then."""
+    """The steps from the middle on: if only one is tried, much has been written by then."""
     middle = len(steps) // 2
     return [*steps[middle:], *steps[:middle]]
 

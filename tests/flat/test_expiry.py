@@ -1,4 +1,4 @@
-"""What expires, what stays, that what stays can be read, and crashes and failures in the middle."""
+"""What expires and what stays readable, with crashes and failures in the middle of an expiry."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def timed(first: int, times: list[int]) -> list[bytes]:
 
 
 def a_tier(count: int = 30, *, log_bytes: int = 1000, queue_units: int = 4) -> OneQueue:
-    """Messages a millisecond apart, in many segments of both kinds."""
+    """A queue of messages a millisecond apart, in many segments of both kinds."""
     tier = OneQueue(log_bytes=log_bytes, queue_units=queue_units)
     fill(tier.open(), timed(0, [STORE_TIMESTAMP + n for n in range(count)]))
     return tier
 
 
 def live(file: FlatMessageFile) -> list[int]:
-    """The queue offsets that can be read, each of them read."""
+    """Read all messages; return their queue offsets."""
     found: list[int] = []
     at = file.min_offset
     while at < file.commit_offset:
@@ -57,7 +57,7 @@ def live(file: FlatMessageFile) -> list[int]:
 
 
 def check_sound(tier: OneQueue) -> None:
-    """No row without bytes, no bytes without a row, nothing left to be deleted."""
+    """No row lacks bytes, no bytes lack a row, and nothing waits for deletion."""
     rows = {(row.type, row.base_offset): row for row in tier.metadata.segments()}
     for key, row in rows.items():
         assert len(tier.provider.held.get(key, b"")) == row.size
@@ -69,9 +69,9 @@ HOUR_MS = 3_600_000
 
 
 def expire(file: FlatMessageFile, before_ms: int, *, source: ByteSource = DIRECT) -> Expired:
-    """As it is; and each time what was foretold is what then happens."""
+    """Expire, and check that `would_expire` has predicted the result."""
     foretold = would_expire(file, before_ms)
-    assert would_expire(file, before_ms) == foretold  # it has changed nothing
+    assert would_expire(file, before_ms) == foretold  # the prediction changes nothing
     done = upkeep.expire(file, before_ms, source=source)
     assert replace(done, undeleted=()) == foretold
     return done
@@ -88,7 +88,7 @@ def test_whole_segments_that_are_older_go_and_what_is_left_can_be_read() -> None
     ends = [row.end_timestamp or 0 for row in before]
     gone = [row for row in before if tier.metadata.segment(PATH, LOG, row.base_offset) is None]
     assert [row.end_timestamp for row in gone] == [e for e in ends if e < STORE_TIMESTAMP + 15]
-    assert result.segment_count > len(gone)  # and segments of the queue
+    assert result.segment_count > len(gone)  # segments of the queue are counted too
     assert result.undeleted == ()
     check_sound(tier)
     assert live(tier.open()) == live(file)
@@ -110,7 +110,7 @@ def test_nothing_goes_that_is_not_older_and_nothing_goes_twice() -> None:
 
 
 def test_a_segment_goes_only_when_its_newest_message_is_older() -> None:
-    """FlatAppendFileTest.testCleanExpiredFile."""
+    """As in RocketMQ's FlatAppendFileTest.testCleanExpiredFile."""
     tier = OneQueue()
     file = tier.open()
     fill(file, timed(0, [STORE_TIMESTAMP + 1, STORE_TIMESTAMP + 2]))
@@ -123,7 +123,7 @@ def test_a_segment_goes_only_when_its_newest_message_is_older() -> None:
 
 
 def test_the_first_message_is_known_before_and_after_the_first_segment_has_expired() -> None:
-    """FlatCommitLogFileTest.getMinOffsetFromFileAsyncTest."""
+    """As in RocketMQ's FlatCommitLogFileTest.getMinOffsetFromFileAsyncTest."""
     tier = OneQueue()
     file = tier.open()
     file.start_at(6)
@@ -277,7 +277,7 @@ def test_beside_a_list_only_what_is_older_goes_and_the_rest_can_be_read(
 
 
 def test_a_log_segment_stays_while_a_later_message_is_in_it() -> None:
-    """Units that do not go up: only somebody else's queue has such."""
+    """The log offsets of the units do not ascend: only a foreign queue can be like that."""
     records = timed(0, [STORE_TIMESTAMP + n for n in range(9)])
     pieces = [b"".join(records[n] for n in row) for row in ([0, 1, 4], [2, 3, 5], [6, 7, 8])]
     where = dict(zip([0, 1, 4, 2, 3, 5, 6, 7, 8], laid_out([records[0]] * 9), strict=True))
@@ -320,7 +320,7 @@ def test_a_delete_that_fails_is_noted_and_not_tried_again_at_once() -> None:
     deletes.always = Fault.BEFORE
     result = upkeep.expire(file, STORE_TIMESTAMP + 15)
     assert len(result.undeleted) == result.segment_count > 2
-    assert deletes.steps == 2  # the first of either file: the backend cannot be reached
+    assert deletes.steps == 2  # only the first of each file, as the backend cannot be reached
     assert live(file) == list(range(file.min_offset, 30))
     assert len(tier.metadata.notes(append_file.DELETION_NOTE)) == result.segment_count
     assert upkeep.expire(file, STORE_TIMESTAMP + 15).segment_count == 0
@@ -332,11 +332,11 @@ def test_a_delete_that_fails_is_noted_and_not_tried_again_at_once() -> None:
 
 
 def expired(before: int, step: int, fault: Fault) -> tuple[OneQueue, FlatMessageFile, Faults]:
-    """An expiry that the fault strikes; the tier has no other faults afterwards."""
+    """A tier after an expiry that the fault strikes; it has no faults afterwards."""
     tier, faults = a_tier(), Faults({step: fault})
     file = tier.open()
     tier.fail(faults)
-    with suppress(SimulatedCrash, MetadataError):  # or the catalogue refused
+    with suppress(SimulatedCrash, MetadataError):  # MetadataError: the catalogue refused
         upkeep.expire(file, STORE_TIMESTAMP + before)
     tier.fail(Faults())
     return tier, file, faults

@@ -1,4 +1,4 @@
-"""Messages that were fetched together are read from memory, all others from the backend."""
+"""Messages that were fetched together are read from memory, the others from the backend."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LARGE = fetched_messages._RECORD_BYTES_MAX
 
 
 def a_tier() -> tuple[OneQueue, FlatMessageFile]:
-    """Three messages, each in a segment of its own; the one in the middle is large."""
+    """Three messages, each in its own segment; the one in the middle is large."""
     tier = OneQueue(log_bytes=1, queue_units=1)
     file = tier.open()
     fill(file, [a_record(0), a_record(1, body_bytes=LARGE), a_record(2)])
@@ -28,14 +28,14 @@ def a_tier() -> tuple[OneQueue, FlatMessageFile]:
 
 
 def reads_of(tier: OneQueue, file: FlatMessageFile, source: FetchedMessages, offset: int) -> int:
-    """Reads one message through the source; how often that asks the backend."""
+    """Read one message through the source; return how many of its reads reach the backend."""
     tier.provider.reads.clear()
     data = source.read(file.queue, offset * UNIT_BYTES, UNIT_BYTES)
     assert data == file.queue.read(offset * UNIT_BYTES, UNIT_BYTES)
     unit = decode_unit(data)
     record = source.read(file.log, unit.log_offset, unit.message_bytes)
     assert record == file.log.read(unit.log_offset, unit.message_bytes)
-    return len(tier.provider.reads) - 2  # those to compare with
+    return len(tier.provider.reads) - 2  # without the two reads to compare with
 
 
 def test_the_last_message_that_was_fetched_takes_no_read() -> None:

@@ -1,4 +1,4 @@
-"""The table of queues: loading, making, destroying, and broken queues among others that go on."""
+"""The table of queues: loading, creating, destroying; broken queues do not stop the others."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_queues_survive_a_new_start_and_destroyed_ones_do_not() -> None:
         store.destroy(QueueKey("TopicTest", queue_id))
     assert tier.open().files() == []
     assert list(tier.inner.list()) == []
-    assert tier.catalogue().topic("TopicTest") is not None  # its number is never given again
+    assert tier.catalogue().topic("TopicTest") is not None  # so its number is never reused
 
 
 def test_destroying_a_queue_that_is_not_there_does_nothing() -> None:
@@ -93,7 +93,7 @@ def test_topics_are_deleted_with_their_queues() -> None:
 
 
 class LandsLater(FaultyCatalogue):
-    """Its first deletion fails, and has its effect before the next change."""
+    """A catalogue whose first deletion fails, but takes effect before the next change."""
 
     late: tuple[Change, ...] = ()
 
@@ -126,7 +126,7 @@ def test_a_queue_whose_deletion_failed_and_lands_later_takes_nothing(is_asked_ag
         append(before, numbered(3, 1))
     file = store.get(KEY)
     assert file is not None
-    assert list(content(file)) == [0, 1, 2]  # until it is known it can be read
+    assert list(content(file)) == [0, 1, 2]  # readable until the deletion is known
     with pytest.raises(BackendRefusedError, match="nobody knows"):
         append(file, numbered(3, 1))
     if is_asked_again:
@@ -135,7 +135,7 @@ def test_a_queue_whose_deletion_failed_and_lands_later_takes_nothing(is_asked_ag
         assert store.retry_recovery() == 0
     assert store.files() == []
     assert not tier.rows(LOG)
-    assert file.problem is not None  # it is not recovered, it is gone
+    assert file.problem is not None  # the queue is not recovered, but gone
     file.problem = None
     with pytest.raises(StoreClosedError):
         append(file, numbered(3, 1))
@@ -163,7 +163,7 @@ def test_what_a_queue_notes_after_a_deletion_that_lands_later_goes_with_it() -> 
 
 
 class MeetsWhoBegins(FaultyCatalogue):
-    """A queue that is only just being made notes its segments while its topic is deleted."""
+    """A new queue notes its first segments while its topic is being deleted."""
 
     begin: Callable[[], None] = staticmethod(lambda: None)
 
@@ -222,7 +222,9 @@ def test_a_queue_made_again_after_it_was_destroyed_begins_afresh() -> None:
 
 
 def test_the_log_of_a_queue_made_again_goes_on_behind_the_one_that_was_given_up() -> None:
-    """The key index has its places still. A topic that is made anew has another number there."""
+    """The key index still has its log offsets. A topic that is created again has another number
+    there, and begins at 0.
+    """
     tier = Tier()
     ends = [0]
     for _ in range(3):
@@ -247,7 +249,7 @@ def test_bytes_that_cannot_be_deleted_are_deleted_before_the_queue_is_made_again
     store = tier.open(faults)
     faults.always = Fault.BEFORE
     with pytest.raises(MetadataError):
-        store.destroy(KEY)  # not even the catalogue takes it
+        store.destroy(KEY)  # the catalogue fails too
     assert store.get(KEY) is not None
     faults.always = None
     for after in (1, 2):
@@ -291,7 +293,7 @@ def test_readers_elsewhere_are_told_before_the_bytes_of_a_queue_go() -> None:
 
     tier.publish = publish
     store = tier.open()
-    assert told == []  # nothing is to be deleted
+    assert told == []  # nothing waits for deletion
     store.destroy(KEY)
     assert told == [(0, 2)]
     assert list(tier.inner.list()) == []
@@ -306,7 +308,7 @@ def test_what_is_marked_after_they_were_told_waits_for_the_next_time() -> None:
 
     def publish() -> bool:
         told.append(len(list(tier.inner.list())))
-        if len(told) == 1:  # another queue goes behind what is published
+        if len(told) == 1:  # another queue is destroyed after the publication
             tier.catalogue().apply(mark_for_deletion(rows))
         return True
 
@@ -356,7 +358,7 @@ def test_a_name_comes_again_only_when_nobody_elsewhere_takes_it_for_doomed() -> 
     store = tier.open()
     store.create("other", 0)
     assert marked == []
-    tier.catalogue().put_note(LINEAGE, "broker-a", {"generation": 1})  # of an earlier life
+    tier.catalogue().put_note(LINEAGE, "broker-a", {"generation": 1})  # an earlier life's
     store = tier.open()
     store.create("other", 1)
     store.create("other", 2)
@@ -396,7 +398,7 @@ def test_loading_fails_where_the_catalogue_takes_nothing() -> None:
     row = tier.rows(QUEUE)[0]
     tier.catalogue().put(SegmentRecord(path=PATH, type=QUEUE, base_offset=0))
     assert row.size
-    for step in range(50):  # reads come first, then the catalogue is written
+    for step in range(50):  # reads come before the write to the catalogue
         try:
             tier.open(Faults({step: Fault.BEFORE}))
         except BackendUnavailableError:
@@ -526,7 +528,7 @@ def test_many_queues_are_recovered_in_a_bounded_number_of_threads() -> None:
         loaded = loaded_by(tier, Watched(tier.inner, runtime), runtime)
         assert len(loaded.files()) == 50
         assert all(file.commit_offset == 1 for file in loaded.files())
-        assert 1 <= len(used) <= 4 + 1  # the caller's, where it tries how long a look takes
+        assert 1 <= len(used) <= 4 + 1  # the caller measures how long a look takes
 
 
 @pytest.mark.parametrize(("look_ms", "in_threads"), [(0.1, 0), (3, 34)], ids=["near", "far"])
@@ -676,7 +678,7 @@ def test_what_seems_damaged_is_looked_at_ever_more_rarely() -> None:
     assert store.may_recover(KEY)
     tier.clock.advance(160_000)
     assert store.retry_recovery() == 1
-    assert not store.may_recover(KEY)  # the sixth look is believed
+    assert not store.may_recover(KEY)  # the sixth look counts as the truth
 
 
 @pytest.mark.parametrize("wrong", [1, 2])

@@ -1,4 +1,4 @@
-"""The tiers that the Java broker wrote: opened, read, and written again byte for byte."""
+"""The tiers that the Java broker wrote are opened, read, and written again byte for byte."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ BORN_ON_IPV6 = f"{BROKER}/GoldAa/2"  # Java takes its times from within the addr
 
 @contextmanager
 def opened(folder: Path, *, read_only: bool = False) -> Iterator[FlatFileStore]:
-    """The tier in a folder that is laid out as in the golden data."""
+    """The tier in a folder with the layout of the golden data."""
     runtime = Runtime.inline(now_ms=1795171600000)
     config = StoreConfig(
         broker_name=BROKER,
@@ -184,7 +184,7 @@ def test_the_same_messages_make_the_same_bytes_names_and_rows(tmp_path: Path, ba
 
 
 def check_rows(store: FlatFileStore) -> None:
-    """The catalogue's rows are Java's, but for when they were made and times Java misread."""
+    """The catalogue's rows are Java's, except creation times and times that Java misread."""
     wanted = {
         (row["path"], row["type"], row["baseOffset"]): row
         for row in facts("tier-posix")["segments"]
@@ -282,7 +282,7 @@ def test_answers_about_queues_are_javas_but_for_the_listed_rows() -> None:
 
 
 def answer(file: FlatMessageFile | None, query: dict[str, Any]) -> dict[str, int]:
-    """Our answer in the form of Java's, which says -1 for what is not there."""
+    """Our answer in the form of Java's, which has -1 for None."""
     if query["op"] == "offsetByTime":
         if file is None:
             return {"offset": -1}

@@ -1,4 +1,4 @@
-"""Random histories of one queue beside a dictionary, with faults and crashes at any step."""
+"""Random histories of one queue, compared with a dictionary; faults and crashes at any step."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from tieredstore.testing.samples import a_record
 FIRST = 3
 failures = st.sampled_from([Fault.BEFORE, Fault.AFTER, Fault.HALF])
 crashes = st.sampled_from([Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.CRASH_HALF])
-steps = st.integers(0, 4)  # a commit takes three, and two more where the end is not known
+steps = st.integers(0, 4)  # a commit takes three, and two more if the ends are not known
 
 
 class QueueMachine(RuleBasedStateMachine):
     """One queue, its writer and its reader.
 
-    `local` is the broker's own store: what is uploaded comes from there, and it may lose what is
-    not acknowledged. `tiered` is what was acknowledged and not dropped since.
+    `local` is the broker's own store, from which messages are uploaded; it may lose unacknowledged
+    ones. `tiered` has the acknowledged messages that were not dropped since.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.acknowledge_what_is_there()
 
     def acknowledge_what_is_there(self) -> None:
-        """More may have become durable than was said; it must be what was sent."""
+        """More may be durable than was acknowledged, but only messages that were sent."""
         found = content(self.file)
         for offset, record in found.items():
             assert record == self.tiered.get(offset, self.local.get(offset)), offset
@@ -72,7 +72,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule()
     def commit(self) -> None:
-        """Whatever went before it, the pair says which rows there will be."""
+        """The pair predicts the rows, whatever happened before."""
         attempt = self.file.begin_commit()
         if attempt is not None:
             pair = attempt.pair
@@ -116,7 +116,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule()
     def lose_what_is_not_acknowledged(self) -> None:
-        """Power was cut on the whole machine: other messages take the lost ones' places."""
+        """After a power cut of the whole machine, other messages get the lost ones' offsets."""
         self.reopen()
         self.losses += 1
         self.append(3)
@@ -124,7 +124,7 @@ class QueueMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.file.waiting_bytes)
     @rule()
     def find_out_what_has_landed(self) -> None:
-        """In the same life, for instance before it rolls: what is in doubt now is settled then."""
+        """Recover in the same life, as before a roll: then nothing is in doubt any more."""
         recover(self.file, self.tier.catalogue(), self.tier.clock)
         assert self.file.problem is None, self.file.problem
         assert not self.file.is_in_doubt
@@ -167,7 +167,7 @@ class QueueMachine(RuleBasedStateMachine):
                 assert row.size <= len(held.get(row.base_offset, b""))
 
     def teardown(self) -> None:
-        """It is all there for a reader of another process too."""
+        """A reader in another process finds everything too."""
         file = self.tier.open(read_only=True).get(KEY)
         assert file is not None
         assert file.problem is None
@@ -181,5 +181,5 @@ TestQueueHistories.settings = settings(max_examples=60, stateful_step_count=40)
 
 @pytest.mark.torture
 def test_long_histories() -> None:
-    """The same, as long and as often as the profile says."""
+    """As many histories, and as long, as the profile says."""
     run_state_machine_as_test(QueueMachine, settings=settings())

@@ -1,4 +1,4 @@
-"""One queue: appending runs, committing log then queue, and what other threads can read when."""
+"""One queue: appending runs, committing the log before the queue, and reads by other threads."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_what_comes_during_a_commit_waits_for_the_next() -> None:
 
 
 def test_the_log_is_durable_before_the_queue_names_it() -> None:
-    # Steps of a first commit: the catalogue's rows before, then both sizes, the log, the queue.
+    # After the rows of the catalogue, a first commit asks both sizes, and writes log and queue.
     tier = Tier()
     tier.file()
     file = tier.open(faults := Faults()).create("TopicTest", 0)
@@ -264,7 +264,7 @@ def test_a_commit_that_landed_whole_sends_an_empty_pair() -> None:
     attempt = file.begin_commit()
     assert attempt is not None
     tier.inner.write_many([attempt.pair])[0].result()
-    file.fail_commit()  # the answer was lost
+    file.fail_commit()  # the reply is lost
     again = file.begin_commit()
     assert again is not None
     assert again.pair == WritePair(log=None, queue=None, rows=attempt.pair.rows)
@@ -294,7 +294,7 @@ def test_a_pair_says_what_the_rows_will_be_and_settling_makes_them_so() -> None:
     file.append(run_of(0, numbered(0, 3)))
     first = begun(file)
     assert [file.log.segments[-1].record, file.queue.segments[-1].record] == before
-    file.append(run_of(3, numbered(3, 2)))  # waits for the next one: its times are not there yet
+    file.append(run_of(3, numbered(3, 2)))  # for the next commit: not in the times of this one
     tier.inner.write_many([first.pair])[0].result()
     assert file.end_commit(first) == list(first.pair.rows)
     assert [row.size for row in first.pair.rows] == [file.log.segments[0].segment.size(), 60]
@@ -313,7 +313,7 @@ def test_a_pair_brings_the_rows_of_bytes_that_had_landed() -> None:
     file = tier.file(faults)
     append(file, numbered(0, 2))
     file.append(run_of(2, numbered(2, 2)))
-    faults.strike(Fault.AFTER, after=0)  # the log landed, and nobody heard of it
+    faults.strike(Fault.AFTER, after=0)  # the log lands, but the reply is lost
     with pytest.raises(BackendUnavailableError):
         file.commit()
     faults.forgive()
@@ -466,7 +466,7 @@ def test_bytes_too_few_to_be_a_message_are_not_the_oldest_one() -> None:
 
 
 def a_scattered_run(records: list[bytes]) -> MessageRun:
-    """Records as they lie in a log that others write to as well."""
+    """Records between other bytes, as in a log that all queues share."""
     run = run_of(0, records)
     buffer, starts = b"", []
     for record in records:
@@ -506,7 +506,7 @@ def test_the_callers_records_are_not_touched() -> None:
 
 @pytest.mark.parametrize("count", [1, 9, 10])
 def test_records_that_are_handed_over_are_changed_where_they_are(count: int) -> None:
-    """Only all of them: the rest of a run would have to go on without its head."""
+    """Only if all of them are taken: otherwise the rest of the run is still needed."""
     run = run_of(0, numbered(0, 10))
     own = replace(run, records=bytearray(run.records))
     wanted, offsets = placed_records(run, count, 5000)
@@ -572,7 +572,7 @@ MODEL = [unplaced(record) for record in RECORDS]
 
 
 def read_until(file: FlatMessageFile, done: threading.Event, wrong: list[object]) -> None:
-    """Read what is committed, over and over; note whatever is not the message it should be."""
+    """Read committed messages over and over; note whatever is wrong."""
     seen = 0
     at = 0
     try:

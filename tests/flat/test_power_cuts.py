@@ -1,4 +1,4 @@
-"""What a power cut leaves of a directory: zeros in the place of what was not synced."""
+"""After a power cut, a directory may have zeros in place of bytes that were not synced."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ LAST_SECTOR = slice(1024, 1200)
 
 
 def a_cut_tier(folder: Path, place: slice, *, committed: int = COMMITTED) -> Tier:
-    """Units behind the committed ones were under way when the power failed: these are zeros."""
+    """The units after the committed ones were being written when the power failed; the bytes at
+    `place` are zeros.
+    """
     runtime = Runtime.inline(now_ms=STORE_TIMESTAMP)
     tier = Tier(provider=PosixProvider(folder, "cluster-a", runtime))
     append(tier.file(), numbered(0, WRITTEN))
@@ -51,14 +53,14 @@ def blanked(units: bytes, place: slice) -> bytes:
     ("place", "count"),
     [
         (LAST_SECTOR, 51),
-        (slice(512, 1200), 25),  # the first 12 bytes of unit 25 are there, not its tags
-        (slice(512, 1024), 25),  # what lies behind is there
+        (slice(512, 1200), 25),  # of unit 25, the first 12 bytes are there, but not the tags
+        (slice(512, 1024), 25),  # later units are there
         (slice(400, 512), 20),
         (slice(400, 1200), 20),
         (slice(1180, 1200), 59),
         (slice(1192, 1200), 59),
-        (slice(1180, 1188), 59),  # its place alone
-        (slice(1188, 1192), 59),  # its length alone
+        (slice(1180, 1188), 59),  # only the log offset is lost
+        (slice(1188, 1192), 59),  # only the length is lost
     ],
 )
 def test_units_that_a_power_cut_kept_from_the_disk_were_never_there(

@@ -1,5 +1,5 @@
-"""Runs of messages come back as they were appended, as far as was asked: also where something lies
-between records, or is wrong with them.
+"""Runs of messages are read back as they were appended, up to the limits asked for, even if other
+bytes are between the records or some records are damaged.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ def test_an_old_end_marker_is_stepped_over(count: int, units_name_the_coda: bool
     file = crafted([head + encode_coda(5), tail], places).open()
     expected = [hashlib.sha256(record).hexdigest() for record in records]
     assert digests(read(file)) == expected
-    for first in range(cut + 1):  # the last row of a run, and the first
+    for first in range(cut + 1):  # the record after the coda is the last row, or the only one
         run = read(file, first, cut + 1 - first)
         assert digests(run) == expected[first : cut + 1]
         assert int(run.log_offsets[-1]) == len(head) + shift
@@ -291,7 +291,7 @@ def test_rows_before_a_damaged_record_are_served_and_it_is_an_error(
     assert caught.value.position == at
     assert caught.value.path == file.log.segments[0].segment.path
     with pytest.raises(SegmentCorruptError):
-        read(file, 4, 1)  # alone, it agrees with all others that are looked at
+        read(file, 4, 1)  # alone, no other record contradicts it
     assert same_but_for_log_offset(read(file, 5), records[5:])
 
 
@@ -490,7 +490,7 @@ def test_a_lost_oldest_segment_is_damage_only_to_those_who_read_in_it() -> None:
     assert again.min_offset == first > 0
     tier.provider.reads.clear()
     assert again.min_offset == first
-    assert tier.provider.reads == []  # it is found out once
+    assert tier.provider.reads == []  # it is read only once
     with pytest.raises(SegmentCorruptError):
         read(again, first)
     behind = read(file, first + 3)
@@ -499,7 +499,7 @@ def test_a_lost_oldest_segment_is_damage_only_to_those_who_read_in_it() -> None:
 
 
 class Torn(CountingSource):
-    """Whoever reads this byte of a file is told of damage to it."""
+    """A read that includes this byte of a file raises SegmentCorruptError."""
 
     def __init__(self, file: FlatAppendFile, position: int, *, path: str = "") -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a queue finds when it is opened: the catalogue behind, the backend short, segments lost."""
+"""A queue is opened whose catalogue lags, whose backend is short, or that has lost segments."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def a_filled_tier(count: int = 6, **settings: int) -> Tier:
 
 
 def put_back(tier: Tier, type: SegmentType, index: int = -1, **fields: int | None) -> SegmentRecord:
-    """Change a row of the catalogue past everybody's back; the row as it was."""
+    """Change a row in the catalogue itself; return the row as it was."""
     row = tier.rows(type)[index]
     tier.catalogue().put(replace(row, **fields))  # type: ignore[arg-type]
     return row
@@ -40,7 +40,7 @@ def last_bytes(tier: Tier, type: SegmentType) -> tuple[int, bytes]:
 
 
 def placed(records: list[bytes], start: int) -> bytes:
-    """Records as they lie in a log from here on."""
+    """The bytes of the records in a log from `start` on."""
     data = bytearray()
     for record in records:
         data += rewrite_log_offset(record, start + len(data))
@@ -48,7 +48,7 @@ def placed(records: list[bytes], start: int) -> bytes:
 
 
 def harmed(units: bytes) -> bytes:
-    """Each names its record's place, and a wrong length."""
+    """Units with the right log offsets but wrong lengths."""
     pieces = [units[at : at + 20] for at in range(0, len(units), 20)]
     return b"".join(each[:8] + b"\0\0\0\1" + each[12:] for each in pieces)
 
@@ -58,7 +58,7 @@ def expected(*numbers: int) -> dict[int, bytes]:
 
 
 def goes_on(tier: Tier, count: int) -> None:
-    """Uploading goes on, and all of it can be read, now and after another start."""
+    """Upload more; everything can be read, now and after another start."""
     file = tier.file()
     assert file.problem is None
     append(file, numbered(file.append_offset, count - file.append_offset))
@@ -243,7 +243,7 @@ def test_a_backend_that_has_less_than_was_committed_stops_uploads(kind: SegmentT
     base, data = last_bytes(tier, kind)
     tier.damage(kind, base, data[: len(data) // 2])
     rows = tier.rows(LOG), tier.rows(QUEUE)
-    for _ in range(2):  # it is not forgotten
+    for _ in range(2):  # the next start finds it again
         file = tier.file()
         assert file.problem is not None
         assert "bytes that were committed are gone" in file.problem
@@ -307,7 +307,7 @@ def test_a_last_unit_that_names_a_hole_in_the_log_stops_uploads() -> None:
 def test_a_last_record_whose_head_is_damaged_is_not_taken_for_one_that_was_lost(
     at: int, bit: int
 ) -> None:
-    """Its unit names bytes that the log has: the queue ends behind it, and no time is believed."""
+    """Its unit names bytes that the log has, so the queue ends after it; its times do not count."""
     tier = a_filled_tier()
     base, data = last_bytes(tier, LOG)
     place = len(data) - len(numbered(5, 6)[0])
@@ -426,7 +426,7 @@ def test_a_damaged_unit_does_not_count_for_bytes_that_no_unit_names() -> None:
 def test_a_damaged_unit_is_of_the_later_of_two_records_of_its_number() -> None:
     tier = a_filled_tier(3)
     log_base, log = last_bytes(tier, LOG)
-    tier.damage(LOG, log_base, log + placed(numbered(3, 2), len(log)))  # nobody names these
+    tier.damage(LOG, log_base, log + placed(numbered(3, 2), len(log)))  # no unit names these
     put_back(tier, LOG, size=len(log) + len(numbered(3, 1)[0]) * 2)
     file = tier.file()
     file.log.roll()
@@ -485,7 +485,7 @@ def test_an_end_mark_counts_and_the_next_segment_begins_behind_it() -> None:
 
 
 def test_a_last_unit_that_names_an_end_mark_names_the_record_behind_it() -> None:
-    """RocketMQ's old versions wrote units, and records, with the place of the end mark."""
+    """Old versions of RocketMQ wrote the end mark's offset into units and records."""
     tier = a_filled_tier(3)
     base, data = last_bytes(tier, LOG)
     coda = encode_coda(STORE_TIMESTAMP)
@@ -523,7 +523,7 @@ def test_an_end_mark_nobody_counted_is_left_where_it_is() -> None:
 
 
 def test_copies_that_java_left_in_the_log_stay_part_of_it() -> None:
-    """RocketMQ counts all that the backend has, and may write a batch a second time."""
+    """RocketMQ counts all bytes of the backend, and may write a batch twice."""
     tier = a_filled_tier(3)
     base, data = last_bytes(tier, LOG)
     tier.damage(LOG, base, data + data)
@@ -577,7 +577,7 @@ KINDS = pytest.mark.parametrize("kind", [LOG, QUEUE])
 
 
 def a_rolled_tier() -> Tier:
-    """Four segments of two messages in either file."""
+    """A queue with four segments of two messages in each file."""
     tier = Tier(queue_units=2, log_bytes=len(numbered(0, 1)[0]) * 2)
     append(tier.file(), numbered(0, COUNT))
     assert len(tier.rows(LOG)) == len(tier.rows(QUEUE)) == 4
@@ -591,7 +591,7 @@ def opened(tier: Tier, faults: Faults | None = None, *, read_only: bool = False)
 
 
 def lose(tier: Tier, kind: SegmentType, index: int, *, keep: int = 0) -> None:
-    """The backend has only the first bytes of this segment, or nothing of it."""
+    """Leave only the first `keep` bytes of a segment in the backend, or nothing."""
     row = tier.rows(kind)[index]
     with tier.inner.open(row.path, kind, row.base_offset) as segment:
         data = segment.read(0, keep)
@@ -647,12 +647,12 @@ def test_a_whole_queue_goes_on_and_is_looked_at_once() -> None:
     tier = a_rolled_tier()
     faults = Faults()
     file = opened(tier, faults)
-    assert (file.problem, faults.steps) == (None, 3)  # two ends and a listing
+    assert (file.problem, faults.steps) == (None, 3)  # asks for two ends and a listing
     recover(file, tier.catalogue(), tier.clock)
     assert faults.steps == 5
     append(file, numbered(COUNT, 4))
     before = faults.steps
-    for steps in (3, 5):  # what rolled since is new
+    for steps in (3, 5):  # the first one also lists, as there are new segments
         recover(file, tier.catalogue(), tier.clock)
         assert faults.steps == before + steps
     assert len(content(opened(tier))) == COUNT + 4

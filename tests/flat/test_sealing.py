@@ -1,4 +1,4 @@
-"""Full segments of an object store: the queue rolls by itself, and sealing is found again."""
+"""Full segments in an object store: the queue rolls by itself, and a restart finds what to seal."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tieredstore.roundlog.entry import Entry
 from tieredstore.testing.faults import Fault, Faults
 from tieredstore.testing.memory_objects import MemoryObjectClient, MemoryObjects
 
-MESSAGES = 3  # of a segment
+MESSAGES = 3  # in a segment
 
 
 def a_provider(objects: MemoryObjects) -> ObjectProvider:
@@ -32,7 +32,7 @@ def a_provider(objects: MemoryObjects) -> ObjectProvider:
 
 
 class ObjectTier(Tier):
-    """Each file is that of a new process, in a tier whose segments hold three messages."""
+    """A tier in an object store with segments of three messages; a new process can reopen it."""
 
     def __init__(self) -> None:
         self.objects = MemoryObjects()
@@ -46,14 +46,14 @@ class ObjectTier(Tier):
         self.inner: SegmentProvider = a_provider(self.objects)
 
     def unsealed(self) -> list[str]:
-        """Where the segments would lie that are not sealed."""
+        """The paths that the unsealed segments will get."""
         provider = a_provider(self.objects)
         paths = [provider.open(each.path, each.type, each.base).path for each in provider.list()]
         return [path for path in paths if path not in self.objects.held]
 
 
 def put(file: FlatMessageFile, first: int, count: int) -> None:
-    """A commit for each message."""
+    """Commit messages one by one."""
     for record in numbered(first, count):
         append(file, [record])
 
@@ -80,7 +80,7 @@ def test_a_roll_leaves_the_sealing_to_the_background() -> None:
     put(file, 0, 7)
     assert len(tier.unsealed()) == 6
     assert seal_full([file], tier.inner) == {}
-    assert len(tier.unsealed()) == 2  # those that are being written
+    assert len(tier.unsealed()) == 2  # the two that are being written
     assert content(file) == expected(7)
     put(file, 7, 3)
     assert content(file) == expected(10)
@@ -103,7 +103,7 @@ def test_a_segment_that_fails_is_named_and_keeps_no_other_from_being_sealed() ->
     put(file, 0, 7)
     tier.restart()
     entries = sorted(key for key in tier.objects.held_keys(".rounds/") if "/log/" in key)
-    broken = entries[1]  # behind the one that begins the epoch: the first message
+    broken = entries[1]  # the first message: entry 0 begins the epoch
     with tier.objects.guard:
         data, facts = tier.objects.held[broken]
         entry = Entry.decoded(data, broken)
@@ -125,7 +125,7 @@ def test_whatever_is_written_rolls_where_all_is_to_be_sealed() -> None:
     assert roll_unsealed(file)
     assert seal_full([file], tier.inner) == {}
     assert tier.unsealed() == []
-    assert roll_unsealed(file)  # nothing was written since: no further segment
+    assert roll_unsealed(file)  # rolls nothing: no bytes were written since
     assert len(file.log.segments) == 2
     assert content(file) == expected(2)
     put(file, 2, 3)
@@ -169,7 +169,7 @@ def test_nothing_rolls_or_skips_while_it_is_not_known_what_has_landed() -> None:
     file = tier.file(faults)
     append(file, numbered(0, 2))
     file.append(run_of(2, numbered(2, 2)))
-    faults.strike(Fault.AFTER, after=1)  # both have landed
+    faults.strike(Fault.AFTER, after=1)  # both writes land
     with pytest.raises(BackendUnavailableError):
         file.commit()
     faults.forgive()

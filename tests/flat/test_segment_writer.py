@@ -1,4 +1,4 @@
-"""The segment writer: what waits, what is sent, and what becomes of an attempt that went wrong."""
+"""The segment writer: what waits, what is sent, and how a failed attempt is repaired."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def a_writer(
 
 
 def send(writer: SegmentWriter) -> Upload | None:
-    """One whole commit, as a provider does it."""
+    """One whole commit, with the write of a provider."""
     upload = writer.prepare()
     if upload is not None:
         try:
@@ -96,7 +96,7 @@ def test_a_segment_that_its_backend_calls_full_takes_no_byte_more() -> None:
 
 @pytest.mark.parametrize("fault", [Fault.BEFORE, Fault.AFTER, Fault.HALF])
 def test_a_failed_attempt_is_repaired_by_sending_only_what_is_missing(fault: Fault) -> None:
-    # Steps: the size, the write that fails, the size again, then whatever the repair takes.
+    # Steps: the size, the write that fails, the size again, then those of the repair.
     segment = a_segment(Faults({1: fault}))
     writer = a_writer(segment)
     writer.append(b"0123456789")

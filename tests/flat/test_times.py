@@ -1,4 +1,4 @@
-"""Store times of messages and segments, when rows are believed, and the search for a time."""
+"""Store times of messages and segments, which times of rows are believed, and searches by time."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_the_first_unit_behind_a_border_is_found_over_gaps_and_long_ways(
     places = {n: int(file.units(n, 1).log_offsets[0]) for n in present}
     for known in (True, False):
         for segment in file.log.segments:
-            if not known:  # no record right there tells its number: the units are searched
+            if not known:  # the record there does not tell its number: units are searched
                 tier.provider.held[SegmentType.COMMIT_LOG, segment.base][4:8] = bytes(4)
             expected = min(n for n in present if places[n] >= segment.base)
             assert first_unit_from(file, segment.base) == expected
@@ -210,7 +210,7 @@ def test_units_are_counted_through_where_a_gap_leaves_some_out() -> None:
     assert [spans.index(offset) for offset in present] == list(range(len(present)))
     assert spans.index(1) is spans.index(10) is spans.index(18) is None
     assert spans.last == 17
-    assert spans.part(0, spans.count) == [range(2, 10), range(15, 18)]  # one read each
+    assert spans.part(0, spans.count) == [range(2, 10), range(15, 18)]  # takes one read each
     for low in range(spans.count + 1):
         for high in range(low, spans.count + 1):
             found = [offset for part in spans.part(low, high) for offset in part]
@@ -290,7 +290,7 @@ def replaced(row: SegmentRecord, begin: int | None, end: int | None) -> SegmentR
 
 
 def of_times(times: list[int], *, log_bytes: int = 1 << 30, body_bytes: int = 900) -> OneQueue:
-    """A queue with a message for each time, put together without being appended."""
+    """A queue with one message for each time."""
     tier = OneQueue(log_bytes=log_bytes)
     file = tier.open()
     fill(
@@ -408,7 +408,7 @@ def test_a_unit_that_names_no_message_is_an_error_not_a_time() -> None:
 
 @st.composite
 def queues(draw: st.DrawFn) -> tuple[FlatMessageFile, dict[int, int]]:
-    """A queue with runs of equal times, gaps, codas, IPv6 records, and some nonsense in rows."""
+    """A queue with runs of equal times, gaps, codas, IPv6 records and some wrong times in rows."""
     tier = OneQueue(log_bytes=draw(st.sampled_from([400, 900, 3000, 1 << 20])), queue_units=7)
     file = tier.open()
     file.start_at(draw(st.integers(0, 60)))
@@ -441,7 +441,7 @@ def queues(draw: st.DrawFn) -> tuple[FlatMessageFile, dict[int, int]]:
 
 
 def mark_the_end(tier: OneQueue, file: FlatMessageFile, time: int) -> None:
-    """Close the log's last segment as old versions did."""
+    """Close the log's last segment with a coda, as old versions of RocketMQ did."""
     last = file.log.segments[-1]
     coda = encode_coda(time)
     tier.provider.held[SegmentType.COMMIT_LOG, last.base] += coda
@@ -452,7 +452,7 @@ def mark_the_end(tier: OneQueue, file: FlatMessageFile, time: int) -> None:
 
 
 def name_the_codas(tier: OneQueue, coda_ends: list[int]) -> None:
-    """Let the units of the records behind codas name the codas, as old versions did."""
+    """Let the units of the records after codas name the codas, as old versions of RocketMQ did."""
     for (kind, _), data in tier.provider.held.items():
         if kind is SegmentType.CONSUME_QUEUE:
             for at in range(0, len(data), UNIT_BYTES):
@@ -480,7 +480,7 @@ def test_it_equals_a_linear_scan(
 
 
 def test_a_log_that_is_not_in_the_order_of_its_queue_is_searched_message_by_message() -> None:
-    """Only somebody else's queue is like that."""
+    """Only a foreign queue can be like that."""
     records = [a_record(n, store_timestamp=NOW + n) for n in range(9)]
     order = [0, 1, 4, 2, 3, 5, 8, 6, 7]
     places = laid_out([records[n] for n in order])
@@ -498,7 +498,7 @@ def test_a_segment_of_a_queue_has_the_units_that_lie_in_it() -> None:
 
 
 def test_a_record_tells_its_number_if_all_of_it_is_there() -> None:
-    """The last one is as short as a record can be."""
+    """The last record is as short as possible."""
     tier = OneQueue()
     file = tier.open()
     fill(file, [a_record(3), a_record(4, topic="", body_bytes=0, properties={})], at=3)

@@ -38,7 +38,7 @@ Key = tuple[SegmentType, int]
 
 
 class DictSegment(FileSegment):
-    """A segment whose bytes lie in its provider's dictionary."""
+    """A segment whose bytes are in its provider's dictionary."""
 
     def __init__(self, owner: DictProvider, path: str, type: SegmentType, base: int) -> None:
         super().__init__(path, type, base)
@@ -91,7 +91,7 @@ class DictSegment(FileSegment):
 
 
 class DictProvider(SegmentProvider):
-    """Segments of one queue; counts reads, and faults strike its deletes."""
+    """Segments of one queue; it records reads, and faults strike its deletes."""
 
     def __init__(self) -> None:
         super().__init__(Runtime.inline())
@@ -143,7 +143,7 @@ class FaultyCatalogue(MemoryReads):
 
 
 class OneQueue:
-    """One queue of a tier, on disk as it were: `open` gives a new handle on the same bytes."""
+    """One queue of a tier; each `open` gives a new handle on the same bytes, as after a restart."""
 
     def __init__(self, *, log_bytes: int = 1 << 30, queue_units: int = 1 << 20) -> None:
         self.config = StoreConfig(
@@ -169,12 +169,12 @@ class OneQueue:
         return file
 
     def fail(self, faults: Faults) -> None:
-        """From now on, steps of the backend and of the catalogue are counted and fail together."""
+        """Count the steps of backend and catalogue together from now on, and let them fail."""
         self.provider.faults = self.metadata.faults = faults
 
 
 def run_of(first_offset: int, records: Sequence[bytes], tags: Sequence[int] = ()) -> MessageRun:
-    """Records as a broker's store hands them over."""
+    """A run of records as a broker's store returns it."""
     sizes = np.array([len(record) for record in records], np.int32)
     starts = np.cumsum(sizes, dtype=np.int64) - sizes
     return MessageRun(
@@ -192,7 +192,7 @@ def numbered(first: int, count: int, *, body_bytes: int = 20) -> list[bytes]:
 
 
 def fill(file: FlatMessageFile, records: Sequence[bytes], *, at: int | None = None) -> None:
-    """Append and commit all of them, in as many segments as it takes."""
+    """Append and commit all records, in as many segments as needed; a new queue begins at `at`."""
     if not file.is_started:
         file.start_at(at or 0)
     while records:
@@ -202,7 +202,7 @@ def fill(file: FlatMessageFile, records: Sequence[bytes], *, at: int | None = No
 
 
 class CountingSource:
-    """Every read goes to the file and is remembered."""
+    """Reads from the file, and records each read."""
 
     def __init__(self) -> None:
         self.reads: list[tuple[SegmentType, int, int]] = []
@@ -213,7 +213,7 @@ class CountingSource:
 
 
 def crafted(pieces: list[bytes], places: list[tuple[int, int]], *, first: int = 0) -> OneQueue:
-    """A tier whose log segments hold these bytes and whose units name these places and sizes."""
+    """A tier with log segments of these bytes, and with units for these places and sizes."""
     tier = OneQueue()
     base = 0
     rows = []

@@ -1,4 +1,4 @@
-"""Some of these tests run on an object store too."""
+"""Fixtures. Some of these tests also run on an object store."""
 
 from tests.on_objects import backend, moto, pytest_generate_tests, s3_environment
 

@@ -1,5 +1,5 @@
-"""What the tests of the key index share: columns from rows, small files, a linear scan, and files
-as they are uploaded, in memory, whose reads are counted.
+"""Shared by the tests of the key index: columns from rows, small files, a linear scan, and uploaded
+files in memory whose reads are recorded.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def columns_of(rows: Sequence[Row]) -> IndexColumns:
 
 
 def golden_rows(number: int) -> list[Row]:
-    """The puts into one of Java's files, one row a key."""
+    """The puts into one of Java's files, with one row for each key."""
     found = []
     for row in expected("tier-index.puts.json"):
         file, topic, queue_id, keys, log_offset, size, timestamp, result = row
@@ -79,8 +79,9 @@ def place(item: Match) -> tuple[int, int, int]:
 
 
 def check_javas_answers(file: IndexStoreFile | UploadedFile, begin: int) -> int:
-    """All that a scan finds, in its order, and all that Java found, for each question that Java was
-    asked about this file; how many that were."""
+    """Ask all questions that Java was asked about this file, and return how many they are. Each
+    answer must have all hits of a scan, in its order, and all that Java found.
+    """
     rows, asked = golden_rows(BEGINS.index(begin)), 0
     for row in expected("tier-index.expect.json")["answers"]:
         query = row["query"]
@@ -99,7 +100,7 @@ def check_javas_answers(file: IndexStoreFile | UploadedFile, begin: int) -> int:
 def scan(
     rows: Sequence[Row], text: str, *, begin: int, end: int, slack: int = 0
 ) -> list[tuple[int, int, int]]:
-    """Where the messages with this key lie, newest first, by looking at every row."""
+    """The places of the messages with this key, newest first, found by looking at every row."""
     return [
         (row.topic_id, row.queue_id, row.log_offset)
         for row in reversed(rows)
@@ -109,7 +110,7 @@ def scan(
 
 @dataclass(slots=True)
 class Bytes:
-    """A file that notes which ranges were read."""
+    """A file that records which ranges are read."""
 
     data: bytes
     reads: list[tuple[int, int]] = field(default_factory=list)
@@ -128,13 +129,13 @@ def uploaded(file: IndexStoreFile, *, footer: bool = True) -> bytes:
 
 
 def cold(data: bytes, slots: int) -> tuple[UploadedFile, Bytes]:
-    """As a reader without a cache opens it."""
+    """The file as opened by a reader without a cache."""
     source = Bytes(data)
     return UploadedFile.open(source.read, len(data), slot_count=slots, path="index"), source
 
 
 def warm(data: bytes) -> tuple[UploadedFile, Bytes]:
-    """As a reader opens it that keeps the footer."""
+    """The file as opened by a reader that has a copy of the footer."""
     footer = decode_tail(data[-16 * 1024 :], file_bytes=len(data))
     copy = data[footer.position :]
     near = NearFooter.open(

@@ -1,7 +1,7 @@
-"""A key index on a tier for tests: one process after another, its own time, counted reads.
+"""A key index on a tier for tests: one process after another, a manual clock, counted reads.
 
 `Shop` has bytes and a catalogue that outlive the indexes opened on them, and a linear scan over
-what was put.
+all that was put.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ALL = {"count_max": 10_000, "begin": 0, "end": INT64_MAX}
 
 
 def open_below(folder: Path) -> list[str]:
-    """Files below a folder that this process holds open; none where the system does not say."""
+    """The open files of this process below a folder; empty if the system does not tell."""
     held = Path("/proc/self/fd")
     names = []
     for link in held.iterdir() if held.is_dir() else ():
@@ -49,7 +49,7 @@ def open_below(folder: Path) -> list[str]:
 
 
 class Shop:
-    """A tier's backend and catalogue; each `open` is what a new process does."""
+    """A tier's backend and catalogue; each `open` acts as a new process."""
 
     def __init__(
         self, folder: Path, *, slots: int = SLOTS, items: int = ITEMS, **more: Any
@@ -106,11 +106,11 @@ class Shop:
         return self.open(faults)
 
     def crash(self) -> None:
-        """The process is gone: nothing is synced, nothing closed in order."""
+        """Kill the process: nothing is synced, and nothing is shut down."""
         self.index._writer.close()
 
     def commit(self, offset: int, queue_id: int = 0) -> None:
-        """The catalogue knows of the queue up to here."""
+        """Write rows for a queue that ends at `offset` into the catalogue."""
         path = f"{BROKER}/{TOPIC}/{queue_id}"
         kind = SegmentType.CONSUME_QUEUE
         held = self.catalogue.segment(path, kind, 0)
@@ -133,7 +133,7 @@ class Shop:
         times: Sequence[int] | None = None,
         unique: bool = True,
     ) -> None:
-        """One message for each entry, which is its KEYS; its UNIQ_KEY is its place."""
+        """Put one message for each entry, which is its KEYS; UNIQ_KEY tells queue and offset."""
         first = self.ends.get(queue_id, 0)
         records, hits = [], []
         for number, text in enumerate(keys, first):
@@ -172,7 +172,7 @@ class Shop:
         return [(hit.queue_id, hit.log_offset) for hit in answer.hits]
 
     def scan(self, key: str, begin: int = 0, end: int = INT64_MAX) -> dict[tuple[int, int], int]:
-        """Where messages with the key lie, and when they were stored."""
+        """The places of messages with the key, and their store times."""
         return {
             (hit.queue_id, hit.log_offset): hit.store_timestamp
             for name, hit in self.rows
@@ -184,18 +184,18 @@ class Shop:
         return sorted(path.name for path in folder.iterdir() if path.name.isdigit())
 
     def local_path(self) -> Path:
-        """Of the one local file."""
+        """The path of the only local file."""
         (name,) = self.local_files()
         return self.folder / "tiered_index_file" / name
 
     def leave_to_rocketmq(self) -> None:
-        """Shut down; the one local file is as RocketMQ makes them, without hashes beside it."""
+        """Shut down; leave the only local file as RocketMQ makes it, without hashes beside it."""
         self.index.shutdown()
         path = self.local_path()
         path.with_name(f"{path.name}.keys").unlink()
 
     def upload_files(self, count: int, *, apart_ms: int = 60_000) -> None:
-        """Files of one message each."""
+        """Upload files of one message each."""
         for _ in range(count):
             self.put(["k"])
             self.index.seal()
@@ -206,7 +206,7 @@ class Shop:
         return bytearray(self.provider.open(row.path, row.type, 0).read(0, row.size))
 
     def replace_uploaded(self, data: bytes, **changes: Any) -> None:
-        """Other bytes in place of the one uploaded file, in its row too; the cache has none."""
+        """Replace the bytes of the only uploaded file, and its row; clear the cache."""
         row = self.segments()[0]
         segment = self.provider.open(row.path, row.type, 0)
         segment.delete()
@@ -215,7 +215,7 @@ class Shop:
         self.index._cache.clear()
 
     def drop_footer(self, items: int, **changes: Any) -> None:
-        """The one uploaded file as RocketMQ would have made it."""
+        """Make the only uploaded file look as if RocketMQ had made it."""
         row = self.segments()[0]
         size = 28 + 8 * self.config.index_slot_count + 28 * items
         data = self.provider.open(row.path, row.type, 0).read(0, size)
@@ -227,7 +227,7 @@ class Shop:
 
 @contextmanager
 def running(*calls: Callable[[], None]) -> Iterator[None]:
-    """Each in a thread of its own; all have ended when the context is left."""
+    """Run each call in its own thread; they have all ended when the context is left."""
     threads = [threading.Thread(target=call) for call in calls]
     for thread in threads:
         thread.start()
@@ -237,9 +237,10 @@ def running(*calls: Callable[[], None]) -> Iterator[None]:
 
 
 def check_like_scan(shop: Shop, key: str, *, count_max: int, begin: int, end: int) -> None:
-    """All within the window that the cap lets through, the newest ones, newest first, each once.
+    """The answer has the newest hits within the window, newest first, each once, up to the limit.
 
-    The index is exact to the second: hits up to that much outside are for the messages to tell.
+    The index is exact to the second: hits up to two seconds outside are allowed, as a reader checks
+    the messages.
     """
     answer = shop.ask(key, count_max=count_max, begin=begin, end=end)
     assert answer.complete
@@ -255,13 +256,13 @@ def check_like_scan(shop: Shop, key: str, *, count_max: int, begin: int, end: in
         assert not places
     elif len(places) < count_max:
         assert wanted.keys() <= set(places)
-    else:  # nothing newer than what was given was left out
+    else:  # no hit is missing that is newer than the oldest one given
         oldest = times[-1] + 1000
         assert {place for place, time in wanted.items() if time > oldest} <= set(places)
 
 
 def put_again(shop: Shop, queue_id: int = 0) -> int:
-    """What the dispatcher does after an open; how many messages it put."""
+    """Put what the index lacks, as the dispatcher does after an open; return how many messages."""
     start = shop.index.indexed_offset(TOPIC, shop.topic_id, queue_id)
     assert start is not None
     keys: dict[int, list[str]] = {}

@@ -1,4 +1,4 @@
-"""Compacted files are Java's byte for byte and stream in order; their footer proves itself."""
+"""Compacted files equal Java's byte for byte and are streamed in order; footers have checksums."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_the_file_that_java_uploads_at_shutdown(tmp_path: Path) -> None:
     shutil.copy(written, tmp_path / written.name)
     [segment] = files_under(f"tier-posix-after-shutdown/tiered/{INDEX}")
     ours, java = compacted(reopen(tmp_path / written.name, 64, 300)), segment.read_bytes()
-    if ours != java:  # Java reopened it first, or put more: the chains must be those of its file
+    if ours != java:  # Java reopened the file first, or put more: only the chains must be equal
         assert ours[28:] == java[28:]
 
 
@@ -131,7 +131,7 @@ def test_keys_that_cannot_be_read_to_the_end_leave_no_file_open() -> None:
         yield columns_of([Row("T#a", 1, 2, 3, 9, BEGIN)])
         raise OSError("gone")
 
-    gc.collect()  # what others have left would go meanwhile
+    gc.collect()  # close files that other tests have left open
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(OSError, match="gone"):
         Compaction.of_keys(broken(), BEGIN, slot_count=7)
@@ -205,7 +205,7 @@ def test_every_slot_lies_in_a_group_of_16_kib_or_alone(kind: str, version: int) 
         "sparse": (dice.integers(0, 99, 200_000) == 5) * dice.integers(0, 900, 200_000),
         "one": np.array([1]),
         "huge": np.array([0, 30_000_000, 0, 0, 1]),
-        # A slot ends with a block of fences, the next one begins in a block and fills two more.
+        # One slot ends with a block of fences; the next begins in a block and fills two more.
         "pages": np.array([585 * 340, 585, 585 * 800 + 1, 585 * 340 - 1, 3, 0]),
     }[kind]
     first = 28 + 8 * len(counts)

@@ -1,4 +1,4 @@
-"""A footer's parts: groups of slots, and a copy that was cut off."""
+"""The parts of a footer: groups of slots, the tail, and a copy that is cut off."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_a_group_is_whole_items_of_the_file(edges: list[int], is_sound: bool) ->
 
 @pytest.mark.parametrize("fences", [1, 42, 1000])
 def test_a_tail_that_has_no_room_for_its_first_slots_is_damage(fences: int) -> None:
-    """Though its checksum is right."""
+    """Even if its checksum is right."""
     total = BLOCK_BYTES * fences + TRAILER_BYTES
     body = footer._BODY.pack(total, 4, 3, 2, 2, fences, 0, 0, 1, 2, 1, 2, CRC32C)
     tail = body + footer._END.pack(checksum(body), CHECKED, MAGIC)
@@ -125,7 +125,7 @@ def test_a_tail_that_has_no_room_for_its_first_slots_is_damage(fences: int) -> N
 
 @pytest.mark.parametrize("more", [0, 28])
 def test_a_footer_is_no_longer_than_what_it_has(more: int) -> None:
-    """Though its checksum is right."""
+    """Even if its checksum is right."""
     total = FOOTER.footer_bytes + more
     head = bytes(4).ljust(total - BLOCK_BYTES - TRAILER_BYTES, b"\0")
     body = footer._BODY.pack(total, 4, 3, 2, 2, 1, 0, 0, 1, 2, 1, 2, CRC32C)
@@ -138,7 +138,7 @@ def test_a_footer_is_no_longer_than_what_it_has(more: int) -> None:
 
 
 def test_a_footer_without_a_group_is_damage() -> None:
-    """Though its checksum is right, and the lengths add up."""
+    """Even if its checksum is right, and the lengths add up."""
     body = footer._BODY.pack(TRAILER_BYTES, 4, 3, 2, 0, 0, 0, 0, 1, 2, 1, 2, CRC32C)
     tail = body + footer._END.pack(checksum(body), CHECKED, MAGIC)
     with pytest.raises(SegmentCorruptError, match="another checksum"):
@@ -147,7 +147,7 @@ def test_a_footer_without_a_group_is_damage() -> None:
 
 @pytest.mark.parametrize(("used", "is_sound"), [(-1, False), (0, True), (4, True), (5, False)])
 def test_no_more_slots_are_in_use_than_there_are(used: int, is_sound: bool) -> None:
-    """None, where a file of somebody else says so of itself."""
+    """The count may be 0, or all slots of the file."""
     tail = encode_tail(replace(FOOTER, used_slot_count=used))
     file_bytes = FOOTER.position + FOOTER.footer_bytes
     if is_sound:
@@ -172,7 +172,7 @@ def test_a_copy_that_is_given_up_leaves_nothing(tmp_path: Path) -> None:
     cache = FooterCache(tmp_path / "footers", bytes_max=100)
     cache.load()
     copy = FooterCopy(cache)
-    assert not copy.keep(Origin(0, 1, 100))  # of nothing
+    assert not copy.keep(Origin(0, 1, 100))  # nothing is written yet
     copy.write(b"abc")
     assert [path.read_bytes() for path in cache.folder.iterdir()] == [b"abc"]
     assert len(open_below(tmp_path)) == 1

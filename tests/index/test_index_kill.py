@@ -1,7 +1,7 @@
-"""A process that is killed while it puts, compacts or uploads: all committed keys are found again.
+"""A process is killed while it puts, compacts or uploads: all committed keys are found again.
 
-A child puts messages into a real directory tier and is killed at a given file event; then a new
-process looks for them.
+A child puts messages into a real directory tier and is killed at a given event; then a new process
+looks for them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ QUEUE = f"b/{TOPIC}/0"
 
 
 class ToldProvider(PosixProvider):
-    """Tells a pipe of each block of an upload, before it is made and when it is written."""
+    """Writes an event to a pipe before each block of an upload and after the whole upload."""
 
     told = -1
 
@@ -54,7 +54,7 @@ class ToldProvider(PosixProvider):
 
 
 class Process:
-    """What one process opens on the folder."""
+    """The parts that one process opens on the folder."""
 
     def __init__(self, folder: Path, told: int = -1) -> None:
         self.runtime = Runtime.inline(now_ms=STORE_TIMESTAMP)
@@ -110,7 +110,7 @@ class Process:
 
 
 def work_until_killed(folder: Path, told: int) -> None:
-    """Runs in a child: never returns."""
+    """Runs in a child; never returns."""
     process = Process(folder, told)
     process.catch_up()
     for _ in range(BATCHES):
@@ -123,7 +123,7 @@ def work_until_killed(folder: Path, told: int) -> None:
 
 
 def killed(folder: Path, event: bytes, after: int) -> None:
-    """A child works, and is killed as soon as the event has been told of so often."""
+    """Let a child work, and kill it after it has reported this event `after` times."""
     listener, told = os.pipe()
     child = os.fork()
     if child == 0:
@@ -182,7 +182,7 @@ def test_a_process_killed_a_hundred_times_loses_no_key(tmp_path: Path, what: str
 
 @pytest.mark.parametrize("apart", [7, pytest.param(1, marks=pytest.mark.torture)])
 def test_where_the_power_fails_at_any_step_every_key_is_found(tmp_path: Path, apart: int) -> None:
-    """While keys are put, and a file of them is compacted and uploaded to a directory."""
+    """The power fails while keys are put, compacted and uploaded to a directory."""
 
     def live(folder: Path, stop_at: int) -> ForgetfulDisk:
         folder.mkdir()

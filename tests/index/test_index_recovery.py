@@ -1,4 +1,4 @@
-"""What the index has after a crash, a lost file, a failed sync: all of it, or it is put again."""
+"""After a crash, a lost file or a failed sync, the index has every key, or it is put again."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_what_was_not_synced_is_put_again_and_only_that(tmp_path: Path) -> None:
     shop.crash()
     shop.open()
     assert shop.index.indexed_offset(TOPIC, shop.topic_id, 0) == 2
-    assert shop.found("k3") == []  # cut off, so that it is not there twice
+    assert shop.found("k3") == []  # cut off, so that it will not be there twice
     assert put_again(shop) == 1
     for number in (1, 2, 3):
         assert shop.found(f"k{number}") == [(0, 1000 * (number - 1))]
@@ -43,7 +43,7 @@ def test_watermarks_move_by_age_and_not_with_every_put(tmp_path: Path) -> None:
     for number in range(100):
         shop.put([f"k{number}"])
         shop.clock.advance(100)
-    assert shop.faults.steps - before == 100  # the queue's own rows
+    assert shop.faults.steps - before == 100  # only the rows of the queue
     shop.clock.advance(30_000)
     shop.put(["k100"])
     assert shop.faults.steps - before == 102
@@ -73,7 +73,7 @@ def test_an_ordinary_end_needs_nothing_to_be_put_again(tmp_path: Path) -> None:
 def test_a_damaged_local_file_is_made_again(tmp_path: Path, harm: str) -> None:
     shop = Shop(tmp_path)
     shop.put(["k1"])
-    shop.index.seal()  # this one is safe
+    shop.index.seal()  # the first file is safe
     shop.clock.advance(1000)
     shop.put(["k2", "k3"])
     shop.index.shutdown()
@@ -84,8 +84,8 @@ def test_a_damaged_local_file_is_made_again(tmp_path: Path, harm: str) -> None:
     elif harm == "garbage":
         data[:28] = b"x" * 28
     elif harm == "one bit":
-        data[28 + 8 * SLOTS + 32 + 19] ^= 4  # of a log offset
-    elif harm == "a hash":  # its upper half, which no item has
+        data[28 + 8 * SLOTS + 32 + 19] ^= 4  # in a log offset
+    elif harm == "a hash":  # in its upper half, which is not in the item
         notes = path.with_name(path.name + ".keys")
         hashes = bytearray(notes.read_bytes())
         hashes[-1] ^= 1
@@ -122,7 +122,7 @@ def test_a_queue_made_anew_below_its_old_end_is_indexed_from_its_begin(tmp_path:
 def test_a_queue_made_anew_beyond_its_old_end_is_indexed_from_its_begin(
     tmp_path: Path, late_sync: bool
 ) -> None:
-    """Its first commit passed the old mark, and the crash came before the index had it."""
+    """Its first commit passed the old watermark, and a crash came before the index had it."""
     shop = Shop(tmp_path)
     shop.put(["k"] * 5)
     if not late_sync:
@@ -130,7 +130,7 @@ def test_a_queue_made_anew_beyond_its_old_end_is_indexed_from_its_begin(
     shop.clock.advance(1000)
     shop.catalogue.delete_segment(f"{BROKER}/{TOPIC}/0", SegmentType.CONSUME_QUEUE, 0)
     shop.commit(9)
-    if late_sync:  # of marks that were taken before the queue was destroyed
+    if late_sync:  # writes watermarks from before the queue was destroyed
         shop.index._writer.sync()
     shop.crash()
     shop.open()
@@ -169,7 +169,7 @@ def test_a_crash_at_any_step_of_an_upload_loses_nothing(tmp_path: Path, fault: F
         assert listed == [(row.base_offset, row.size) for row in shop.segments()]
         return True
 
-    assert every_step(upload, check) == 4  # row, room for it, bytes, row
+    assert every_step(upload, check) == 4  # row, room for the file, bytes, row
 
 
 @pytest.mark.parametrize("fault", [Fault.BEFORE, Fault.AFTER, Fault.HALF])
@@ -189,7 +189,7 @@ def test_an_upload_that_hears_nothing_of_any_step_is_done_again(
         shop, count = left
         shop.faults.forgive()
         assert len(shop.found("k")) == 30
-        shop.clock.advance(600_000)  # it is tried again later
+        shop.clock.advance(600_000)  # time for another try
         shop.index.step()
         assert shop.index.failure is None
         assert len(shop.found("k")) == 30
@@ -216,7 +216,7 @@ def test_an_upload_that_was_cut_short_loses_no_key_put_while_the_backend_was_dow
     down = Faults(dict.fromkeys(range(2), Fault.BEFORE))
     shop.open(down)
     down.forgive()
-    if fuller:  # by a version that did not seal it
+    if fuller:  # as with a version that did not seal the file
         (file,) = shop.index._writer.files
         file._sealed = False
         shop.index._writer._current = file
@@ -259,7 +259,7 @@ def test_a_local_file_that_is_uploaded_already_goes(tmp_path: Path) -> None:
 
 
 def test_no_power_cut_brings_an_uploaded_local_file_back(tmp_path: Path) -> None:
-    """Once its uploaded one has expired it would be taken for somebody else's, and uploaded."""
+    """Once its uploaded copy has expired, it would count as a foreign file and be uploaded."""
     here = tmp_path / "here"
     here.mkdir()
     with ForgetfulDisk(here) as disk:
@@ -275,7 +275,9 @@ def test_no_power_cut_brings_an_uploaded_local_file_back(tmp_path: Path) -> None
 def test_a_local_file_is_not_the_first_one_whose_row_was_lowered_to_its_name(
     tmp_path: Path,
 ) -> None:
-    """It was taken for uploaded and removed: its keys were not found, and the answer complete."""
+    """Otherwise it would count as uploaded and be removed: answers would lack its keys, but claim
+    to be complete.
+    """
     shop = Shop(tmp_path)
     shop.put(["a", "b", "c"], times=[STORE_TIMESTAMP] * 3)
     shop.index.seal()
@@ -290,7 +292,9 @@ def test_a_local_file_is_not_the_first_one_whose_row_was_lowered_to_its_name(
 
 
 def test_the_end_of_a_file_is_kept_over_a_restart(tmp_path: Path) -> None:
-    """RocketMQ falls back to the begin, and the uploaded file expires too early (weakness 5)."""
+    """RocketMQ resets the end to the begin, so that the uploaded file expires too early (weakness
+    5).
+    """
     shop = Shop(tmp_path)
     shop.put(["k"], times=[STORE_TIMESTAMP + 9_999])
     shop.reopen()
@@ -366,7 +370,7 @@ def test_one_failed_sync_stops_neither_puts_nor_uploads_and_loses_no_key(
     shop.clock.advance(HALF_MINUTE_MS)
     fail_next_sync(monkeypatch)
     if catalogue_fails:
-        shop.faults.strike(Fault.BEFORE, after=1)  # behind the row of the queue
+        shop.faults.strike(Fault.BEFORE, after=1)  # after the row of the queue
     shop.put(["k4"])  # does not raise
     for number in range(5, 10):
         shop.clock.advance(HALF_MINUTE_MS)
@@ -377,7 +381,7 @@ def test_one_failed_sync_stops_neither_puts_nor_uploads_and_loses_no_key(
     assert "rebuilt after a restart" in problem(shop)
     shop.index.seal()
     shop.index.step()
-    assert len(shop.segments()) == 2  # the file that was given up is not uploaded
+    assert len(shop.segments()) == 2  # the abandoned file is not uploaded
     assert shop.index.indexed_offset(TOPIC, shop.topic_id, 0) == 2
     shop.reopen()
     assert not problem(shop)
@@ -391,7 +395,7 @@ def test_one_failed_sync_stops_neither_puts_nor_uploads_and_loses_no_key(
 def test_a_failed_sync_takes_back_what_the_file_had_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After it nobody knows what the disk holds of the file."""
+    """After a failed sync, the content of the file on disk is unknown."""
     shop = Shop(tmp_path)
     shop.put(["k0"])
     shop.index._writer.sync()

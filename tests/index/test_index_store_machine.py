@@ -1,4 +1,4 @@
-"""Random puts, times and questions, files in all states: always as a linear scan."""
+"""Random puts, times and questions, with files in all states: answers equal a linear scan."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ messages = st.lists(
 
 
 class IndexMachine(RuleBasedStateMachine):
-    """Whatever was put is found, in whatever file it is by now."""
+    """Everything that was put is found, whatever file it is in."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,8 +52,9 @@ class IndexMachine(RuleBasedStateMachine):
 
     @rule()
     def crash(self) -> None:
-        """What was not synced is gone, and is put again from where the index says. Below that it
-        lacks nothing, at any moment: an answer by key relies on it."""
+        """Lose what was not synced, and put it again from the index's offset on. Below that offset
+        the index never lacks anything: answers by key rely on this.
+        """
         self.shop.crash()
         self.shop.open()
         self._check_below_what_the_index_says()
@@ -82,7 +83,7 @@ class IndexMachine(RuleBasedStateMachine):
     def no_file_begins_after_a_message_in_it(self) -> None:
         if hasattr(self, "shop"):
             for file in self.shop.index._writer.files:
-                # What comes from whole seconds is a bound, up to a second below the messages.
+                # Times from whole seconds are bounds, up to a second before the messages.
                 slack = SECOND_SLACK_MS if file.times and not file.times.exact else 0
                 assert file.times is None or file.begin_timestamp <= file.times.first + slack
             begins = [row.begin_timestamp or 0 for row in self.shop.segments() if row.size]
@@ -148,7 +149,7 @@ TestIndexMachine.settings = settings(max_examples=25, stateful_step_count=25, de
 
 
 def test_a_file_that_is_noted_after_a_crash_lowers_the_first_row() -> None:
-    """RocketMQ forgets files that begin before the first one. Found by the machine."""
+    """RocketMQ forgets files that begin before the first one. The state machine found this case."""
     machine = IndexMachine()
     machine.begin(items=4, slots=1)
     stamp = 1_700_000_000_000

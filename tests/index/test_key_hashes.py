@@ -1,4 +1,4 @@
-"""The 64-bit hash of a key: one text and many, Java's hash inside it, few texts alike."""
+"""The 64-bit hash of a key: for one text and many, with Java's hash inside, and few collisions."""
 
 from __future__ import annotations
 

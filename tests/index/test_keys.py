@@ -1,4 +1,4 @@
-"""Times of keys: which files a question is about, and which of their items."""
+"""Times of keys: which files may have hits for a window, and which of their items are hits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tieredstore.index.keys import (
     ("begin", "end", "exact", "about_seconds"),
     [
         (0, 4_000, False, False),
-        (0, 4_001, False, True),  # a second that has begun counts whole
+        (0, 4_001, False, True),  # a second that has begun counts as a whole
         (0, 5_000, True, True),
         (9_000, 9_999, True, True),
         (9_001, 9_999, False, True),
@@ -41,8 +41,8 @@ def test_an_item_is_within_a_window_if_its_second_may_be() -> None:
 
 
 def seconds_of(stored_ms: int) -> int:
-    """Of a message that was stored so long after the begin of its file, as an item has them."""
-    return int(stored_ms / 1000)  # cut toward the begin
+    """The seconds in an item for a message that was stored so long after the begin of its file."""
+    return int(stored_ms / 1000)  # truncated toward the begin
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
-"""An index file as it fills: what fits, what is found, what survives a crash or a kill, what is
-refused; and Java's own, made again from its puts.
+"""A local index file: what fits, what is found, what survives a crash or a kill, what is refused;
+and Java's files, made again from its puts.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def rows_of(count: int, *, keys: int = 50, slots: int = 0) -> list[Row]:
 
 
 def test_keys_of_a_message_are_never_parted(tmp_path: Path) -> None:
-    file = create(tmp_path, items=11)  # room for ten
+    file = create(tmp_path, items=11)  # has room for ten
     assert file.messages_that_fit(np.array([3, 0, 4, 3, 1])) == 4
     assert file.messages_that_fit(np.array([3, 4, 4, 0])) == 2
     assert file.messages_that_fit(np.array([11])) == 0
@@ -133,7 +133,7 @@ def test_a_disk_that_fails_where_notes_begin_is_an_error_and_leaves_nothing_open
 
 
 def test_an_empty_file_of_somebody_else_is_ours_from_then_on(tmp_path: Path) -> None:
-    """Without notes of its keys nothing could be put into it."""
+    """Nothing could be put into it without notes of its keys."""
     file = create(tmp_path)
     file.close()
     notes_path(file.path).unlink()
@@ -178,7 +178,7 @@ def test_items_that_were_not_flushed_can_be_left_out(tmp_path: Path) -> None:
     file.close()
     data = bytearray(file.path.read_bytes())
     at = item_position(kept + 3, slot_count=97)
-    data[at : at + 1000] = bytes(1000)  # what a power cut leaves of pages that were not synced
+    data[at : at + 1000] = bytes(1000)  # like pages that were not synced before a power cut
     file.path.write_bytes(data)
     with pytest.raises(SegmentCorruptError):
         reopen(file.path)
@@ -510,7 +510,7 @@ def test_an_end_that_java_forgot_is_found_again(tmp_path: Path) -> None:
     path = tmp_path / str(BEGINS[0])
     data = bytearray(WRITTEN[0].read_bytes())
     true_end = decode_header(data).end_timestamp
-    data[12:20] = data[4:12]  # what Java makes of it when it opens the file (10656)
+    data[12:20] = data[4:12]  # as Java does when it opens the file (10656)
     path.write_bytes(data)
     with_slack = reopen(path).end_timestamp
     assert true_end <= with_slack <= true_end + 999
@@ -566,7 +566,7 @@ def rows_from(start: int) -> list[Row]:
 
 
 def put_until_killed(folder: Path, told: int) -> None:
-    """Runs in a child: never returns."""
+    """Runs in a child; never returns."""
     file = create(folder, slots=499, items=KILLED_ITEMS)
     while file.room > BATCH:
         file.put(columns_of(rows_from(file.item_count)))

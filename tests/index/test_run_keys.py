@@ -1,4 +1,4 @@
-"""The keys of a run of records: as decoding each message would give them."""
+"""The keys of a run of records are those that decoding each message gives."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_record_that_is_cut_off_is_passed_over(cut: int) -> None:
 
 
 def twins(length: int = 2048) -> tuple[str, str]:
-    """Two texts with one 64-bit hash: a Thue-Morse word and its opposite, whatever the factor."""
+    """Two texts with the same 64-bit hash, for any factor: a Thue-Morse word and its complement."""
     bits = [number.bit_count() % 2 for number in range(length)]
     return "".join("ab"[bit] for bit in bits), "".join("ba"[bit] for bit in bits)
 

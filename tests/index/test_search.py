@@ -1,4 +1,4 @@
-"""What the key index is asked: any text, window and limit, by its broker and by other readers."""
+"""Questions to the key index: any text, window and limit, by its broker and by other readers."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_file_that_began_before_the_window_is_asked(tmp_path: Path) -> None:
     """RocketMQ takes only files that begin within the window (weakness 3)."""
     shop = Shop(tmp_path)
     shop.put(["k"], times=[STORE_TIMESTAMP + 60_000])
-    shop.put(["k"], times=[STORE_TIMESTAMP - 60_000])  # it lagged behind
+    shop.put(["k"], times=[STORE_TIMESTAMP - 60_000])  # as of a queue that lagged
     for state in ("local", "uploaded"):
         if state == "uploaded":
             shop.index.seal()
@@ -148,7 +148,7 @@ def test_a_message_that_was_put_twice_takes_the_place_of_no_other(tmp_path: Path
 def test_the_newest_of_many_are_found_in_whatever_order_they_were_put(
     tmp_path: Path, foreign: bool
 ) -> None:
-    """A queue that lagged behind is put after the newer messages of another."""
+    """Messages of a queue that lagged are put after newer messages of another queue."""
     shop = Shop(tmp_path, items=10_000)
     newest = [STORE_TIMESTAMP + 100_000 + 1000 * number for number in range(5)]
     shop.put(["k"] * 5, times=newest, unique=False)
@@ -170,7 +170,7 @@ def test_the_newest_of_many_are_found_in_whatever_order_they_were_put(
 
 
 def test_a_search_holds_no_more_messages_than_it_gives() -> None:
-    """Also where each was stored later than all that came before it."""
+    """Even if each message is newer than all before it."""
     query = KeyQuery(TOPIC, 1, "k", 3, 0, INT64_MAX)
     held = []
     for count in (100, 10_000):
@@ -224,7 +224,7 @@ def test_a_message_whose_time_no_item_can_hold_is_found_by_its_time(
 
 
 def beside_the_broker(shop: Shop) -> UploadedIndex:
-    """A reader of another process that sees the files which the broker fills."""
+    """A reader in another process that sees the files that the broker fills."""
     reader = UploadedIndex(
         shop.config,
         provider=shop.provider,
@@ -281,7 +281,7 @@ def test_a_reader_beside_the_broker_believes_no_damaged_file(tmp_path: Path, at:
     path = shop.local_path()
     data = bytearray(path.read_bytes())
     if at == "item":
-        data[slot_position(SLOTS) + ITEM_BYTES + 12] ^= 1  # RocketMQ leaves the first one free
+        data[slot_position(SLOTS) + ITEM_BYTES + 12] ^= 1  # RocketMQ leaves the first item free
     else:
         data[24:28] = (2).to_bytes(4, "big")
     path.write_bytes(data)
@@ -309,7 +309,7 @@ def test_a_reader_beside_the_broker_opens_no_more_files_than_a_broker_has(
 def test_an_end_in_the_far_future_keeps_no_file_that_rocketmq_made(
     tmp_path: Path, foreign: bool
 ) -> None:
-    """RocketMQ takes a part of an IPv6 address for the store time, and so for the file's end."""
+    """RocketMQ takes part of an IPv6 address for the store time, and thus for the file's end."""
     shop = Shop(tmp_path)
     shop.upload_files(3)
     end = STORE_TIMESTAMP + 99 * YEAR_MS
@@ -331,7 +331,7 @@ def test_a_file_of_rocketmq_5_1_that_was_open_for_longer_than_its_milliseconds_l
     shop = Shop(tmp_path)
     key_hash, slot = tiered_probes(f"{TOPIC}#k", SLOTS)[0]
     late = STORE_TIMESTAMP + 30 * DAY_MS
-    after = (30 * DAY_MS + (1 << 31)) % (1 << 32) - (1 << 31)  # what is left of it in 32 bits
+    after = (30 * DAY_MS + (1 << 31)) % (1 << 32) - (1 << 31)  # wrapped to 32 bits
     items = 28 + 8 * SLOTS
     data = struct.pack(">iqqii", END_MAGIC, STORE_TIMESTAMP, late, SLOTS, 1)
     for number in range(SLOTS):
@@ -369,7 +369,7 @@ def test_a_hit_older_than_the_segment_at_its_place_is_no_missing_message(
     hit = IndexHit(
         topic_id=file.topic_id,
         queue_id=0,
-        log_offset=int(file.units(4, 1).log_offsets[0]) + 3,  # where no message begins
+        log_offset=int(file.units(4, 1).log_offsets[0]) + 3,  # no message begins there
         message_bytes=100,
         store_timestamp=STORE_TIMESTAMP - age,
         put_before=INT64_MAX if before is None else made - before,
@@ -389,7 +389,7 @@ def test_hits_of_uploaded_files_tell_by_when_the_index_had_them(tmp_path: Path) 
     shop.index.seal()
     assert [hit.put_before for hit in shop.ask("k").hits] == [STORE_TIMESTAMP + 7000]
     shop.ends[0] = 0
-    shop.put(["k"])  # again, and local
+    shop.put(["k"])  # the same message, now in a local file
     assert [hit.put_before for hit in shop.ask("k").hits] == [INT64_MAX]
 
 

@@ -1,5 +1,5 @@
-"""The life of the key index: files fill, roll, are uploaded, expire, and outlive restarts; what
-RocketMQ or an older version of it left is taken over, cleared away or made again.
+"""The life of the key index: files fill, roll, are uploaded, expire, and outlive restarts; files of
+RocketMQ, also of older versions, are taken over, removed or made again.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def test_fifty_keys_make_three_files_of_twenty(tmp_path: Path) -> None:
 
 
 def test_no_file_begins_after_a_message_in_it_was_stored(tmp_path: Path) -> None:
-    """RocketMQ asks only files that begin before the end of its question."""
+    """RocketMQ asks only files that begin before the end of its window."""
     shop = Shop(tmp_path, items=20)
     day = 24 * HOUR_MS
     for number, ago in enumerate([2 * day, day, 3 * day, 5, 3 * day + 7, 0]):
@@ -91,7 +91,7 @@ def test_no_file_begins_after_a_message_in_it_was_stored(tmp_path: Path) -> None
     shop.index.seal()
     rows = shop.segments()
     assert len({row.begin_timestamp for row in rows}) == len(rows) > len(begun)
-    # RocketMQ takes files that begin before the first one for expired.
+    # RocketMQ regards files that begin before the first one as expired.
     assert rows[0].begin_timestamp == min(row.begin_timestamp or 0 for row in rows)
     for row in rows:
         held = next(
@@ -107,7 +107,9 @@ def test_no_file_begins_after_a_message_in_it_was_stored(tmp_path: Path) -> None
 
 
 def test_what_was_dropped_of_the_index_is_deleted_by_the_index_alone(tmp_path: Path) -> None:
-    """A file is uploaded where a dropped one was: others, who had seen its mark, deleted that."""
+    """A new file may be uploaded to the place of a dropped one. A queue store that had seen the
+    mark for deletion would delete the new file.
+    """
     shop = Shop(tmp_path)
     shop.put(["k"])
     shop.index.seal()
@@ -151,7 +153,7 @@ def test_a_put_that_fills_a_file_wakes_whoever_uploads_it(tmp_path: Path) -> Non
     shop = Shop(tmp_path, items=20)
     shop.index.start()
     shop.put(["k"] * 50, unique=False)
-    assert not shop.segments()  # they wait in memory
+    assert not shop.segments()  # the keys wait in memory
     shop.clock.advance(1000)
     shop.put(["k"])
     assert len(shop.segments()) == 2
@@ -176,7 +178,7 @@ def test_an_open_that_fails_leaves_no_file_open(tmp_path: Path) -> None:
         shop.clock.advance(1000)
     shop.index.shutdown()
     sound, damaged = (tmp_path / "tiered_index_file" / name for name in shop.local_files())
-    damaged.write_bytes(b"x" * damaged.stat().st_size)  # it is given up: the catalogue is changed
+    damaged.write_bytes(b"x" * damaged.stat().st_size)  # giving it up changes the catalogue
     with pytest.raises(MetadataError):
         shop.open(Faults({0: Fault.BEFORE}))
     assert str(sound) not in open_below(tmp_path)
@@ -285,7 +287,7 @@ def test_the_bytes_of_expired_files_go_when_readers_elsewhere_were_told(tmp_path
         shop.put(["k"] * 19, unique=False)
         index.seal()
         shop.clock.advance(60_000)
-    assert told == []  # nothing is to be deleted
+    assert told == []  # nothing waits for deletion
     assert index.expire((shop.segments()[0].end_timestamp or 0) + 1) == 1
     assert told == [(1, 2)]
     assert listed() == 2
@@ -296,7 +298,7 @@ def test_the_bytes_of_expired_files_go_when_readers_elsewhere_were_told(tmp_path
 
 
 def test_when_the_first_file_expires_the_next_one_begins_before_the_others(tmp_path: Path) -> None:
-    """RocketMQ takes files for expired that begin before the first one."""
+    """RocketMQ regards files that begin before the first one as expired."""
     shop = Shop(tmp_path)
     begins = [STORE_TIMESTAMP, STORE_TIMESTAMP + 60_000, STORE_TIMESTAMP + 30_000]
     for begin in begins:
@@ -338,7 +340,7 @@ def test_a_file_of_rocketmq_with_a_senseless_end_expires_a_day_after_its_upload(
 
 
 def test_an_old_file_behind_a_younger_one_stays(tmp_path: Path) -> None:
-    """Rows of files follow on each other: one in the middle cannot go."""
+    """The rows of files must be adjacent, so none in the middle can be deleted."""
     shop = Shop(tmp_path, items=20)
     hour_ago = STORE_TIMESTAMP - HOUR_MS
     for number, time in enumerate((STORE_TIMESTAMP, hour_ago)):
@@ -467,7 +469,7 @@ def test_the_longest_reserve_hours_of_a_topic_keep_the_index(tmp_path: Path) -> 
     assert not shop.segments()
     shop.put(["k"])
     shop.index.seal()
-    assert shop.segments()[0].base_offset > 0  # offsets are never used twice
+    assert shop.segments()[0].base_offset > 0  # offsets are never reused
 
 
 def test_nothing_expires_where_expiry_is_off(tmp_path: Path) -> None:
@@ -489,8 +491,8 @@ def test_an_upload_that_fails_is_tried_again_and_hides_nothing(tmp_path: Path) -
     shop.faults.forgive()
     assert len(shop.found("k")) == 50
     shop.index.step()
-    assert not any(row.size for row in shop.segments())  # not at once
-    assert "before it has an effect" in str(shop.index.problem)  # and till then it has failed
+    assert not any(row.size for row in shop.segments())  # not tried again at once
+    assert "before it has an effect" in str(shop.index.problem)  # shown until the next try
     shop.clock.advance(60_000)
     shop.index.step()
     assert str(shop.index.failure) == "None"
@@ -707,7 +709,7 @@ def test_a_file_begun_by_a_clock_that_was_ahead_is_uploaded_in_time(
     shop.clock.advance(1000 * HOUR_MS)
     shop.put(["k"])
     shop.index._writer.drain()
-    shop.clock._passed_ms -= 1000 * HOUR_MS  # it was set right
+    shop.clock._passed_ms -= 1000 * HOUR_MS  # the clock is corrected
     if restarted:
         shop.reopen()
     shop.index.step()
@@ -833,7 +835,7 @@ def test_a_crash_at_any_step_of_an_expiry_leaves_no_bytes_behind(
         assert listed == [(row.base_offset, row.size) for row in shop.segments()]
         shop.put(["k"])
         shop.index.seal()
-        assert [row.base_offset for row in shop.segments()] == ends[1:]  # never used twice
+        assert [row.base_offset for row in shop.segments()] == ends[1:]  # never reused
         assert len(shop.found("k")) == 2
         return True
 
@@ -896,7 +898,7 @@ def test_java_leftovers_are_cleared_away(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("begin", [0, -1])
 def test_a_file_of_rocketmq_5_1_without_a_sensible_begin_goes(tmp_path: Path, begin: int) -> None:
-    """It never had a key, or is damaged."""
+    """The file never had a key, or is damaged."""
     folder = tmp_path / "tiered_index_file"
     folder.mkdir()
     header = encode_header(TieredIndexHeader(begin_timestamp=begin))
@@ -923,7 +925,7 @@ def test_a_local_file_of_rocketmq_5_1_is_made_again(tmp_path: Path) -> None:
 
 
 def test_a_row_without_bytes_goes_and_its_base_is_used(tmp_path: Path) -> None:
-    """RocketMQ leaves one where it crashed in an upload, and one for each file without items."""
+    """RocketMQ leaves such a row after a crash in an upload, and for each file without items."""
     shop = Shop(tmp_path)
     shop.put(["k"])
     shop.index.seal()
@@ -970,7 +972,7 @@ def test_an_older_index_of_somebody_else_is_taken_over_and_not_made_again(tmp_pa
 def test_a_queue_made_anew_after_an_index_was_taken_over_is_indexed_from_its_begin(
     tmp_path: Path,
 ) -> None:
-    """Its first commit passed the end that was taken over, and a crash came before the index."""
+    """Its first commit passed the end that was taken over; a crash came before it was indexed."""
     shop = Shop(tmp_path)
     shop.put(["k1"])
     shop.leave_to_rocketmq()
@@ -987,7 +989,7 @@ def test_a_queue_made_anew_after_an_index_was_taken_over_is_indexed_from_its_beg
 
 
 def upload_as_java(shop: Shop, *, items: int) -> None:
-    """What RocketMQ does at its end with the one local file, of which it knows so many items."""
+    """Upload the only local file as RocketMQ does at shutdown, if it knows this many items."""
     path = shop.local_path()
     file = IndexStoreFile.open(
         path, slot_count=SLOTS, item_capacity=ITEMS, item_count=items, read_only=False
@@ -1022,7 +1024,7 @@ def test_a_file_of_ours_that_rocketmq_uploaded_is_not_put_again(tmp_path: Path) 
     shop.reopen()
     for number in (1, 2, 3):
         assert shop.found(f"k{number}") == [(0, 1000 * number - 1000)]
-    assert sum(file.item_count for file in shop.index._writer.files) == 2  # of k3 alone
+    assert sum(file.item_count for file in shop.index._writer.files) == 2  # only those of k3
 
 
 def test_a_file_of_ours_that_rocketmq_uploaded_and_left_goes_with_its_notes(tmp_path: Path) -> None:
@@ -1044,11 +1046,13 @@ def test_a_file_of_ours_that_rocketmq_uploaded_and_left_goes_with_its_notes(tmp_
 def test_what_rocketmq_put_after_us_is_not_put_again(
     tmp_path: Path, lost: int | str | None, queue_id: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """But from the first message on that its files lack, and all where the queue cannot be read."""
+    """Messages are put again from the first one that RocketMQ's files lack, and all of them if the
+    queue cannot be read.
+    """
     monkeypatch.setattr(uploaded_module, "COPY_BYTES", 100)
     shop = Shop(tmp_path)
     shop.catalogue.apply([DeleteTopic(TOPIC)])
-    shop.topic_id = shop.catalogue.add_topic(TOPIC).topic_id  # no longer 0
+    shop.topic_id = shop.catalogue.add_topic(TOPIC).topic_id  # not 0
     shop.put(["k0", "k1"], queue_id=queue_id, unique=False)
     shop.index.shutdown()
     shop.clock.advance(1000)
@@ -1095,7 +1099,7 @@ def test_a_file_of_ours_of_which_rocketmq_uploaded_less_is_put_again(tmp_path: P
 
 
 def test_a_file_of_ours_of_which_the_backend_says_nothing_is_put_again(tmp_path: Path) -> None:
-    """RocketMQ may have uploaded it; the index opens all the same."""
+    """RocketMQ may have uploaded the file; the index opens all the same."""
     shop = Shop(tmp_path)
     shop.put(["k1", "k2"])
     shop.index.shutdown()
@@ -1211,7 +1215,7 @@ def test_an_index_of_java_is_not_taken_over_unseen(tmp_path: Path) -> None:
 def test_a_reader_with_other_slots_never_says_that_there_is_nothing(
     tmp_path: Path, slots: int
 ) -> None:
-    """28 bytes an item are 3.5 slots: a length alone does not tell one from the other."""
+    """An item takes as many bytes as 3.5 slots: a length alone does not tell them apart."""
     shop = Shop(tmp_path)
     shop.put(["k"] * 10)
     shop.index.seal()
@@ -1241,7 +1245,7 @@ def test_a_file_that_somebody_else_made_with_other_sizes_is_refused_and_kept(
 
 
 def test_nothing_is_kept_of_topics_that_are_deleted(tmp_path: Path) -> None:
-    """Each one that is made anew has a number of its own."""
+    """A topic that is created again gets a new number."""
     shop = Shop(tmp_path)
     held = []
     for _ in range(20):

@@ -1,4 +1,4 @@
-"""Uploaded files: what is found in them, and how many reads of the backend that takes."""
+"""Uploaded files: what is found in them, and how many reads of the backend a look-up takes."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ windows = st.tuples(st.integers(BEGIN - 6000, BEGIN + 10_000), st.integers(0, 90
 
 
 def same_messages(found: Sequence[Match], rows: Sequence[Row], text: str, **when: int) -> None:
-    """Nothing that a scan finds is missing, nothing is too much but by seconds and hashes."""
+    """Every hit of a scan is there; others are allowed only for equal hashes or near times."""
     wanted = scan(rows, text, begin=when["begin"], end=when["end"])
     places = [place(item) for item in found]
     rest = iter(places)
@@ -147,7 +147,7 @@ def test_a_hot_key_is_read_in_pages_until_there_are_enough(
 
 def test_without_a_cache_three_reads_do(data: bytes, many_rows: list[Row]) -> None:
     for text in ("T#k1", "T#k77", "T#k8999"):
-        file, source = cold(data, slots=1)  # the footer knows how many there are
+        file, source = cold(data, slots=1)  # the footer has the real number of slots
         found = file.find(text, **FOREVER, count_max=1000)
         assert [place(item) for item in found] == scan(many_rows, text, **FOREVER)
         assert len(source.reads) == 3
@@ -243,7 +243,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Shop:
 
 
 def index_reads(shop: Shop) -> list[int]:
-    """The lengths of all reads since the last look."""
+    """The lengths of all reads since the last call."""
     reads = [length for kind, _, length in shop.provider.reads if kind is SegmentType.INDEX]
     assert len(reads) == len(shop.provider.reads)
     shop.provider.reads.clear()
@@ -251,7 +251,9 @@ def index_reads(shop: Shop) -> list[int]:
 
 
 def probes(key: str) -> int:
-    """In a file that is not known to be ours a later rule for hashes may hold too."""
+    """The number of hashes to look for in a file that may not be ours: newer versions hash
+    differently.
+    """
     return len(tiered_probes(f"{TOPIC}#{key}", 300))
 
 
@@ -268,7 +270,7 @@ def test_a_warm_lookup_is_one_read_of_a_file_that_has_the_key(
         reads = index_reads(filled)
         assert max(reads) <= 16 * 1024
         one_read += len(reads) == 1
-        assert len(reads) <= 2  # a filter lets 0.5 % of other keys through
+        assert len(reads) <= 2  # a filter passes 0.5 % of other keys
     assert one_read >= 98
 
 
@@ -339,7 +341,7 @@ def test_a_damaged_copy_is_noticed_and_made_again(filled: Shop) -> None:
     numbers = range(0, KEYS, 100)
     for number in numbers:
         assert len(filled.found(f"f1-{number}")) == 1
-    assert len(index_reads(filled)) <= len(numbers) + 3  # copies, whose filters let few through
+    assert len(index_reads(filled)) <= len(numbers) + 3  # the new copies' filters pass few keys
 
 
 def test_a_damaged_block_of_a_filter_says_where_it_is(data: bytes) -> None:
@@ -363,7 +365,7 @@ def test_a_copy_that_was_damaged_before_a_restart_is_not_believed(filled: Shop) 
     filled.index.shutdown()
     for path in filled.index._cache.folder.iterdir():
         data = bytearray(path.read_bytes())
-        data[-40] ^= 1  # of the tail
+        data[-40] ^= 1  # in the tail
         path.write_bytes(data)
     filled.open()
     for number in range(0, KEYS, 100):
@@ -408,7 +410,7 @@ def test_two_who_find_a_footer_damaged_at_once_both_pass_it_over(tmp_path: Path)
 def test_the_first_row_begins_before_all_others_and_never_before_zero(
     begins: list[int], lowered: int | None
 ) -> None:
-    """RocketMQ takes files for expired that begin before the first one."""
+    """RocketMQ regards files that begin before the first one as expired."""
     rows = [
         SegmentRecord(
             path=INDEX_PATH, type=SegmentType.INDEX, base_offset=at, begin_timestamp=begin
@@ -443,7 +445,7 @@ def test_copies_of_files_that_are_gone_go(tmp_path: Path) -> None:
     assert len(list(folder.iterdir())) == 1
     (folder / "1-2-3-4.footer").write_bytes(b"abcd")
     (folder / "new-1.tmp").write_bytes(b"abcd")
-    (folder / "\u00b2-1-1-4.footer").write_bytes(b"abcd")  # a digit, but no number
+    (folder / "\u00b2-1-1-4.footer").write_bytes(b"abcd")  # isdigit, but not a number
     shop.reopen()
     assert len([path for path in folder.iterdir() if path.name.isascii()]) == 1
     shop.index.expire(1 << 60)
@@ -451,7 +453,7 @@ def test_copies_of_files_that_are_gone_go(tmp_path: Path) -> None:
 
 
 def test_a_file_without_a_footer_gets_fences_when_it_is_asked_often(tmp_path: Path) -> None:
-    """As RocketMQ uploads them: two reads, and one when the cache knows where its slots are."""
+    """RocketMQ uploads such files. A look-up takes two reads, or one if the cache has the slots."""
     shop = Shop(tmp_path, slots=300, items=5000)
     shop.put([f"k{number}" for number in range(900)])
     shop.index.seal()
@@ -488,7 +490,7 @@ def test_a_footer_that_is_too_large_for_the_cache_is_not_kept(tmp_path: Path) ->
 def test_a_slot_with_very_many_items_is_read_in_pages_until_there_are_enough(
     tmp_path: Path,
 ) -> None:
-    """RocketMQ shows the newest 1024 items of a slot, whatever the limit (weakness 3)."""
+    """RocketMQ finds only the newest 1024 items of a slot, whatever the limit (weakness 3)."""
     shop = Shop(tmp_path, slots=7, items=50_000)
     shop.put(["hot"] * 9000, unique=False)
     shop.index.seal()

@@ -1,4 +1,4 @@
-"""What the catalogue notes of the index: how far it goes, and what is put again."""
+"""What the catalogue notes about the index: how far it goes, and what is put again."""
 
 from __future__ import annotations
 

@@ -71,14 +71,14 @@ class ContinuedQueue:
     topic: str
     queue_id: int
     local_end: int | None
-    """Where it ended in the local store; None where that had no such queue."""
+    """Where the queue ended in the local store; None if the store did not have the queue."""
     tier_end: int
-    """Where it ends in the tier."""
+    """Where the queue ends in the tier."""
     goes_on_at: int
-    """The number of its next message: the tier's end, unless more numbers had been given and the
-    tier was trusted."""
+    """The offset of the next message: the tier's end, or the local end if that is larger and an
+    operator trusted the tier."""
     known_end: int | None = None
-    """Where the local store says that it ended once; None where nothing says it."""
+    """Where the queue once ended, as far as the local store still knows; None if it does not."""
 
     @property
     def key(self) -> QueueKey:
@@ -106,11 +106,12 @@ class Agreement:
     continued: Sequence[ContinuedQueue] = ()
     refused: Mapping[QueueKey, str] = field(default_factory=dict)
     forks: Mapping[QueueKey, int] = field(default_factory=dict)
-    """Of those that hold different messages the first number that means two of them."""
+    """For each refused queue with two histories, the first offset with different messages."""
     checked: frozenset[QueueKey] = frozenset()
-    """Queues whose last message in the tier was found in the local store, or is not there."""
+    """Queues whose last common message is the same on both sides, or that have no message left to
+    compare."""
     ends: Mapping[QueueKey, int] = field(default_factory=dict)
-    """Where queues end that lost something: no consumer can have come further."""
+    """New ends of the queues that lost messages: no consumer offset may be larger."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,13 +47,13 @@ class Load:
     message_bytes: float
     keys_per_message: float = 2.0
     read_bytes_per_second: float = 0.0
-    """Of reads that neither the local store nor a cache serves."""
+    """Only reads that neither the local store nor a cache serves."""
     reserve_hours: float | None = None
-    """None: what the settings say."""
+    """None: those of the settings."""
     stored_bytes: float | None = None
-    """None: what the rates and the reserve hours come to."""
+    """None: computed from the rates and the reserve hours."""
     seconds_covered: float | None = None
-    """The rates are those of so long a time; None: they were given."""
+    """The time over which the rates were measured; None: they were given."""
 
     def __post_init__(self) -> None:
         for spec in fields(self):

@@ -61,17 +61,17 @@ class QueueHealth:
     queue_id: int
     commit_offset: int | None = None
     behind_count: int = 0
-    """Messages of the next store that are not in the tier yet."""
+    """Messages in the next store that are not in the tier yet."""
     problem: str | None = None
-    """Why nothing more is uploaded until an operator has looked."""
+    """Why the upload has stopped until an operator acts."""
     lost_count: int = 0
     """Messages that were lost before they were uploaded: gaps in the queue."""
     last_error: str | None = None
     """Why the last upload or expiry failed; it is tried again."""
     not_indexed_count: int = 0
-    """Messages of the tier that the key index still has to take."""
+    """Messages in the tier that are not in the key index yet."""
     takes_puts: bool = True
-    """False where both stores may hold different messages: until an operator decides."""
+    """False if the two stores may hold different messages, until an operator decides."""
 
     @property
     def ok(self) -> bool:
@@ -107,21 +107,22 @@ class TierHealth:
     queues: tuple[QueueHealth, ...] = ()
     cache: CacheHealth = CacheHealth()
     buffered_bytes: int = 0
-    """Bytes that wait for their upload."""
+    """Bytes that wait for upload."""
     uploads: int = 0
     """Uploads under way."""
     index_error: str | None = None
-    """Why the key index could not be uploaded or expired, the last time."""
+    """Why the last upload or expiry of the key index failed."""
     catalogue: CatalogueHealth = field(default_factory=CatalogueHealth)
     tables_error: str | None = None
-    """Why consumer offsets and topics could not be written, or copied, the last time."""
+    """Why the last write or copy of consumer offsets and topics failed."""
     local_damages: tuple[LocalDamage, ...] = ()
-    """What the local store has found damaged since it was opened, if it says so."""
+    """Damage that the local store has found since it was opened, if it reports any."""
     continued: tuple[ContinuedQueue, ...] = ()
-    """Queues that went on where the tier ends when the store was loaded: their end was lost."""
+    """Queues that continued at the tier's end when the store was loaded: their local end was
+    lost."""
     fence: Fence | None = None
-    """The writer that took over, and since when this is known. Nothing more is uploaded until the
-    store is closed; puts go on, into the local store."""
+    """The writer that took over, and since when this is known. Uploads have stopped until the store
+    is opened again; puts still go into the local store."""
 
     @property
     def ok(self) -> bool:

@@ -144,7 +144,7 @@ def behind_lost(store: MessageStore, key: QueueKey, offset: int) -> int | None:
 
 
 DAMAGED_MS: Final = 24 * HOUR_MS
-"""So long a queue waits for somebody to bring back a message that the local disk has damaged."""
+"""How long the upload of a queue waits for somebody to repair a damaged local message."""
 SEARCHED_MAX: Final = 1_024  # messages in one call
 
 

@@ -78,13 +78,13 @@ class Trouble(Enum):
     DAMAGED = "damaged"
     """Bytes that were committed cannot be read."""
     STOPPED = "stopped"
-    """Nothing more of it is uploaded until somebody decides."""
+    """The upload of the queue has stopped until an operator decides."""
     GAP = "gap"
     """The broker lost messages before they were uploaded."""
     OVERDUE = "overdue"
-    """It has what should have expired."""
+    """The queue still has a segment that should have expired."""
     BEHIND = "behind"
-    """More than a full batch waits for its upload."""
+    """More than a full batch waits for upload."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +100,7 @@ class QueuePicture:
     segments: tuple[DrawnSegment, ...]
     problem: str | None = None
     stopped: str | None = None
-    """Why nothing more of it is uploaded."""
+    """Why the upload of the queue has stopped."""
     lost_count: int = 0
 
     @property
@@ -136,11 +136,12 @@ class TierPicture:
     load: Load
     cost: MonthlyCost
     only_local: Mapping[QueueKey, int] = field(default_factory=dict)
-    """Messages of queues that the tier has nothing of, though their topic belongs there."""
+    """Message counts of queues that the tier should have, as their topic belongs there, but that
+    exist only in the local store."""
     batch_count: int = StoreConfig().group_commit_count
     is_expiring: bool = True
     appended: tuple[Appended, ...] = ()
-    """What the log of a bucket has taken lately; nothing where there is none."""
+    """What the log of a bucket has appended lately; empty if there is no such log."""
     entry_dollars: float = 0.0
 
     def troubles(self, queue: QueuePicture) -> dict[Trouble, str]:
@@ -314,10 +315,10 @@ class Place(Enum):
 
     IN_TIER = "in the tier"
     BELOW = "below the tier"
-    """Its segment has expired, or the upload of the queue began behind it."""
+    """The segment has expired, or the upload of the queue began after this offset."""
     ABOVE = "not in the tier yet"
     GAP = "in a gap"
-    """The queue goes on behind it, and nothing was stored at this offset or it has expired."""
+    """The queue goes on after this offset, but no message was stored at it or it has expired."""
     DAMAGED = "damaged"
 
 
@@ -332,13 +333,13 @@ class Whereabouts:
     max_offset: int
     earliest_timestamp: int | None = None
     reserve_hours: int | None = None
-    """How long the topic is kept; None: nothing expires."""
+    """How long messages of the topic are kept; None: nothing expires."""
     message: StoredMessage | None = None
     log_offset: int | None = None
     queue_segment: SegmentRecord | None = None
     log_segment: SegmentRecord | None = None
     expires_from: int | None = None
-    """The earliest time at which its segment may go; later while the segment grows."""
+    """The earliest time at which the segment may expire; moves on while the segment grows."""
     is_growing: bool = False
     found_by: tuple[str, ...] = ()
     not_found_by: tuple[str, ...] = ()

@@ -65,8 +65,8 @@ RIDE_MS: Final = 300_000  # staged rows that no round took along by then are wri
 _NAMED_MAX: Final = 8
 
 VERSIONS: Final = "broker-tables"
-"""The kind of the notes that hold each table's version, by the name of its file; a row's own note
-has the file's name as its kind, and the row's key."""
+"""The kind of the notes that hold the versions of the tables, keyed by file name. The note of a row
+has the file name as its kind and the row's key as its key."""
 
 
 class BrokerTables:

@@ -48,12 +48,12 @@ SEALING_MS: Final = 900_000  # between two rounds of sealing, if rounds are shar
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogueHealth:
-    """The catalogue as readers elsewhere find it."""
+    """The state of the published catalogue, which readers elsewhere use."""
 
     published_count: int = 0
     failure_count: int = 0
     error: str | None = None
-    """Why the newest changes are not published, the last time."""
+    """Why the last attempt to publish changes failed."""
 
 
 class PublishChore:
