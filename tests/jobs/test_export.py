@@ -28,7 +28,7 @@ from tests.jobs.job_kit import (
     table,
     tier_messages,
 )
-from tests.jobs.written_tier import START_MS, WrittenTier, posix_config
+from tests.jobs.written_tier import START_MS, WrittenTier, a_run, posix_config
 from tieredstore.access.upkeep import expire
 from tieredstore.driver.metadata import DeleteQueue
 from tieredstore.driver.runtime import InlinePool, ManualClock
@@ -371,6 +371,22 @@ def test_offsets_that_were_given_again_are_not_called_exported(tmp_path: Path) -
     first.add("Orders", 0, 1)
     assert exported(first.config, target).counts["messages"] == 1
     assert max(messages(target).values()) == 1
+
+
+def test_refused_queues_keep_no_other_from_the_target_however_many_they_are(tmp_path: Path) -> None:
+    """Of a job of which the first 50 items fail, the others would not be tried."""
+    target = tmp_path / "parquet"
+    first = WrittenTier(config=posix_config(tmp_path / "first"))
+    second = WrittenTier(config=posix_config(tmp_path / "second"), start_ms=START_MS + 1)
+    for tier, count in ((first, 1), (second, 2)):
+        with tier.open() as parts:
+            for key in (QueueKey("Orders", number) for number in range(60)):
+                tier.write(parts, key, a_run(key, 0, count, start_ms=tier.start_ms))
+    second.add("Payments", 0, 5)
+    exported(first.config, target)
+    report = exported(second.config, target)
+    assert (report.state, report.counts["messages"]) == (JobState.INCOMPLETE, 5)
+    assert (report.exit_code, len(report.failures)) == (JobExit.REFUSED, 60)
 
 
 def test_a_staged_range_is_known_by_its_newest_message_too(tmp_path: Path) -> None:

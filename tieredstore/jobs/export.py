@@ -58,6 +58,7 @@ from tieredstore.jobs.export_ledger import (
 from tieredstore.jobs.export_parquet import ParquetTable, folder
 from tieredstore.jobs.export_target import ExportTarget, TargetOptions, full_target
 from tieredstore.jobs.job import (
+    FAILURES_MAX,
     ItemFailure,
     Job,
     JobReport,
@@ -107,10 +108,6 @@ DEFAULT_COLUMNS: Final = tuple(
 _ALWAYS: Final = ("store_time", "topic", "queue_id", "queue_offset")
 
 
-class MadeAnewError(TieredStoreError):
-    """Offsets that were exported have other messages now."""
-
-
 class TableFormat(StrEnum):
     """What an export adds to."""
 
@@ -140,9 +137,14 @@ class ExportItem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportRow:
-    """The outcome of a range; `damaged` has at most DAMAGED_SHOWN messages."""
+    """The outcome of a range; `damaged` has at most DAMAGED_SHOWN messages.
+
+    `refused`: why nothing more of this queue goes to this target. No failure of the item, because
+    if all of the first items fail, a run stops: other queues have nothing to do with it.
+    """
 
     name: str
+    refused: str | None = None
     damaged_count: int = 0
     damaged: tuple[tuple[str, int, int, str], ...] = ()
 
@@ -274,10 +276,13 @@ class ExportJob:
                 # The plan could not say where the files of a table go that did not exist yet.
                 if not plan.items[0].place:
                     return self
-            damaged, names = 0, set[str]()
+            damaged, names, refused = 0, set[str](), dict[str, str]()
             lost: Any = plan.facts["lost"]
             findings = [self._left_out(*queue) for queue in lost]
             for row in rows:
+                if row.refused is not None:
+                    refused[row.name] = row.refused
+                    continue
                 names.add(row.name)
                 damaged += row.damaged_count
                 findings += [self._finding(*message) for message in row.damaged]
@@ -290,13 +295,14 @@ class ExportJob:
                 table.target.drop_unpublished()
         state = rows.state
         left = self._not_there(plan, ledger)
-        if state is JobState.DONE and left:
+        lacks = [name for name in left if name not in refused]
+        if state is JobState.DONE and lacks:
             brought_by_others = ledger.commits - bool(added) != plan.facts["commits"]
             if not brought_by_others:
-                text = f"{left[0]} was written, and is not there: do all workers see this folder?"
+                text = f"{lacks[0]} was written, and is not there: do all workers see this folder?"
                 raise MetadataError(self.target, text)
             state = JobState.INCOMPLETE  # another run exported a part, so the range was dropped
-        failures = [*rows.failures, *_remade(plan)]
+        failures = [*rows.failures, *_other_histories(refused.values()), *_remade(plan)]
         if len(failures) > len(rows.failures):
             state = JobState.INCOMPLETE
         files = [file for each in added for file in each.files]
@@ -430,6 +436,12 @@ def _problem_of(reader: TieredReader, rows: QueueRows) -> str | None:
     return None if summary is None else summary.problem
 
 
+def _other_histories(texts: Iterable[str]) -> Iterator[ItemFailure]:
+    """A failure for each queue, however many ranges it has."""
+    for text in [*dict.fromkeys(texts)][:FAILURES_MAX]:
+        yield ItemFailure(error="MadeAnew", text=text)
+
+
 def _remade(plan: Plan[ExportItem]) -> Iterator[ItemFailure]:
     """Failures of topics that were made anew: the target has messages of the old topic at the same
     offsets."""
@@ -454,14 +466,16 @@ def _with(ledger: Ledger, staged: Sequence[StagedRange]) -> Ranges:
 def stage_range(job: ExportJob, item: ExportItem) -> ExportRow:
     """Stage a file for each day of the range, then its mark.
 
-    Raises MadeAnewError if the queue is not the one that was exported before, and
-    BackendUnavailableError if a part of the range has expired or its topic was deleted since the
-    plan: the next plan has what is left, and reports damage in that.
+    Nothing is staged, and the row says so, if the queue is not the one that was exported before.
+    Raises BackendUnavailableError if a part of the range has expired or its topic was deleted since
+    the plan: the next plan has what is left, and reports damage in that.
 
     Each attempt has file names of its own, so a task that runs twice cannot replace a committed
     file. The whole range, which is one work item, is held in memory.
     """
-    _refuse_another_history(job, item)
+    refused = _another_history(job, item)
+    if refused is not None:
+        return ExportRow(name=item.name, refused=refused)
     columns = list(job.file_columns)
     target = ExportTarget(item.place, job.target_options)
     if job.format is TableFormat.PARQUET:  # else the commit of all ranges would fail later
@@ -506,21 +520,22 @@ def stage_range(job: ExportJob, item: ExportItem) -> ExportRow:
     return ExportRow(name=item.name, damaged_count=damaged_count, damaged=tuple(damaged))
 
 
-def _refuse_another_history(job: ExportJob, item: ExportItem) -> None:
-    """MadeAnewError where the message that was exported last is another one now."""
+def _another_history(job: ExportJob, item: ExportItem) -> str | None:
+    """Says so if the message that was exported last is another one now."""
     if item.exported is None:
-        return
+        return None
     last, exported_at = item.exported
     file = queue_file(job.config, last.key, last.path, last.rows)
     try:
         stored_at = store_time(file, last.first_offset)
     except SegmentError:
-        return  # it has expired or is damaged: that says nothing about the others
-    if stored_at != exported_at:
-        raise MadeAnewError(
-            f"{last.path}: message {last.first_offset} is not the one that was exported: offsets"
-            " were given again, or this is another tier; export it to another target"
-        )
+        return None  # it has expired or is damaged: that says nothing about the others
+    if stored_at == exported_at:
+        return None
+    return (
+        f"{last.path}: message {last.first_offset} is not the one that was exported: offsets"
+        " were given again, or this is another tier; export it to another target"
+    )
 
 
 def _newest(batch: pa.RecordBatch) -> tuple[int, int] | None:
