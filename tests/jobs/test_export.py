@@ -373,6 +373,36 @@ def test_offsets_that_were_given_again_are_not_called_exported(tmp_path: Path) -
     assert max(messages(target).values()) == 1
 
 
+def test_another_history_is_told_where_it_is_as_long_as_what_was_exported(tmp_path: Path) -> None:
+    target = tmp_path / "parquet"
+    first = WrittenTier(config=posix_config(tmp_path / "first"))
+    second = WrittenTier(config=posix_config(tmp_path / "second"), start_ms=START_MS + 1)
+    for tier in (first, second):
+        tier.add("Orders", 0, 20)
+    exported(first.config, target)
+    report = exported(second.config, target)
+    assert (report.state, report.exit_code) == (JobState.INCOMPLETE, JobExit.REFUSED)
+    (failure,) = report.failures
+    assert "Orders/0: message 19 is not the one that was exported" in failure.text
+    assert exported(first.config, target).state is JobState.DONE
+    assert ExportJob(config=first.config, target=str(target)).plan().items == []
+
+
+def test_a_queue_without_anything_new_is_read_where_the_catalogue_does_not_tell(
+    tmp_path: Path,
+) -> None:
+    """The export ends before the queue does."""
+    tier, target = WrittenTier(config=posix_config(tmp_path)), tmp_path / "parquet"
+    tier.add("Orders", 0, 200)
+    times = 0, START_MS + 20_000
+    exported(tier.config, target, times=times)
+    (item,) = ExportJob(config=tier.config, target=str(target), times=times).plan().items
+    assert len(item.slice) == 0
+    report = exported(tier.config, target, times=times)
+    assert (report.state, report.counts["messages"]) == (JobState.DONE, 0)
+    assert messages(target).total() == 20
+
+
 def test_refused_queues_keep_no_other_from_the_target_however_many_they_are(tmp_path: Path) -> None:
     """Of a job of which the first 50 items fail, the others would not be tried."""
     target = tmp_path / "parquet"

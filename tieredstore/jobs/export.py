@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, ClassVar, Final
 from uuid import uuid4
@@ -118,7 +118,8 @@ class TableFormat(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportItem:
-    """A range of a queue, and the directory or bucket where its files are staged.
+    """A range of a queue, and the directory or bucket where its files are staged. It is empty if
+    the queue has nothing new, and only `exported` is to be compared.
 
     `exported`: the newest message of this queue that the target has, if the tier still has it, and
     its store time, in ms.
@@ -228,6 +229,12 @@ class ExportJob:
                 first, end = bounds[rows.path]
                 span = max(first, rows.min_offset), min(end, rows.end_offset)
                 exported = self._exported(rows, newest.get(source))
+                slices = [
+                    slice_ for part in free(*span, taken) for slice_ in self._slices(rows, part)
+                ]
+                if not slices and exported is not None and not _ends_with(rows, *exported):
+                    last = exported[0]
+                    slices = [replace(last, end_offset=last.first_offset, approximate_bytes=0)]
                 items += [
                     ExportItem(
                         source=source,
@@ -236,12 +243,11 @@ class ExportJob:
                         topic_id=topic_id,
                         exported=exported,
                     )
-                    for part in free(*span, taken)
-                    for slice_ in self._slices(rows, part)
+                    for slice_ in slices
                 ]
         sizes = [item.slice.approximate_bytes for item in items]
         messages = sum(len(item.slice) for item in items)
-        ranges = counted(len(items), "range")
+        ranges = counted(sum(len(item.slice) > 0 for item in items), "range")
         size = shown_size(sum(sizes))
         text = f"{counted(messages, 'message')}, about {size}, in {ranges} to export"
         lines = [text, *(f"note: {line}: made anew?" for line in reset)]
@@ -436,6 +442,12 @@ def _problem_of(reader: TieredReader, rows: QueueRows) -> str | None:
     return None if summary is None else summary.problem
 
 
+def _ends_with(rows: QueueRows, last: Slice, stored_at: int) -> bool:
+    """Whether the queue still ends with this message, as the catalogue knows without a read."""
+    known = rows.queue[-1].end_timestamp
+    return (last.end_offset, stored_at) == (rows.end_offset, known)
+
+
 def _other_histories(texts: Iterable[str]) -> Iterator[ItemFailure]:
     """A failure for each queue, however many ranges it has."""
     for text in [*dict.fromkeys(texts)][:FAILURES_MAX]:
@@ -474,7 +486,7 @@ def stage_range(job: ExportJob, item: ExportItem) -> ExportRow:
     file. The whole range, which is one work item, is held in memory.
     """
     refused = _another_history(job, item)
-    if refused is not None:
+    if refused is not None or not len(item.slice):
         return ExportRow(name=item.name, refused=refused)
     columns = list(job.file_columns)
     target = ExportTarget(item.place, job.target_options)
