@@ -16,6 +16,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
+from tests.jobs import written_tier
 from tests.jobs.dying import dying
 from tests.jobs.job_kit import (
     Harmed,
@@ -483,6 +484,34 @@ def test_what_goes_while_it_is_exported_is_no_damage(
         len(tier_messages(tier.config)),
         0,
     )
+
+
+def test_a_topic_that_is_made_anew_while_it_is_exported_is_not_taken_for_the_first_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker reads the new one, in which all that was planned is there and sound."""
+    tier = WrittenTier(config=posix_config(tmp_path))
+    tier.add("Orders", 0, 20)
+    tier.add("Payments", 0, 5)
+
+    def made_anew(_plan: object) -> None:
+        tier.delete("Orders")
+        monkeypatch.setattr(written_tier, "START_MS", START_MS + 5_000)
+        tier.add("Orders", 0, 30)
+
+    target = tmp_path / "parquet"
+    job = ExportJob(config=tier.config, target=str(target))
+    engine = LocalEngine(pool=InlinePool(), threads=1)
+    report = run_job(job, engine, clock=ManualClock(), on_plan=made_anew)
+    assert (report.state, report.counts["messages"]) == (JobState.INCOMPLETE, 5)
+    (failure,) = report.failures
+    assert failure.text.endswith(
+        "Orders/0: deleted and made again while it was exported: run it again"
+    )
+    report = run_inline(job)
+    assert (report.state, report.counts["messages"]) == (JobState.DONE, 30)
+    assert messages(target) == tier_messages(tier.config)
+    assert staged(target) == []
 
 
 def test_a_target_without_numbers_of_topics_and_newest_messages_is_taken_up(tmp_path: Path) -> None:

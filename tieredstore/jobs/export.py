@@ -45,6 +45,7 @@ from tieredstore.jobs.export_ledger import (
     StagedRange,
     addable,
     commit_staged,
+    drop_mark,
     drop_marks,
     free,
     joined,
@@ -295,6 +296,9 @@ class ExportJob:
             added: list[StagedRange] = []
             ledger = table.read()
             if table.exists():
+                for name, text in self._made_anew(plan, names):
+                    refused[name] = text
+                    drop_mark(table.target, name)
                 staged = self._staged(table.target, names)
                 added, ledger = commit_staged(table, self.settings, staged, uuid4().hex)
                 drop_marks(table.target, ledger)
@@ -386,6 +390,26 @@ class ExportJob:
         reports the damage; if an earlier run was killed, the range is read again."""
         found = marked(target, self.settings)
         return [each for each in found if not each.damaged or each.name in mine]
+
+    def _made_anew(
+        self, plan: Plan[ExportItem], names: Collection[str]
+    ) -> Iterator[tuple[str, str]]:
+        """Staged ranges of queues that were deleted and made again since the plan. Other segments
+        have the names now, and a worker may have read either: no damage tells it."""
+        if not names:
+            return
+        with TieredReader(self.config) as reader:
+            if reader.catalogue.source == "rebuild":
+                return  # there a segment is as old as its oldest message that has not expired
+            created = {row.key: row.create_timestamp for row in reader.segments()}
+        for item in plan.items:
+            # Rows that were added after a copy was published have no creation time.
+            rows = (row for row in item.slice.rows if row.create_timestamp)
+            if item.name in names and any(
+                created.get(row.key, row.create_timestamp) != row.create_timestamp for row in rows
+            ):
+                text = "deleted and made again while it was exported: run it again"
+                yield item.name, f"{item.slice.path}: {text}"
 
     def _not_there(self, plan: Plan[ExportItem], ledger: Ledger) -> list[str]:
         """Ranges of the plan that the target lacks in whole or in part."""

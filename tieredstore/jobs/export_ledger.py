@@ -320,7 +320,16 @@ def _lost(target: ExportTarget, ranges: Sequence[StagedRange]) -> str | None:
 
 def put_mark(target: ExportTarget, settings: Settings, range_: StagedRange) -> None:
     row = {"settings": dict(settings), **range_.row()}
-    target.put(f"{STAGED}/{range_.name}.json", (json.dumps(row) + "\n").encode())
+    target.put(_mark_path(range_.name), (json.dumps(row) + "\n").encode())
+
+
+def drop_mark(target: ExportTarget, name: str) -> None:
+    """Let nobody commit a staged range. Its files go with those of the range that replaces it."""
+    target.delete(_mark_path(name))
+
+
+def _mark_path(name: str) -> str:
+    return f"{STAGED}/{name}.json"
 
 
 def marked(target: ExportTarget, settings: Settings) -> list[StagedRange]:
