@@ -39,7 +39,15 @@ from tieredstore.driver.durable import FileLock
 from tieredstore.driver.metadata import DeleteQueue, DeleteSegment
 from tieredstore.driver.runtime import InlinePool, ManualClock, Runtime
 from tieredstore.jobs import migrate_plan
-from tieredstore.jobs.job import JobExit, JobReport, JobState, LocalEngine
+from tieredstore.jobs.job import (
+    ItemResult,
+    JobExit,
+    JobReport,
+    JobState,
+    LocalEngine,
+    RowStream,
+    run_item,
+)
 from tieredstore.jobs.migrate import MigrateJob, migrate
 from tieredstore.jobs.migrate_copy import CopyItem, CopyRow, journal_path
 from tieredstore.metadata.json_store import JsonMetadataStore
@@ -90,6 +98,33 @@ def test_killed_again_and_again_it_comes_to_its_end(tmp_path: Path) -> None:
     whole(target)
     after_all = picture(tmp_path / "java")
     assert {name: after_all[name] for name in before} == before
+
+
+@pytest.mark.parametrize("is_made_again", [True, False])
+def test_what_a_killed_run_copied_of_a_topic_that_is_gone_holds_no_later_run_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_made_again: bool
+) -> None:
+    source, target = posix_config(tmp_path / "old"), posix_config(tmp_path / "new")
+    tier = WrittenTier(config=source)
+    tier.add("t", 0, 200)
+    tier.add("u", 0, 5)
+    job = MigrateJob(source=source, target=target)
+    plan = job.plan()
+
+    def killed() -> Iterator[ItemResult[CopyRow]]:
+        done = [run_item(job.work, item, at) for at, item in enumerate(plan.items)]
+        if all(each.rows for each in done):  # it is there, and no row arrives
+            raise KeyboardInterrupt
+        yield from done
+
+    with pytest.raises(KeyboardInterrupt):
+        job.finish(plan, RowStream(killed(), item_count=len(plan.items)))
+    tier.delete("t")
+    monkeypatch.setattr(written_tier, "START_MS", written_tier.START_MS + 5_000)
+    if is_made_again:
+        tier.add("t", 0, 300, body_bytes=60)
+    assert moved(source, target, cut_over=True).facts["cut_over"] == "done"
+    assert files(target) == files(source)
 
 
 def test_killed_at_any_step_of_the_cut_over_it_is_whole_or_not_there(tmp_path: Path) -> None:

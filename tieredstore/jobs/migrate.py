@@ -225,6 +225,7 @@ class _Finish:
             if self._plan.items:
                 self._ask_target(self._plan.items[0])
                 self._remove_replaced(self._plan.items)
+                journal.begin(self._plan.items)
             for row in self._rows:
                 self._take(row, journal)
             journal.sync()
@@ -277,8 +278,7 @@ class _Finish:
         entries until they are replaced, so a run may die here without harm."""
         for item in items:
             if item.replaces:
-                key = item.target_path, item.row.type, item.row.base_offset
-                with self._job.target_provider().open(*key) as segment:
+                with self._job.target_provider().open(*item.key) as segment:
                     segment.delete()
 
     def _take(self, row: CopyRow, journal: MigrationJournal) -> None:

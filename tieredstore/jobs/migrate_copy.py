@@ -8,6 +8,8 @@ the target's catalogue until the cut-over:
     others    [path, type, base, size, crc, created_ms]
 
 The target has `size` bytes of the segment, with this CRC-32C; the source made it at `created_ms`.
+A line with a size of 0 says that the copy begins: a run that is killed leaves bytes of which the
+journal has nothing else, and the next run must know whose they are.
 
 If several lines are about one segment, the last one counts. A torn line and all lines after it are
 ignored. When `add` returns, the operating system has the line; it is on disk after at most
@@ -18,7 +20,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -131,6 +133,11 @@ class CopyItem:
     replaces: bool = False  # the target has an older segment that is gone from the source
 
     @property
+    def key(self) -> Key:
+        """The segment's name in the target."""
+        return self.target_path, self.row.type, self.row.base_offset
+
+    @property
     def missing_bytes(self) -> int:
         return self.row.size - self.known.size
 
@@ -225,7 +232,7 @@ class _Copy:
         item, row = self._item, self._item.row
         is_gone = state is CopyState.GONE
         return CopyRow(
-            key=(item.target_path, row.type, row.base_offset),
+            key=item.key,
             held=item.known if is_gone else Copied(row.size, self._crc, row.create_timestamp),
             state=state,
             copied_bytes=0 if is_gone else row.size - found,
@@ -418,15 +425,27 @@ class MigrationJournal:
 
     def add(self, key: Key, copied: Copied) -> None:
         """Append a line. Like `sync` and `close`, raises MetadataError if the disk refuses."""
-        line = _line(_fields(key, copied))
-        try:
-            write_all(self._descriptor, line, self._end)
-        except OSError as error:
-            raise _unwritten(self._path, error) from error
-        self._end += len(line)
+        self._append(_line(_fields(key, copied)))
         self._unsynced += 1
         if self._unsynced >= SYNC_LINES:
             self.sync()
+
+    def begin(self, items: Iterable[CopyItem]) -> None:
+        """Append a line for each item of which the target has nothing yet, and sync."""
+        lines = [
+            _line(_fields(item.key, Copied(0, 0, item.row.create_timestamp)))
+            for item in items
+            if not item.known.size
+        ]
+        self._append(b"".join(lines))
+        self.sync()
+
+    def _append(self, lines: bytes) -> None:
+        try:
+            write_all(self._descriptor, lines, self._end)
+        except OSError as error:
+            raise _unwritten(self._path, error) from error
+        self._end += len(lines)
 
     def sync(self) -> None:
         try:
