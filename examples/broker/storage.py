@@ -24,7 +24,7 @@ from tieredstore.aio import AsyncTieredStore
 from tieredstore.codec.message import StoredMessage
 from tieredstore.driver.metrics import Metrics
 from tieredstore.local import LocalConfig, LocalMessageStore
-from tieredstore.local.encoder import PutRefusedError, RecordEncoder
+from tieredstore.local.encoder import NEVER_SENT, PutRefusedError, RecordEncoder
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -148,12 +148,16 @@ class Storage:
 def moved(
     stored: StoredMessage, topic: str, queue_id: int, properties: Mapping[str, str]
 ) -> Message:
-    """A stored message as it is put into another queue."""
+    """A stored message as it is put into another queue.
+
+    Light queues and inner batches are RocketMQ's to write: a message that names them was stored by
+    it, and here the copy would be refused because of them.
+    """
     return Message(
         topic=topic,
         queue_id=queue_id,
         body=stored.body,
-        properties=properties,
+        properties={name: text for name, text in properties.items() if name not in NEVER_SENT},
         flag=stored.flag,
         sys_flag=stored.sys_flag,
         born_timestamp=stored.born_timestamp,

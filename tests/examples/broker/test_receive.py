@@ -13,8 +13,10 @@ from examples.broker.receive import Delivery, Receives, Retries, Wanted
 from examples.broker.storage import Storage
 from examples.broker.tables import READ, Topics, topic_of
 from tests.examples.broker.broker_kit import until
+from tests.local.store_audit import takes_what_java_writes
 from tieredstore import Host, Message, StoreConfig, TagsFilter, decode_message
 from tieredstore.local import LocalConfig
+from tieredstore.local.encoder import NEVER_SENT
 
 TOPIC, GROUP = "Orders", "readers"
 HOST = Host(b"\x7f\x00\x00\x01", 1)
@@ -224,6 +226,19 @@ def test_a_consumer_buries_a_message(tmp_path: Path) -> None:
         properties = decode_message(found.messages[0].record).properties
         assert properties["DLQ_ORIGIN_TOPIC"] == TOPIC
         assert properties["DLQ_ORIGIN_MESSAGE_ID"] == properties["UNIQ_KEY"] == "id-a"
+
+    with_store(tmp_path, body)
+
+
+def test_a_message_of_a_light_queue_is_buried(tmp_path: Path) -> None:
+    async def body(bench: Bench) -> None:
+        light = {"INNER_MULTI_DISPATCH": "%LMQ%a", "INNER_MULTI_QUEUE_OFFSET": "0", "KEYS": "k"}
+        takes_what_java_writes(bench.storage.tier._next)  # type: ignore[arg-type]
+        await bench.storage.put([Message(topic=TOPIC, queue_id=0, body=b"a", properties=light)])
+        bench.storage.tier._next._encoder.never_sent = NEVER_SENT  # type: ignore[attr-defined]
+        (a,) = await bench.take()
+        assert await bench.receives.bury(GROUP, TOPIC, a.handle)
+        assert (await bench.dead(), bench.at()) == ([b"a"], 1)
 
     with_store(tmp_path, body)
 

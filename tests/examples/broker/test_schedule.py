@@ -15,10 +15,11 @@ from examples.broker.delays import Delays
 from examples.broker.schedule import AHEAD_MS_MAX, DELIVER_MS, Schedule
 from examples.broker.storage import Storage
 from tests.examples.broker.broker_kit import until
-from tieredstore import Host, Message, StoreConfig, decode_message
+from tests.local.store_audit import takes_what_java_writes
+from tieredstore import Host, Message, Runtime, StoreConfig, decode_message
 from tieredstore.codec.message import StoredMessage, encode_message
 from tieredstore.codec.record import encode_properties
-from tieredstore.local import LocalConfig
+from tieredstore.local import LocalConfig, LocalMessageStore
 from tieredstore.local.config import DelayLevels
 
 NOW = 1_700_000_000_000
@@ -146,16 +147,36 @@ def test_a_message_that_is_damaged_holds_up_no_other(tmp_path: Path) -> None:
         file.seek(at)
         file.write(b"DAMAGED")
 
-    async def come(storage: Storage) -> list[bytes]:
-        delays = Delays(storage, schedule, tmp_path / "config", lambda: 2**62)
-        running = asyncio.create_task(delays.run())
-        await asyncio.wait_for(until(lambda: (storage.store.max_offset("T", 3) or 0) > 1), 30)
-        running.cancel()
-        page = storage.store.get_message("T", 3, 0)
-        return [decode_message(found.record).body for found in page.messages]
-
     with storage_of(config, tier) as storage:
-        assert asyncio.run(come(storage)) == [b"behind it", b"another level"]
+        came = asyncio.run(come(storage, schedule, tmp_path / "config", 2))
+    assert came == [b"behind it", b"another level"]
+
+
+@pytest.mark.parametrize("name", ["INNER_MULTI_DISPATCH", "INNER_MULTI_QUEUE_OFFSET", "INNER_NUM"])
+def test_a_message_that_only_java_could_store_comes_out(tmp_path: Path, name: str) -> None:
+    config = LocalConfig(store_path=str(tmp_path))
+    tier = StoreConfig(store_path=str(tmp_path), provider="memory")
+    schedule = Schedule(LEVELS, Clock())
+    with Runtime.threads() as runtime:
+        java = LocalMessageStore(config, runtime)
+        java.load()
+        java.start()
+        takes_what_java_writes(java)
+        placed = schedule.place(made(DELAY="1", KEYS="k", **{name: "1"}))
+        assert java.put_message(placed).stored
+        java.shutdown()
+    with storage_of(config, tier) as storage:
+        assert asyncio.run(come(storage, schedule, tmp_path / "config", 1)) == [b"x"]
+
+
+async def come(storage: Storage, schedule: Schedule, folder: Path, count: int) -> list[bytes]:
+    """The bodies of the delayed messages, as soon as so many came out."""
+    delays = Delays(storage, schedule, folder, lambda: 2**62)
+    running = asyncio.create_task(delays.run())
+    await asyncio.wait_for(until(lambda: (storage.store.max_offset("T", 3) or 0) >= count), 30)
+    running.cancel()
+    page = storage.store.get_message("T", 3, 0)
+    return [decode_message(found.record).body for found in page.messages]
 
 
 @contextmanager
