@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from examples.broker.schedule import LEVELS, Schedule
+from examples.broker.schedule import Schedule
 from examples.broker.storage import Storage
 from examples.broker.tables import SCHEDULE
 from tieredstore import (
@@ -43,6 +43,7 @@ class Delays:
         self._clock_ms = clock_ms
         self._waiting: dict[int, int] = {}  # by level: log offset of the first message that waits
         self._offsets: dict[int, int] = {}  # by level: of the first message not delivered
+        self._levels = set(range(1, schedule.levels + 1))
         self._needed_from = 0
 
     def needed_from(self) -> int:
@@ -53,8 +54,11 @@ class Delays:
         """Continue where the last run stopped. Raises InvalidConfigError.
 
         A power cut can take the end of a queue but not this file, which is synced at once. New
-        messages then have offsets below the delivered ones, and would wait forever.
+        messages then have offsets below the delivered ones, and would wait forever. And messages
+        may wait for levels that the setting no longer has.
         """
+        queues = self._storage.store.queues()
+        self._levels |= {key.queue_id + 1 for key in queues if key.topic == SCHEDULE}
         try:
             kept: Any = fastjson.decode(self._path.read_bytes()).get("offsetTable", {})
             told = {int(level): int(offset) for level, offset in kept.items()}
@@ -74,7 +78,7 @@ class Delays:
             try:
                 # This round may not see what is stored after this point.
                 seen_to = await self._storage.call(self._storage.store.confirmed_offset)
-                for level in range(1, LEVELS + 1):
+                for level in sorted(self._levels):
                     offsets[level] = await self._deliver(level, offsets.get(level, 0))
                 self._needed_from = min([seen_to, *self._waiting.values()])
                 if offsets != kept:

@@ -19,7 +19,6 @@ from tieredstore.codec.message import StoredMessage
 from tieredstore.codec.record import DELAY_LEVEL
 from tieredstore.local.config import DelayLevels
 
-LEVELS: Final = 18
 AHEAD_MS_MAX: Final = 3 * 24 * 3_600_000
 
 REAL_TOPIC: Final = "REAL_TOPIC"
@@ -35,8 +34,13 @@ class Schedule:
         self._clock_ms = clock_ms
         self._ms = [
             levels.delay_ms(SCHEDULE, {DELAY_LEVEL: str(level)}) or 0
-            for level in range(1, LEVELS + 1)
+            for level in range(1, levels.count + 1)
         ]
+
+    @property
+    def levels(self) -> int:
+        """How many levels there are."""
+        return len(self._ms)
 
     def place(self, message: Message) -> Message:
         """The message as it is stored now. Raises RefusedError for an invalid time."""
@@ -45,7 +49,7 @@ class Schedule:
             message, level = self._for_a_moment(message)
         if not level:
             return message
-        level = min(level, LEVELS)
+        level = min(level, self.levels)
         properties = {
             **message.properties,
             DELAY_LEVEL: str(level),

@@ -37,11 +37,16 @@ class DelayLevels:
                 )
             self._delays_ms.append(int(number) * _UNITS_MS[unit])
 
+    @property
+    def count(self) -> int:
+        """How many there are. Without levels RocketMQ uses one of 1000 ms."""
+        return max(1, len(self._delays_ms))
+
     def delay_ms(self, topic: str, properties: Mapping[str, str]) -> int | None:
         """How long this message waits; None if it does not. Raises ValueError if its level is not a
         number.
 
-        Only messages of the schedule topic wait. Without levels RocketMQ uses 1000 ms.
+        Only messages of the schedule topic wait.
         """
         text = properties.get(DELAY_LEVEL) if topic == SCHEDULE_TOPIC else None
         if not text:
@@ -49,7 +54,7 @@ class DelayLevels:
         digits = text[1:] if text[0] in "+-" else text
         if not (digits.isascii() and digits.isdigit()):
             raise ValueError(f"property DELAY: {text!r:.40} is no number")
-        level = min(int(text), max(1, len(self._delays_ms)))
+        level = min(int(text), self.count)
         if level <= 0:
             return None
         return self._delays_ms[level - 1] if self._delays_ms else 1_000

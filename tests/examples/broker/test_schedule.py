@@ -72,6 +72,32 @@ def test_a_level_is_a_queue(given: str, level: int) -> None:
     assert (back.topic, back.queue_id, dict(back.properties)) == ("T", 3, {"KEYS": "k"})
 
 
+@pytest.mark.parametrize(
+    ("setting", "given", "level"),
+    [("1s " * 20, "19", 19), ("1s " * 20, "99", 20), ("1s 5s", "3", 2), ("", "3", 1)],
+)
+def test_there_are_as_many_levels_as_the_setting_says(setting: str, given: str, level: int) -> None:
+    schedule = Schedule(DelayLevels(setting), Clock())
+    assert schedule.place(made(DELAY=given)).queue_id == level - 1
+
+
+@pytest.mark.parametrize("then", ["1s " * 20, "1s 5s"])
+def test_all_levels_are_delivered_and_those_that_were_before(tmp_path: Path, then: str) -> None:
+    tier = StoreConfig(store_path=str(tmp_path), provider="memory")
+
+    def parts(setting: str) -> tuple[LocalConfig, Schedule]:
+        config = LocalConfig(store_path=str(tmp_path), message_delay_levels=setting)
+        return config, Schedule(DelayLevels(setting), Clock())
+
+    config, schedule = parts("1s " * 20)
+    with storage_of(config, tier) as storage:
+        asyncio.run(storage.put([schedule.place(made(DELAY="20"))]))
+    config, schedule = parts(then)
+    with storage_of(config, tier) as storage:
+        asyncio.run(storage.put([schedule.place(made(DELAY="20"))]))
+        assert asyncio.run(come(storage, schedule, tmp_path / "config", 2)) == [b"x", b"x"]
+
+
 @pytest.mark.parametrize("seconds", [0.3, 1, 7, 59, 61, 3_600, 10_000, AHEAD_MS_MAX / 1_000])
 def test_a_moment_is_waited_for_level_by_level(seconds: float) -> None:
     clock = Clock()
@@ -172,6 +198,7 @@ def test_a_message_that_only_java_could_store_comes_out(tmp_path: Path, name: st
 async def come(storage: Storage, schedule: Schedule, folder: Path, count: int) -> list[bytes]:
     """The bodies of the delayed messages, as soon as so many came out."""
     delays = Delays(storage, schedule, folder, lambda: 2**62)
+    delays.load()
     running = asyncio.create_task(delays.run())
     await asyncio.wait_for(until(lambda: (storage.store.max_offset("T", 3) or 0) >= count), 30)
     running.cancel()
