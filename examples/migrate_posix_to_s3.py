@@ -17,6 +17,7 @@ import argparse
 import sys
 from typing import Any
 
+from tieredstore import TieredStoreError
 from tieredstore.jobs.job import Engine, LocalEngine, Plan
 from tieredstore.jobs.migrate import migrate
 from tieredstore.model.config import StoreConfig
@@ -33,14 +34,18 @@ def main() -> int:
     parser.add_argument("--spark", action="store_true", help="on Spark instead of threads")
     options = parser.parse_args()
 
-    report = migrate(
-        StoreConfig.from_file(options.source),
-        StoreConfig.from_file(options.target),
-        engine=engine(spark=options.spark),
-        cut_over=options.cut_over,
-        dry_run=options.dry_run,
-        on_plan=show,
-    )
+    try:
+        report = migrate(
+            StoreConfig.from_file(options.source),
+            StoreConfig.from_file(options.target),
+            engine=engine(spark=options.spark),
+            cut_over=options.cut_over,
+            dry_run=options.dry_run,
+            on_plan=show,
+        )
+    except TieredStoreError as error:
+        print(f"migrate_posix_to_s3: {error}", file=sys.stderr)
+        return 1
     for line in () if options.dry_run else report.lines:
         print(line)
     for failure in report.failures:

@@ -55,3 +55,16 @@ def test_a_tier_is_moved_and_its_printed_settings_open_it(tmp_path: Path) -> Non
         )
         with TieredReader(settings) as reader:
             assert len(reader.queues()) == 9
+
+
+def test_settings_that_are_not_there_are_named_in_one_line(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples/migrate_posix_to_s3.py"), "a.conf", "b.toml"],
+        cwd=tmp_path,
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "migrate_posix_to_s3: no such file: a.conf\n"
