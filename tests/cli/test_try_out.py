@@ -48,6 +48,20 @@ def test_lines_of_stdin_are_messages(
     assert [base64.b64decode(row["body"]) for row in bodies] == [b"one", b"two", b"\xff\xfe"]
 
 
+@pytest.mark.parametrize("topic", ["%LMQ%a", "SCHEDULE_TOPIC_XXXX", "rmq_sys_x", "me"])
+def test_offload_says_which_topics_stay_out_of_the_tier(
+    command: Command, tmp_path: Path, topic: str
+) -> None:
+    for each in (topic, "Orders"):
+        assert command.run("put", each, "--store-path", tmp_path, "--body", "x").code == 0
+    words = ("offload", "--store-path", tmp_path, "--broker", "me")
+    told = dict(line.split(": ", 1) for line in command.run(*words).done().out.splitlines()[:2])
+    assert told["Orders/0"] == "1 of 1 in the tier"
+    assert told[f"{topic}/0"].startswith("stays out of the tier, as ")
+    rows = command.run(*words, "--json").done().rows
+    assert {row["topic"]: row["is_tiered"] for row in rows} == {topic: False, "Orders": True}
+
+
 def test_a_second_offload_uploads_only_what_is_new(command: Command, tmp_path: Path) -> None:
     for count in (300, 700):
         put = ("put", "Many", "--store-path", tmp_path, "--body", "x", "--repeat", count)

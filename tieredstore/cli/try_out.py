@@ -105,6 +105,11 @@ def offload(
     config, rows = _offloaded(tier, seal=seal)
     for row in rows:
         committed = f"{row['committed_offset']:,} of {row['max_offset']:,} in the tier"
+        if not row["is_tiered"]:
+            committed = (
+                "stays out of the tier, as RocketMQ's own topics, light queues, and topics with "
+                "the name of the cluster or the broker do"
+            )
         write_row(row, f"{row['topic']}/{row['queue_id']}: {committed}", json=json)
     if not json:
         hint(f"next: {_how_to_look(config)}")
@@ -194,6 +199,7 @@ def _offloaded(tier: TierOptions, *, seal: bool) -> tuple[StoreConfig, list[Row]
                     "queue_id": key.queue_id,
                     "max_offset": local.max_offset(*key) or 0,
                     "committed_offset": store.committed_offset(*key) or 0,
+                    "is_tiered": not store.topic_filter.rejects(key.topic),
                 }
                 for key in sorted(local.queues())
             ]
@@ -212,6 +218,8 @@ def _offloaded(tier: TierOptions, *, seal: bool) -> tuple[StoreConfig, list[Row]
 
 
 def _waiting(local: LocalMessageStore, store: TieredMessageStore, key: QueueKey) -> int:
+    if store.topic_filter.rejects(key.topic):
+        return 0
     first = store.committed_offset(*key) or local.min_offset(*key) or 0
     return max(0, (local.max_offset(*key) or 0) - first)
 
