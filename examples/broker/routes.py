@@ -8,6 +8,8 @@ from examples.broker.commands import INT32_MAX, Answer, Code, RefusedError, Requ
 from examples.broker.tables import READ, WRITE, Topics, topic_of
 
 _LEADER: Final = "0"  # the id of a broker that takes messages
+_AS_ALL_ARE: Final = {"+cleanup.policy=DELETE", "+queue.type=SimpleCQ"}
+_TYPE: Final = "+message.type="  # for proxies; a topic here takes messages of each type
 
 
 class Routes:
@@ -53,6 +55,10 @@ class Routes:
 
     async def create(self, request: Request) -> Answer:
         """Make a topic, or change its queues and permissions; on disk before the answer."""
+        wanted = {each for each in request.text("attributes", "").split(",") if each}
+        for each in wanted - _AS_ALL_ARE:  # a promise that nobody here would keep
+            if not each.startswith(_TYPE):
+                raise RefusedError(Code.SYSTEM_ERROR, f"{each!r:.140} is not supported")
         self._topics.set(
             topic_of(
                 request.text("topic"),

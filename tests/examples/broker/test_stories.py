@@ -506,6 +506,16 @@ def test_a_group_goes_on_where_it_was(client: Remoting) -> None:
 # -- what is not served -----------------------------------------------------------------------
 
 
+def test_a_topic_of_a_kind_that_is_not_kept_is_refused(client: Remoting) -> None:
+    asked: dict[str, Any] = {"readQueueNums": 1, "writeQueueNums": 1, "perm": 6}
+    for wanted in ("+cleanup.policy=COMPACT", "+queue.type=BatchCQ,+message.type=NORMAL"):
+        answer = client.ask(17, topic="Compacted", attributes=wanted, **asked)
+        assert (answer.code, "not supported" in str(answer.remark)) == (1, True)
+        assert client.ask(105, topic="Compacted").code == 17
+    for wanted in ("", "+message.type=FIFO", "+cleanup.policy=DELETE,+queue.type=SimpleCQ"):
+        assert client.ask(17, topic="Plain", attributes=wanted, **asked).code == 0
+
+
 def test_what_is_not_known_is_answered_as_that(client: Remoting) -> None:
     for code in (999, 37, 39, -1, 400):
         answer = client.ask(code)
