@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,6 +13,7 @@ from examples.broker.storage import Storage
 from examples.broker.tables import SCHEDULE
 from tieredstore import (
     InvalidConfigError,
+    Message,
     PutStatus,
     SegmentCorruptError,
     TieredStoreError,
@@ -114,16 +115,32 @@ class Delays:
                 if due[-1] is None:
                     log.error("the message at log offset %d goes nowhere", found.log_offset)
             ready = [message for message in due if message is not None]
-            if ready:
-                results = await self._storage.put(ready)
-                refused = next((each for each in results if not each.stored), None)
-                if refused is not None:
-                    log.error("a delayed message cannot be stored: %s", refused.reason)
-                    if refused.status is PutStatus.SERVICE_NOT_AVAILABLE:
-                        self._waiting[level] = page.messages[0].log_offset
-                        return offset  # a full disk, say: they are tried again
+            if ready and not await self._store(ready):
+                self._waiting[level] = page.messages[0].log_offset
+                return offset  # a full disk, say: they are tried again
             offset += len(due)
             if not page.messages:
                 return max(offset, page.next_offset)
             if len(due) < len(page.messages):
                 return offset
+
+    async def _store(self, ready: Sequence[Message]) -> bool:
+        """Store what is due; False if the store takes nothing now.
+
+        A message whose queue alone takes no puts goes to the end of the longest level. Otherwise
+        all behind it would wait for an operator, and those beside it would come again each round.
+        """
+        results = await self._storage.put(ready)
+        refused = next((each for each in results if not each.stored), None)
+        if refused is None:
+            return True
+        log.error("a delayed message cannot be stored: %s", refused.reason)
+        waiting = [
+            message
+            for message, result in zip(ready, results, strict=True)
+            if result.status is PutStatus.SERVICE_NOT_AVAILABLE
+        ]
+        if any(message.topic == SCHEDULE for message in waiting):
+            return False
+        again = [self._schedule.once_more(message) for message in waiting]
+        return all(result.stored for result in await self._storage.put(again))

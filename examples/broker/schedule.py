@@ -77,6 +77,12 @@ class Schedule:
         except RefusedError:  # it was accepted, and has waited long enough
             return message
 
+    def once_more(self, message: Message) -> Message:
+        """The message as it waits for the longest level, whatever it waited for before."""
+        longest = max(range(self.levels), key=self._ms.__getitem__) + 1
+        properties = {**message.properties, DELAY_LEVEL: str(longest)}
+        return self.place(replace(message, properties=properties, properties_text=None))
+
     def _for_a_moment(self, message: Message) -> tuple[Message, int]:
         """The message with its moment, and the level that it waits for first."""
         properties, now = message.properties, self._clock_ms()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,7 +17,7 @@ from examples.broker.schedule import AHEAD_MS_MAX, DELIVER_MS, Schedule
 from examples.broker.storage import Storage
 from tests.examples.broker.broker_kit import until
 from tests.local.store_audit import takes_what_java_writes
-from tieredstore import Host, Message, Runtime, StoreConfig, decode_message
+from tieredstore import Host, Message, QueueKey, Runtime, StoreConfig, decode_message
 from tieredstore.codec.message import StoredMessage, encode_message
 from tieredstore.codec.record import encode_properties
 from tieredstore.local import LocalConfig, LocalMessageStore
@@ -193,6 +194,41 @@ def test_a_message_that_only_java_could_store_comes_out(tmp_path: Path, name: st
         java.shutdown()
     with storage_of(config, tier) as storage:
         assert asyncio.run(come(storage, schedule, tmp_path / "config", 1)) == [b"x"]
+
+
+def test_a_queue_that_takes_no_puts_holds_up_no_other_and_nothing_comes_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("examples.broker.delays.LOOK_SECONDS", 0)
+    tier = StoreConfig(store_path=str(tmp_path), provider="memory")
+    schedule = Schedule(LEVELS, Clock())
+    looks: list[int] = []
+    now = time.time_ns() // 1_000_000 + 60_000
+
+    def clock() -> int:
+        looks.append(now)
+        return now
+
+    async def deliver(storage: Storage) -> None:
+        nonlocal now
+        refusals = storage.tier._loaded().refusals
+        refusals[QueueKey("T", 3)] = "two histories"
+        waiting = [made(DELAY="1"), replace(made(DELAY="1"), topic="Other")]
+        await storage.put([schedule.place(message) for message in waiting])
+        running = asyncio.create_task(Delays(storage, schedule, tmp_path / "c", clock).run())
+        await asyncio.wait_for(until(lambda: len(looks) > 10), 30)
+        end = storage.store.max_offset
+        assert (end("Other", 3), end("T", 3)) == (1, None)
+        refusals.clear()
+        now += 2 * 3_600_000
+        await asyncio.wait_for(until(lambda: end("T", 3) == 1), 30)
+        assert not running.done()
+        running.cancel()
+        (found,) = storage.store.get_message("T", 3, 0).messages
+        assert decode_message(found.record).properties == {}
+
+    with storage_of(LocalConfig(store_path=str(tmp_path)), tier) as storage:
+        asyncio.run(deliver(storage))
 
 
 async def come(storage: Storage, schedule: Schedule, folder: Path, count: int) -> list[bytes]:
