@@ -15,12 +15,15 @@ from tests.access.cached_file_kit import WAIT_S
 from tests.access.fetch_kit import Shelf, numbered
 from tests.access.tiered_kit import ListIndex, a_config, numbers
 from tests.jobs.written_tier import WrittenTier, posix_config
+from tieredstore.access.fetcher import Fetcher
 from tieredstore.access.reader import TieredReader
 from tieredstore.access.store import TieredMessageStore
 from tieredstore.codec.message import decode_message
 from tieredstore.codec.names import INDEX_TOPIC, index_queue_path
+from tieredstore.codec.queue_unit import UNIT_BYTES
 from tieredstore.codec.record import QUEUE_OFFSET_POSITION, TRANSACTION_PREPARED
 from tieredstore.driver.metadata import MetadataStore
+from tieredstore.driver.metrics import NoMetrics
 from tieredstore.driver.runtime import ManualClock, Runtime
 from tieredstore.index.contract import IndexAnswer, IndexHit
 from tieredstore.local.config import LocalConfig
@@ -179,6 +182,39 @@ def test_a_damaged_message_is_left_out_and_told() -> None:
     result = ask(shelf, "shared")
     assert found(result) == [9, 8, 7, 6, 5, 3, 2, 1, 0]
     assert not result.complete
+
+
+class Reaching(ListIndex):
+    """An index that knows how far it reaches."""
+
+    reach: int | None = None
+
+    def indexed_offset(self, topic: str, topic_id: int, queue_id: int) -> int | None:
+        return self.reach
+
+
+@pytest.mark.parametrize("lost", [SegmentType.COMMIT_LOG, SegmentType.CONSUME_QUEUE])
+@pytest.mark.parametrize("kept", [0, 4])
+def test_messages_of_a_lost_end_are_not_called_absent(lost: SegmentType, kept: int) -> None:
+    shelf = Shelf(index=Reaching())
+    file = shelf.put(numbered(0, 10))
+    flat = file.log if lost is SegmentType.COMMIT_LOG else file.queue
+    end = int(file.units(kept, 1).log_offsets[0]) if flat is file.log else kept * UNIT_BYTES
+    shelf.tier.damage(lost, 0, flat.read(0, end))
+    again = shelf.tier.open(read_only=True)
+    fetcher = Fetcher(again, shelf.index, shelf.tier.config, shelf.runtime, NoMetrics())
+
+    def answer(key: str) -> tuple[list[int], bool]:
+        result = fetcher.query_message(TOPIC, key)
+        return found(result), result.complete
+
+    assert answer("key-9") == ([], False)
+    assert answer("shared") == ([*range(kept - 1, -1, -1)], False)
+    assert answer("key-3") == ([3] if kept else [], bool(kept))
+    assert answer("absent") == ([], True)
+    assert isinstance(shelf.index, Reaching)
+    shelf.index.reach = 9  # no index ever had the keys of the last message
+    assert answer("absent") == ([], False)
 
 
 def test_one_that_says_wrongly_that_it_has_expired_is_told_too() -> None:

@@ -319,8 +319,7 @@ def _look(
         return _Verdict(file, local_end)
     tier_end = file.commit_offset
     if file.problem is not None:  # bytes may be lost: the catalogue says how far they reached
-        rows = metadata.segments(file.path, SegmentType.CONSUME_QUEUE)
-        tier_end = max([tier_end, *(row.end_offset // UNIT_BYTES for row in rows)])
+        tier_end = max(tier_end, file.named_offset)
     is_behind = (local_end or 0) < tier_end
     must_be_known = is_behind or stopped_before(file, metadata) is not None  # maybe two histories
     if file.problem is not None:

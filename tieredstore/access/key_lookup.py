@@ -96,6 +96,7 @@ class KeyLookup:
             asked = min(4 * asked, INT64_MAX)
         messages = [found.message for found in search.newest_first()[:count_max]]
         was_read &= search.complete and scan.was_read
+        was_read &= not any(held < _lost_to(file) for file, held in reach.items())
         lags = scan.lags or any(self._reach(file) < held for file, held in reach.items())
         return QueryResult(
             messages=messages,
@@ -280,6 +281,12 @@ class _Scan:
         )
 
 
+def _lost_to(file: FlatMessageFile) -> int:
+    """Where a queue ended that has lost its end in the backend; 0 if it has lost nothing there."""
+    end = 0 if file.problem is None else file.named_offset
+    return end if file.commit_offset < end else 0
+
+
 def _queue_segments(tail: _Tail) -> list[FlatSegment]:
     return [
         segment for segment in tail.file.queue.segments if segment.end > UNIT_BYTES * tail.start
@@ -376,6 +383,8 @@ class _Search:
     def _message_of(self, file: FlatMessageFile, hit: IndexHit) -> _Found | None:
         """The message of a hit, if it matches the query."""
         wanted, place = self._wanted, record_place(file, hit.log_offset)
+        if place >= file.log.commit_offset and _lost_to(file):
+            raise damage_at(file.log, place, "the end of the log is lost")
         if not file.log.min_offset <= place < file.log.commit_offset:
             return None
         record = file.log.read(place, hit.message_bytes)

@@ -364,6 +364,13 @@ class FlatMessageFile:
         return self.queue.commit_unit
 
     @property
+    def named_offset(self) -> int:
+        """One more than the newest message that the catalogue names. It is beyond `commit_offset`
+        while a message is being committed, and if the backend has lost the end of the queue."""
+        rows = self._metadata.segments(self.path, SegmentType.CONSUME_QUEUE)
+        return max((row.end_offset // UNIT_BYTES for row in rows), default=0)
+
+    @property
     def sure_offset(self) -> int:
         """The same, without messages that are still to be compared with the local ones."""
         first, end = self.unconfirmed_from, self.commit_offset
