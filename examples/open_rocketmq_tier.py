@@ -44,12 +44,16 @@ def main() -> int:
         with TieredReader.open(StoreConfig.from_broker_conf(options.config)) as reader:
             if options.topic is None:
                 show_queues(reader)
-            elif options.key is None:
-                for message in islice(reader.messages(options.topic), 5):
-                    show(message)
+                return 0
+            if options.key is None:
+                found = list(islice(reader.messages(options.topic), 5))
             else:
-                for message in reader.query_message(options.topic, options.key).messages:
-                    show(message)
+                found = list(reader.query_message(options.topic, options.key).messages)
+            for message in found:
+                show(message)
+            if not found:
+                print("open_rocketmq_tier: no such message is in the tier", file=sys.stderr)
+                return 1
     except TieredStoreError as error:
         print(f"open_rocketmq_tier: {error}", file=sys.stderr)
         return 1

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from tests.codec.golden_files import GOLDEN
-from tests.examples.example_kit import EXAMPLES, environment, output, serving
+from tests.examples.example_kit import EXAMPLES, command, environment, output, serving
 from tests.jobs.job_kit import picture
 from tests.s3.moto_server import moto_server
 from tieredstore import StoreConfig, TieredReader
@@ -229,7 +229,15 @@ def test_a_tier_of_rocketmq_opens_and_is_not_touched(broker_conf: Path, tmp_path
     first = output("open_rocketmq_tier.py", broker_conf, "GoldAa").splitlines()
     assert len(first) == 5
     assert first[0].startswith("  GoldAa/0/0  ")
-    assert output("open_rocketmq_tier.py", broker_conf, "GoldAa", "no such key") == ""
+    absent = subprocess.run(
+        command("open_rocketmq_tier.py", broker_conf, "GoldAa", "no such key"),
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (absent.returncode, absent.stdout) == (1, "")
+    assert absent.stderr == "open_rocketmq_tier: no such message is in the tier\n"
     assert "GoldAa/" in output("open_rocketmq_tier.py", broker_conf, "GoldAa", "Aa")
     assert picture(tmp_path) == before
 
