@@ -22,6 +22,7 @@ from tieredstore.driver.metadata import DeleteQueue
 from tieredstore.driver.runtime import Runtime
 from tieredstore.jobs.job import LocalEngine, run_job
 from tieredstore.jobs.verify import VerifyJob
+from tieredstore.local.record_scan import DAY_MS
 from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.config import MIB
 from tieredstore.model.errors import BackendUnavailableError
@@ -110,6 +111,26 @@ def test_no_message_is_stored_before_those_of_the_tier(
     answer = store.query_message(ONE.topic, "shared", count_max=64)
     assert (len(answer.messages), answer.complete) == (24, True)
     assert store.offset_by_time(*ONE, STORE_TIMESTAMP) == 0
+
+
+def test_messages_of_a_clock_that_ran_ahead_are_found_by_key_in_every_later_life(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """New messages are stored at most a day ahead of the clock, so before those of the tier."""
+    monkeypatch.setattr(lost_disks, "STORE_TIMESTAMP", STORE_TIMESTAMP + 90 * DAY_MS)
+    a_life(machine)
+    machine.lose_local()
+    monkeypatch.undo()
+    store = machine.open()
+    machine.put(2)
+    for _ in range(3):
+        machine.end()
+        store = machine.open()
+        answer = store.query_message(ONE.topic, "shared", count_max=64)
+        assert (len(answer.messages), answer.complete) == (24, True)
+        assert store.query_message(ONE.topic, "key-1").messages
+    times = [peek_store_timestamp(one.record) for one in store.get_message(*ONE, 10).messages]
+    assert times == [STORE_TIMESTAMP + DAY_MS] * 2
 
 
 def test_an_empty_machine_goes_on_with_its_bucket(tmp_path: Path) -> None:

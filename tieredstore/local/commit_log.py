@@ -29,6 +29,7 @@ from tieredstore.codec.record import (
     peek_log_offset,
     peek_magic,
     peek_message_bytes,
+    peek_store_timestamp,
 )
 from tieredstore.driver.runtime import Deadline, Runtime, Service
 from tieredstore.local.config import LocalConfig
@@ -364,6 +365,23 @@ class CommitLog:
         if self._allocator is not None:
             self._allocator.wake()
         return following
+
+    def earliest_time(self) -> int | None:
+        """The store time of the first sound record; None if there is none."""
+        minimum = None
+        while (offset := self.min_offset) is not None and offset != minimum:
+            minimum = offset  # look again if its file was deleted meanwhile
+            for file in self.queue.files:  # the oldest may be blank: see `skip_to`
+                start = file.start_offset
+                lost = self.lost.first_between(start, file.end_offset)
+                try:
+                    record = self.message_bytes(lost[1] if lost and lost[0] == start else start)
+                except SegmentCorruptError:  # damaged: take the time of the first sound record
+                    scan = self.scan_from(file.start_offset)
+                    return next((int(rows.store_timestamps[0]) for rows in scan), None)
+                if record is not None:
+                    return peek_store_timestamp(record)
+        return None
 
     def message_bytes(self, log_offset: int, size: int | None = None) -> bytes | None:
         """The record at this offset; None if no record starts there or it has been deleted.

@@ -442,8 +442,9 @@ class BegunQueues:
 
     * An entry is durable before the queue's old files are deleted, so no crash brings old messages
       back.
-    * It is removed when the log begins after it and the queue has messages, which then show its
-      numbers.
+    * It is removed when the log begins after it, also in time, and the queue has messages, which
+      then show its numbers. Until then some messages of that time may be in the tier alone: if the
+      clock is far behind them, new messages are stored before them.
     * Like a deleted topic's entry it never exceeds the end of the log. A topic that was deleted
       since has no begun queues, even if a crash left an entry here.
     * One thread at a time may change entries; any thread may read them.
@@ -479,10 +480,11 @@ class BegunQueues:
             if self._deleted.end_of(key.topic) <= begin.log_end
         ]
 
-    @property
-    def store_timestamp(self) -> int:
-        """The earliest store time that new messages may have."""
-        return max((one.store_timestamp for one in self._begins.values()), default=0)
+    def time_min(self, log_end: int) -> int:
+        """The earliest store time that the next message may have. Later ones follow it, since the
+        log's own times never decrease."""
+        begins = self._begins.values()
+        return max((one.store_timestamp for one in begins if one.log_end >= log_end), default=0)
 
     def time_of(self, topic: str) -> int:
         """`store_timestamp` for the queues of one topic; 0 if none was begun."""
@@ -500,11 +502,15 @@ class BegunQueues:
         """Drop the entries of deleted topics."""
         self._store({key: one for key, one in self._begins.items() if key.topic not in topics})
 
-    def settle(self, queues: ConsumeQueues, *, log_min: int, log_end: int) -> None:
+    def settle(
+        self, queues: ConsumeQueues, *, log_min: int, log_end: int, log_time: int | None
+    ) -> None:
         """Forget queues whose messages show their numbers, once the log has no older records."""
         kept = {}
+        time = log_time or 0  # an empty log has no message of such a queue
         for key, begin in self.items():
-            if not begin.has_messages(queues.queue(*key)) or begin.log_end > log_min:
+            is_passed = begin.log_end <= log_min and begin.store_timestamp <= time
+            if not is_passed or not begin.has_messages(queues.queue(*key)):
                 kept[key] = begin._replace(log_end=min(begin.log_end, log_end))
         self._store(kept)
 

@@ -408,7 +408,12 @@ class Recovery:
         queues.correct_min_offsets(minimum)
         if self.abnormal or end.torn is not None:
             self.checkpoint.rewind(scan.last_store_timestamp)
-        self.begun.settle(queues, log_min=minimum, log_end=end.log_end)
+        self.begun.settle(
+            queues,
+            log_min=minimum,
+            log_end=end.log_end,
+            log_time=commit_log.earliest_time(),
+        )
         self.deleted.settle(log_min=minimum, log_end=end.log_end)
         in_replay = (
             one for one in self.redispatch.damages if not commit_log.lost.has(one.log_offset)

@@ -251,7 +251,7 @@ class LocalStore:
             abnormal=abnormal,
             begin_repair=self.files.create_abort,
         ).run()
-        self.log.time_min = self.begun.store_timestamp
+        self.log.time_min = self.begun.time_min(self.log.max_offset)
         self.flush(final=True)
         if self.config.property_crc_enabled != (crc_from is not None):
             # Before the first put: a record put without a CRC must not count as damaged.
@@ -344,7 +344,7 @@ class LocalStore:
         self.files.create_abort()
         self.log.skip_to(needed)
         self.begun.mark(firsts, self.log.max_offset, store_timestamp)
-        self.log.time_min = self.begun.store_timestamp
+        self.log.time_min = self.begun.time_min(self.log.max_offset)
         for key, first in firsts.items():
             self.queues.begin(key, first)
         self.flush(final=True)
@@ -605,7 +605,7 @@ class StoreReads:
     def earliest_time(self, topic: str | None = None, queue_id: int = 0) -> int | None:
         parts = self._up_to_date()
         if topic is None:
-            return _earliest_time(parts.log)
+            return parts.log.earliest_time()
         require_place(topic, queue_id)
         minimum = None
         while (offset := parts.queues.min_offset(topic, queue_id)) != minimum:
@@ -723,23 +723,6 @@ class StoreReads:
         """Call before taking any lock: a thread of the parent may have held it at the fork."""
         if self._parts is not None:
             self._parts.process.require()
-
-
-def _earliest_time(commit_log: CommitLog) -> int | None:
-    minimum = None
-    while (offset := commit_log.min_offset) is not None and offset != minimum:
-        minimum = offset  # look again if its file was deleted meanwhile
-        for file in commit_log.queue.files:  # the oldest may be blank: see `CommitLog.skip_to`
-            start = file.start_offset
-            lost = commit_log.lost.first_between(start, file.end_offset)
-            try:
-                record = commit_log.message_bytes(lost[1] if lost and lost[0] == start else start)
-            except SegmentCorruptError:  # damaged: take the time of the first sound record
-                scan = commit_log.scan_from(file.start_offset)
-                return next((int(rows.store_timestamps[0]) for rows in scan), None)
-            if record is not None:
-                return peek_store_timestamp(record)
-    return None
 
 
 class LocalMessageStore(StoreReads):
