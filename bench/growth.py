@@ -33,8 +33,12 @@ Figures = dict[tuple[str, int], dict[str, list[float]]]
 
 def measured(way: str, size: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "bench._grown_store", way, str(size), folder]
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        build, measure = (
+            [sys.executable, "-m", "bench._grown_store", step, way, str(size), folder]
+            for step in ("build", "measure")
+        )
+        subprocess.run(build, check=True)
+        done = subprocess.run(measure, check=True, capture_output=True, text=True)
     found: dict[str, float] = json.loads(done.stdout)
     return found
 
