@@ -132,7 +132,14 @@ ON_A_TIER: Final[dict[str, Verb]] = {
     "offload": Verb(
         words=("--store-path", "{place}/store"),
         holds=lambda rows: (
-            {"topic": "GoldNew", "queue_id": 0, "max_offset": 3, "committed_offset": 3} in rows
+            {
+                "topic": "GoldNew",
+                "queue_id": 0,
+                "max_offset": 3,
+                "committed_offset": 3,
+                "is_tiered": True,
+            }
+            in rows
         ),
     ),
 }
