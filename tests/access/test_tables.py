@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import random
 import subprocess
@@ -34,6 +35,7 @@ from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.metadata.memory_store import MemoryMetadataStore
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import (
+    BackendRefusedError,
     InvalidArgumentError,
     InvalidConfigError,
     MetadataError,
@@ -754,6 +756,27 @@ def test_groups_that_were_beyond_what_is_left_go_back_to_the_end(
     assert rows[f"{TOPIC}@{GROUP}"] == {0: 9}
 
 
+def refuse_writes(path: Path, _: object) -> None:
+    raise OSError(errno.ENOSPC, "no space left on device", str(path))
+
+
+def test_a_store_does_not_open_if_it_cannot_write_down_that_groups_go_back(
+    machine: Machine, tmp_path: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise, after a kill, a group would skip what was put meanwhile."""
+    machine.put(9)
+    machine.upload()
+    machine.offsets.commit(GROUP, TOPIC, 0, 12)
+    machine.tables.stage()
+    machine.tables.settle()
+    with monkeypatch.context() as patched:
+        patched.setattr("tieredstore.access.tables.write_atomically", refuse_writes)
+        with pytest.raises(BackendRefusedError, match="no space left"):
+            Machine(tmp_path / "second", bucket)
+    found = Machine(tmp_path / "second", bucket)
+    assert found.offsets.get(GROUP, TOPIC, 0) == 9
+
+
 def test_groups_stay_where_they_are_in_a_queue_whose_end_is_not_decided(
     machine: Machine, tmp_path: Path, bucket: Bucket
 ) -> None:
@@ -783,6 +806,23 @@ def test_a_deleted_topic_is_forgotten_everywhere_at_once(
     found = Machine(tmp_path / "second", bucket)
     assert found.offsets.queues() == {QueueKey("Other", 0)}
     assert [topic.name for topic in found.store.topic_table.all()] == ["Other"]
+
+
+def test_a_deletion_says_that_it_could_not_be_written_down_and_can_be_repeated(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.put(3)
+    machine.offsets.commit(GROUP, TOPIC, 0, 2)
+    assert machine.store.flush()
+    with monkeypatch.context() as patched:
+        patched.setattr("tieredstore.access.tables.write_atomically", refuse_writes)
+        with pytest.raises(BackendRefusedError, match="no space left"):
+            machine.store.delete_topics([TOPIC])
+    assert "no space left" in (machine.tables.problem or "")
+    machine.store.delete_topics([TOPIC])
+    assert machine.tables.problem is None
+    rows = CONSUMER_OFFSETS.decode(file_of(tmp_path / "first").read_bytes()).rows
+    assert not rows
 
 
 def test_a_destroyed_store_leaves_no_table(

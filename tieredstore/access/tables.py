@@ -131,17 +131,22 @@ class BrokerTables:
         return done.result()
 
     def forget_topics(self, topics: Iterable[str]) -> None:
-        """Forget deleted topics: on disk before this returns, and in the tier soon after."""
+        """Forget deleted topics: on disk before this returns, and in the tier soon after.
+
+        Raises what the write raises: after a crash, groups would be in the middle of a topic that
+        was made again.
+        """
         topics = set(topics)
         self.consumer_offsets.forget_topics(topics)
         self.topic_table.delete(*topics)
+        self._attempt("write", self._keep, is_needed=True)
         self.stage()
 
     def clamp(self, ends: Mapping[QueueKey, int]) -> None:
         """Move groups that are beyond the end of one of these queues back to it.
 
         Changes are logged, and on disk before this returns: after a crash the queue may be longer,
-        and the group would miss the newer messages.
+        and the group would miss the newer messages. Raises what the write raises.
         """
         moved = self.consumer_offsets.clamp(ends)
         if moved:
@@ -150,7 +155,7 @@ class BrokerTables:
                 for (group, key), was in list(moved.items())[:_NAMED_MAX]
             )
             log.warning("%d consumer offsets were beyond their queues' ends: %s", len(moved), named)
-            self.keep()
+            self._attempt("write", self._keep, is_needed=True)
 
     def close(self) -> None:
         """Write what has changed, and take no more changes."""
@@ -163,8 +168,11 @@ class BrokerTables:
         for table in self._tables:
             table.destroy()
 
-    def _attempt(self, name: str, what: Callable[[], bool]) -> bool:
-        """Call `what`; return whether it did not fail. Its result says whether it did anything."""
+    def _attempt(self, name: str, what: Callable[[], bool], *, is_needed: bool = False) -> bool:
+        """Call `what`; return whether it did not fail. Its result says whether it did anything.
+
+        If it `is_needed`, the failure is also raised.
+        """
         problems = {other: text for other, text in self._problems.items() if other != name}
         try:
             if what():
@@ -172,6 +180,8 @@ class BrokerTables:
         except (OSError, TieredStoreError) as error:
             log.warning("consumer offsets and topics: %s failed: %s", name, error)
             self._problems = {**problems, name: f"{name}: {error}"}
+            if is_needed:
+                raise
             return False
         return True
 
