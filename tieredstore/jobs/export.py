@@ -485,8 +485,8 @@ def _remade(plan: Plan[ExportItem]) -> Iterator[ItemFailure]:
     assert isinstance(topics, list)
     for topic in topics:
         text = (
-            f"{topic}: the topic was deleted and made again, and the target has the first one;"
-            " export the new one to another target"
+            f"{topic}: the topic was deleted and made again, and the target has the first one,"
+            " or `rebuild` gave it another number; export it to another target"
         )
         yield ItemFailure(error="TopicMadeAnew", text=text)
 
