@@ -87,7 +87,7 @@ from tieredstore.jobs.slices import (
     is_gone,
     plan_slices,
 )
-from tieredstore.jobs.worker import check_catalogue, queue_file
+from tieredstore.jobs.worker import check_catalogue, newest_catalogue, queue_file
 from tieredstore.model.amounts import counted, shown_size
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import (
@@ -396,12 +396,14 @@ class ExportJob:
     ) -> Iterator[tuple[str, str]]:
         """Staged ranges of queues that were deleted and made again since the plan. Other segments
         have the names now, and a worker may have read either: no damage tells it."""
-        if not names:
+        if not names or self.config.catalogue == "rebuild":
+            return  # a rebuilt segment is as old as its oldest message that has not expired
+        catalogue = newest_catalogue(self.config)
+        if catalogue is None:
             return
-        with TieredReader(self.config) as reader:
-            if reader.catalogue.source == "rebuild":
-                return  # there a segment is as old as its oldest message that has not expired
-            created = {row.key: row.create_timestamp for row in reader.segments()}
+        with closing(catalogue):
+            catalogue.refresh()
+            created = {row.key: row.create_timestamp for row in catalogue.segments()}
         for item in plan.items:
             # Rows that were added after a copy was published have no creation time.
             rows = (row for row in item.slice.rows if row.create_timestamp)
