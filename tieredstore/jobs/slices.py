@@ -452,6 +452,9 @@ class SliceReader:
                 return
             step = self._ask(found.run.end_offset)
             fields = RecordFields(found.run)
+            if self._is_of_another_queue(fields):
+                self._report_gone(found.run)
+                continue
             bodies = fields.leave_out_damaged_bodies() if self._checks_bodies else ()
             if not fields.is_sound:
                 self._report_unsound(fields, frozenset(bodies))
@@ -509,6 +512,19 @@ class SliceReader:
             is_missing=missing,
         )
 
+    def _is_of_another_queue(self, fields: RecordFields) -> bool:
+        """Whether the topic was deleted after the plan, and these are messages of a new one. They
+        were stored after all that were planned; a catalogue is read only where this is so."""
+        newest = self._newest_planned
+        return newest is not None and int(fields.store_times().max()) > newest and self._is_gone
+
+    @cached_property
+    def _newest_planned(self) -> int | None:
+        """The newest store time in the planned rows; None if a row lacks it."""
+        ends = [row.end_timestamp for row in self._slice.rows if row.type is SegmentType.COMMIT_LOG]
+        known = [end for end in ends if end]
+        return max(known) if known and len(known) == len(ends) else None
+
     @cached_property
     def _is_gone(self) -> bool:
         """Cached, so that much damage does not have a large catalogue read again and again."""
@@ -556,6 +572,24 @@ class SliceReader:
                     is_missing=self._is_gone,
                 )
             )
+
+    def _report_gone(self, run: MessageRun) -> None:
+        path, position = self._file.path, int(run.log_offsets[0])
+        reason = "the topic was deleted and made again after the read was planned"
+        if self._on_damage is None:
+            raise SegmentCorruptError(path, reason, position=position)
+        self._report(
+            Damage(
+                key=self._slice.key,
+                first_offset=run.first_offset,
+                end_offset=run.end_offset,
+                path=path,
+                position=position,
+                reason=reason,
+                is_missing=True,
+            )
+        )
+        self._flush()
 
     def _damage_at(self, log_offset: int, offset: int) -> SegmentCorruptError:
         reason = f"the lengths within message {offset} do not add up"
