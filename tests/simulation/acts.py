@@ -736,7 +736,7 @@ def export_rest(outsider: Outsider) -> None:
         report = run_export(outsider, target)
     is_remade = left_out(report) == {"TopicMadeAnew"} and BRIEF.topic in model.deletions
     assert report.state is JobState.DONE or is_remade, f"export: {report}"
-    files = sorted((outsider.machine.folder / target).rglob("*.parquet"))
+    files = sorted((outsider.machine.folder / target).glob("commit=*/**/*.parquet"))
     found: dict[QueueKey, dict[int, str]] = {}
     for path in files:
         topic = next(part for part in path.parts if part.startswith("topic=")).partition("=")[2]
