@@ -857,6 +857,8 @@ class World:
             with suppress(NewerCatalogueError):  # a killed try had finished
                 self.rebuild(at_place(self, config, MOVED))
             self.loads.lose_notes(of_tier=True)
+            for queue in [each for each in self.model.committed if not self.model.required(each)]:
+                del self.model.committed[queue]  # no byte of an expired queue says where it ended
             for each in self.outsiders:
                 each.checkpoint.may_repeat = True
         self.has_moved_to(MOVED)
