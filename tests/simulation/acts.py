@@ -576,11 +576,11 @@ def verify_elsewhere(outsider: Outsider) -> None:
 
 
 def verify_tier(outsider: Outsider, config: StoreConfig) -> None:
-    histories = outsider.world.histories
+    world, histories = outsider.world, outsider.world.histories
     damage = [
         each
         for each in damage_of(outsider, config)
-        if not histories.excuses(each, histories.stopped)
+        if not (histories.excuses(each, histories.stopped) or world.begins_again(each))
     ]
     assert not damage, f"verify: {damage}"
 
@@ -625,11 +625,13 @@ def check_damage(outsider: Outsider, damage: Sequence[Finding]) -> None:
         excused.add(AuditKind.STOPPED)
         if world.is_posix and outsider.is_elsewhere:  # deleted though unpublished for ten minutes
             excused |= {AuditKind.MISSING, VerifyKind.LOST_BYTES, VerifyKind.KEY_UNFOUNDED}
+            excused.add(VerifyKind.INDEX_FILE)
     if world.histories.is_on and world.has_lost_disk:
         # Index files of another disk are corrected only by the next start.
         excused |= {VerifyKind.KEY_MISSING, VerifyKind.KEY_UNFOUNDED}
     excuses = world.histories.excuses
     damage = [each for each in damage if each.kind not in excused and not excuses(each)]
+    damage = [each for each in damage if not world.begins_again(each)]
     assert not damage or world.rot.harms_tier, f"damage: {damage}"
 
 

@@ -85,6 +85,7 @@ from tieredstore.jobs import load, worker
 from tieredstore.jobs.job import JobState, LocalEngine
 from tieredstore.jobs.load_records import LoadRefusedError
 from tieredstore.jobs.reindex import reindex
+from tieredstore.jobs.verify_findings import VerifyKind
 from tieredstore.local import files as local_files
 from tieredstore.local.config import LocalConfig
 from tieredstore.local.store import LocalMessageStore, LocalStore
@@ -98,6 +99,7 @@ from tieredstore.model.errors import (
     StoreClosedError,
     TieredStoreError,
 )
+from tieredstore.model.findings import Finding
 from tieredstore.model.messages import PutResult
 from tieredstore.model.values import PutStatus, QueueKey, SegmentType
 from tieredstore.providers.object_provider import ObjectProvider
@@ -447,6 +449,7 @@ class World:
         self.queues += OLD if ADOPT in plan.clients else []
         self.loads = Loads(self)
         self.adoption = Adoption(self)
+        self.forgotten: set[QueueKey] = set()  # what a rebuilt copy of the tier lacks
         self.furthest = dict.fromkeys(self.queues, 0)  # the largest end of each queue in the bucket
         self.former: Life | None = None  # the life that another machine took over from
         self.graves: list[object] = []
@@ -857,11 +860,19 @@ class World:
             with suppress(NewerCatalogueError):  # a killed try had finished
                 self.rebuild(at_place(self, config, MOVED))
             self.loads.lose_notes(of_tier=True)
-            for queue in [each for each in self.model.committed if not self.model.required(each)]:
-                del self.model.committed[queue]  # no byte of an expired queue says where it ended
+            # No byte of an expired queue says where it and its log ended.
+            self.forgotten = {each for each in self.queues if not self.model.required(each)}
+            for queue in self.forgotten & self.model.committed.keys():
+                del self.model.committed[queue]
             for each in self.outsiders:
                 each.checkpoint.may_repeat = True
         self.has_moved_to(MOVED)
+
+    def begins_again(self, finding: Finding) -> bool:
+        """Whether this is a key of an expired message whose place in the log was used again: a
+        rebuilt copy does not know how far the log of such a queue went."""
+        queue = finding.place.topic, finding.place.queue_id
+        return finding.kind is VerifyKind.KEY_UNFOUNDED and queue in self.forgotten
 
     def has_moved_to(self, place: str) -> None:
         self.place = place
