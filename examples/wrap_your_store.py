@@ -99,18 +99,21 @@ class FileStore(MessageStore):
             self._check_open()
             queue = self._queues.get(QueueKey(message.topic, message.queue_id), [])
             now = self._clock_ms()
-            record = encode_message(
-                topic=message.topic,
-                queue_id=message.queue_id,
-                queue_offset=len(queue),
-                log_offset=self._end,
-                born_timestamp=message.born_timestamp,
-                born_host=message.born_host,
-                store_timestamp=now,
-                store_host=message.store_host,
-                body=message.body,
-                property_bytes=property_bytes_of(message),
-            )
+            try:
+                record = encode_message(
+                    topic=message.topic,
+                    queue_id=message.queue_id,
+                    queue_offset=len(queue),
+                    log_offset=self._end,
+                    born_timestamp=message.born_timestamp,
+                    born_host=message.born_host,
+                    store_timestamp=now,
+                    store_host=message.store_host,
+                    body=message.body,
+                    property_bytes=property_bytes_of(message),
+                )
+            except (TypeError, ValueError) as error:
+                return PutResult(status=PutStatus.MESSAGE_ILLEGAL, reason=str(error))
             if len(record) > RECORD_BYTES_MAX:
                 return PutResult(status=PutStatus.MESSAGE_ILLEGAL, reason="it is too large")
             self._file.write(record)

@@ -401,6 +401,18 @@ class MessageStoreContract:
         assert [put.log_offset for put in results] == ends[:-1]
         assert list(store.put_messages([])) == []
 
+    def test_each_message_of_a_batch_is_stored_or_refused_by_itself(
+        self, store: MessageStore
+    ) -> None:
+        too_long = replace(a_message(1), queue_id=3, properties={"key": "v" * 40_000})
+        results = store.put_messages([a_message(0), too_long, a_message(2)])
+        assert [(put.stored, put.queue_offset) for put in results if put.stored] == [
+            (True, 0),
+            (True, 1),
+        ]
+        assert not results[1].stored
+        assert QueueKey(TOPIC, 3) not in store.queues()
+
     def test_properties_that_came_as_text_are_stored_as_they_came(
         self, store: MessageStore
     ) -> None:
@@ -713,20 +725,25 @@ class ListMessageStore(MessageStore):
 
     def put_message(self, message: Message) -> PutResult:
         self._check_open()
-        queue = self._queues.setdefault(QueueKey(message.topic, message.queue_id), [])
+        key = QueueKey(message.topic, message.queue_id)
+        queue = self._queues.get(key, [])
         now = max(self._clock.now_ms(), self._time_min)
-        record = encode_message(
-            topic=message.topic,
-            queue_id=message.queue_id,
-            queue_offset=len(queue),
-            log_offset=self._end,
-            born_timestamp=message.born_timestamp,
-            born_host=message.born_host,
-            store_timestamp=now,
-            store_host=message.store_host,
-            body=message.body,
-            property_bytes=property_bytes_of(message),
-        )
+        try:
+            record = encode_message(
+                topic=message.topic,
+                queue_id=message.queue_id,
+                queue_offset=len(queue),
+                log_offset=self._end,
+                born_timestamp=message.born_timestamp,
+                born_host=message.born_host,
+                store_timestamp=now,
+                store_host=message.store_host,
+                body=message.body,
+                property_bytes=property_bytes_of(message),
+            )
+        except (TypeError, ValueError) as error:
+            return PutResult(status=PutStatus.MESSAGE_ILLEGAL, reason=str(error))
+        self._queues[key] = queue
         selected = SelectedRecord(
             queue_offset=len(queue),
             log_offset=self._end,
