@@ -1,12 +1,12 @@
 """Single flipped bits in every kind of file of a local store, and what may come of them.
 
-No tests. `Flips` makes one store, shuts it down in order, and knows what it holds. What is said in
-order to be believed after a crash, the checkpoint, is also flipped where it did not end so.
-Each flip goes into a copy: it is opened, read in all ways, put to, and compared with what is known.
-An answer may be right, an explicit error, a damage or `complete=False`; else it is silently wrong.
+No tests. `Flips` makes one store, shuts it down in order, and knows what it holds. The checkpoint
+matters after a crash, so it is also flipped in a store that was not shut down. Each flip goes into
+a copy, which is opened, read in all ways, put to, and compared with what is known. An answer may
+be right, an explicit error, a damage or `complete=False`; anything else is silently wrong.
 
-No checksum covers some fields of a record. What may be wrong there is said by `UNCOVERED`, for the
-message that was hit alone.
+No checksum covers some fields of a record. `UNCOVERED` says what may be wrong there, and only for
+the message that was hit.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class Flips:
     # -- which bits ---------------------------------------------------------------------------
 
     def some(self, seed: int, count: int) -> Iterator[Flip]:
-        """So many flips, as many of each kind of file and field as of each other."""
+        """`count` flips of the kinds of files and fields in turn."""
         dice = random.Random(seed)
         kinds = [*HEAD, "body", "topic", "properties", "end of a file"]
         kinds += ["unit offset", "unit size", "unit tags"] * 4
@@ -231,7 +231,7 @@ class Flips:
             store = self._open(self.copy)
         except TieredStoreError:
             self._is_told = True
-            return []  # refused, and said why
+            return []  # the store refused to open, and said why
         told: list[str] = []
         hit = flip.row if flip.field in UNCOVERED else -1
         hides_keys = self._leads_to_an_older_item(flip)
@@ -248,8 +248,8 @@ class Flips:
         return told
 
     def _leads_to_an_older_item(self, flip: Flip) -> bool:
-        """Whether a slot or a link of the index became 0, or an older item of the same slot: no
-        chain shows that."""
+        """Whether a slot or a link of the index became 0, or an older item of the same slot: the
+        chain does not show that."""
         slots = SETTINGS["index_slot_count"]
         items = 40 + 4 * slots
         data = bytearray((self.whole / flip.path).read_bytes()) if "index" in flip.field else b""
@@ -293,7 +293,7 @@ class Flips:
                 yield f"{name}: another record"
 
     def _whole_queues(self, store: LocalMessageStore, hit: int) -> Iterator[str]:
-        """Pages from the beginning to the end, as a consumer reads them, and runs."""
+        """Each queue from beginning to end, by pages as a consumer reads them, and by runs."""
         for key in {known.key for known in self.messages}:
             minimum, maximum = store.min_offset(*key), store.max_offset(*key)
             wanted = [known for known in self.messages if known.key == key]
@@ -333,7 +333,7 @@ class Flips:
 
     def _by_time(self, store: LocalMessageStore, flip: Flip) -> Iterator[str]:
         if flip.field in ("store time", "system flag"):
-            return  # what says the time is what was hit; listed as found by nothing
+            return  # the flip hit what gives the time; listed as found by nothing
         for known in self.messages[::7]:
             try:
                 found = store.offset_by_time(*known.key, known.store_timestamp, Boundary.LOWER)
@@ -359,7 +359,7 @@ class Flips:
                 yield f"{known.key}: {known.queue_offset} is not among those of its tag"
 
     def _goes_on(self, store: LocalMessageStore) -> Iterator[str]:
-        """Two messages for each queue: no number is given again, and what was put is read."""
+        """Put two messages into each queue: no number is given again, and both are read."""
         for key in {known.key for known in self.messages}:
             end = 1 + max(known.queue_offset for known in self.messages if known.key == key)
             last = max(known.log_offset + len(known.record) for known in self.messages)

@@ -1,4 +1,4 @@
-"""Every test of the local store ends the stores that it opened."""
+"""Every test of the local store shuts down the stores that it opened."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.local import store_audit
 
 @pytest.fixture(autouse=True)
 def opened_stores_end() -> Iterator[None]:
-    """What a fixture of more than one test opened goes on."""
+    """A store that a fixture opened for several tests stays open."""
     count = len(store_audit.opened_stores)
     yield
     while len(store_audit.opened_stores) > count:

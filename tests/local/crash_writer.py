@@ -1,6 +1,6 @@
 """A process that puts until it is killed, and tells what was acknowledged: see test_store_crash.
 
-No tests. Each line it writes is one message whose put had returned by then.
+No tests. Each line that it writes is a message whose put has returned.
 """
 
 from __future__ import annotations

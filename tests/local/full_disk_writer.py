@@ -1,6 +1,6 @@
-"""A process that fills a small disk with a store's files and tells how far it came.
+"""A process that fills a small disk with a store's files and tells how far it got.
 
-No tests. `test_mapped_file` runs it on a disk of its own, of half a mebibyte.
+No tests. `test_mapped_file` runs it on a separate disk of half a mebibyte.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CALLS_MAX = 1_000_000
 
 
 def fill_queue(folder: Path) -> int:
-    """Units of 20 bytes, until there is no room; how many bytes the queue has then."""
+    """Append units of 20 bytes until the disk is full; return how many bytes the queue holds."""
     queue = MappedFileQueue(folder / "queue", file_bytes=6_000_000, files=MappedFiles())
     try:
         for number in range(CALLS_MAX):
@@ -35,7 +35,7 @@ def fill_queue(folder: Path) -> int:
 
 
 def fill_index(folder: Path) -> int:
-    """Keys one by one, until there is no room; how many the file has then."""
+    """Add keys one by one until the disk is full; return how many the file holds."""
     path = folder / "20250101000000000"
     index = IndexFile.create(path, SIZE)
     assert path.stat().st_size == SIZE.file_bytes

@@ -89,7 +89,7 @@ def golden_rows() -> tuple[Row, ...]:
 
 
 class NamingClock(ManualClock):
-    """Tells the times of the given file names, one after the other, and then the last for ever."""
+    """Tells the times of the given file names in turn, then repeats the last one."""
 
     def __init__(self, names: Iterable[str]) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ def loaded(root: Path, *, slots: int = 7, items: int = 16) -> IndexService:
 
 
 def made_up_rows(count: int, *, start: int = 0, first_time: int = 1_700_000_000_000) -> list[Row]:
-    """Messages of 0 to 3 keys, all of them different; some rolled back, some without keys."""
+    """Messages with 0 to 3 keys, all keys different; some messages are rolled back."""
     return [
         Row(
             log_offset=100 * number,
@@ -133,7 +133,7 @@ def made_up_rows(count: int, *, start: int = 0, first_time: int = 1_700_000_000_
 
 
 def found_once(service: IndexService, rows: Iterable[Row]) -> None:
-    """Every key leads to its message, once, also in the raw answers that hide no duplicates."""
+    """Check that every key finds its message once, even in raw answers, which keep duplicates."""
     for row in rows:
         times = {"begin": 0, "end": FOREVER}
         for text in row.texts:
@@ -197,7 +197,7 @@ def java(
             break
         if stored == key_hash and begin <= timestamp <= end:
             found.append(log_offset)
-        # Java only ends at a link to the item itself: a damaged file may keep it in a circle.
+        # Java stops only at a link to the item itself: a damaged file may make it loop forever.
         if previous >= item or timestamp < begin:
             break
         item = previous
@@ -213,7 +213,7 @@ def ask_like_java(
     begin: int = 0,
     end: int = FOREVER,
 ) -> list[int]:
-    """What Java answers from all files, with its cap of 64 and what it misses."""
+    """What Java answers from all files: at most 64, without the messages that Java misses."""
     found: list[int] = []
     count_max = min(count_max, 64)
     for file in reversed(service._files):

@@ -34,7 +34,7 @@ opened_stores: list[LocalMessageStore] = []
 
 
 def expire_one_file(store: LocalMessageStore) -> int:
-    """Let the oldest log file be old, and retention have its look; how many files went."""
+    """Make the oldest log file old and run retention; return how many files it deleted."""
     parts = parts_of(store)
     os.utime(parts.log.queue.files[0].path, (1, 1))
     return parts.retention.step()
@@ -72,7 +72,7 @@ def a_config(root: Path, **settings: object) -> LocalConfig:
 
 
 def opened(root: Path, runtime: Runtime | None = None, /, **settings: object) -> LocalMessageStore:
-    """A small store, which ends with the test that opened it if not before."""
+    """Open a small store; it ends with the test that opened it, if not before."""
     store = LocalMessageStore(a_config(root, **settings), runtime or Runtime.inline())
     store.load()
     store.start()
@@ -86,7 +86,7 @@ def put_acked(store: LocalMessageStore, number: int, *, topic: str = TOPIC, queu
 
 
 def filled(root: Path, count: int, **settings: object) -> list[Ack]:
-    """Messages in turns in two queues, in a store that ended in order."""
+    """Put messages into two queues in turn and shut the store down."""
     store = opened(root, **settings)
     acks = [put_acked(store, number, queue_id=number % 2) for number in range(count)]
     store.shutdown()
@@ -104,7 +104,7 @@ def flip_bits(path: Path, position: int, bits: int) -> None:
 
 
 def takes_what_java_writes(store: LocalMessageStore) -> LocalMessageStore:
-    """The same store; its puts take properties that no producer may send."""
+    """Let the puts of this store take properties that no producer may send; return the store."""
     store._encoder.never_sent = {}
     return store
 
@@ -116,7 +116,7 @@ def parts_of(store: LocalMessageStore) -> LocalStore:
 
 
 def crash(store: LocalMessageStore) -> None:
-    """The process dies: what was written is in the files, nothing is ended."""
+    """Let go of the store as a dying process does: written data stays, nothing is shut down."""
     parts = parts_of(store)
     parts.log.queue._spares = []
     store._parts = None
@@ -126,8 +126,8 @@ def crash(store: LocalMessageStore) -> None:
 
 
 def cut(root: Path, sure: int, count: int, *holes: int) -> list[Ack]:
-    """A store whose power failed when the checkpoint vouched for `sure` of `count` messages: of
-    the `holes` no byte is left."""
+    """Make a store that lost power when the checkpoint vouched for `sure` of `count` messages; the
+    messages `holes` are all zeros."""
     store = opened(root)
     acks = [put_acked(store, number, queue_id=number % 2) for number in range(sure)]
     store.flush()
@@ -141,7 +141,7 @@ def cut(root: Path, sure: int, count: int, *holes: int) -> list[Ack]:
 
 
 def check_acks(store: LocalMessageStore, acks: Iterable[Ack]) -> None:
-    """Each is there once: by offset, by both keys, by log offset."""
+    """Check that each message is found once by queue offset, by both keys and by log offset."""
     for ack in acks:
         got = store.get_message(ack.topic, ack.queue_id, ack.queue_offset, count_max=1)
         assert got.status is GetStatus.FOUND, ack
@@ -159,7 +159,7 @@ def check_acks(store: LocalMessageStore, acks: Iterable[Ack]) -> None:
 
 
 def check_agreement(store: LocalMessageStore) -> int:
-    """Queues and index hold what the log holds, once, and nothing else; how many messages."""
+    """Check that queues and index hold just what the log holds, once; return the message count."""
     parts = parts_of(store)
     parts.dispatch.drain()
     minimum = parts.log.min_offset or 0
@@ -201,7 +201,7 @@ def check_agreement(store: LocalMessageStore) -> int:
 
 
 def check_index(parts: LocalStore) -> None:
-    """No item is there twice, and none is missing; the keys of what is damaged may be parted."""
+    """Check that no item is missing or doubled; a damaged message may lack some of its keys."""
     assert parts.index is not None
     items = [
         (file.log_offset_at(number), number, file.name)

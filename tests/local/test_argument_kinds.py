@@ -1,4 +1,4 @@
-"""What is no topic, no queue id or no whole number is refused with one error of ours."""
+"""A value that is not a topic, a queue id or a whole number is refused with our own error."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_a_message_of_odd_parts_is_refused_and_the_others_are_stored(
     tmp_path: Path, name: str, odd: Any, count: int
 ) -> None:
     if (name, odd) in (("topic", "1"), ("properties", {})) or (
-        odd is True and name in ("flag", "sys_flag")  # 1 by another name, and written as 1
+        odd is True and name in ("flag", "sys_flag")  # True equals 1 and is written as 1
     ):
         return
     store = opened(tmp_path)

@@ -1,6 +1,6 @@
-"""What is often written about the key index, and what RocketMQ 5 does: the bytes decide.
+"""What articles often say about the key index, and what RocketMQ 5 does: the bytes decide.
 
-Layouts are spelled out here once more with `struct`, so that nothing of ours vouches for itself.
+Layouts are spelled out here again with `struct`, so that none of our code vouches for itself.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def test_an_item_has_twenty_bytes_and_the_file_the_size_that_follows(index: Inde
     [file] = index.files()
     assert file.stat().st_size == HEADER_BYTES + SLOTS * SLOT_BYTES + NUMBERS * ITEM_BYTES
     assert [index.item(number + 1).log_offset for number in range(5)] == places
-    assert index.item(0) == (0, 0, 0, 0)  # number 0 is never used: it means none
+    assert index.item(0) == (0, 0, 0, 0)  # number 0 is never used: it means "no item"
 
 
 def test_the_default_file_has_420_000_040_bytes() -> None:
@@ -139,7 +139,7 @@ def test_the_default_file_has_420_000_040_bytes() -> None:
 def test_the_counts_are_used_slots_and_the_next_item(index: Index) -> None:
     for key in ("a", "a", "a", "b"):
         index.put(key)
-    assert index.header().used_slots == 2  # not one for each key, not all there are
+    assert index.header().used_slots == 2  # not one for each key, and not all slots
     assert index.header().next_item == 5  # not the number of keys
 
 
@@ -264,6 +264,6 @@ def test_the_name_of_a_file_says_nothing_about_the_times_in_it(index: Index) -> 
 
 
 def test_a_message_is_indexed_when_its_put_returns(index: Index) -> None:
-    """There is no thread that looks into a queue of requests every three seconds."""
+    """No thread polls a queue of requests every three seconds."""
     place = index.put("now")
     assert index.item(1).log_offset == place

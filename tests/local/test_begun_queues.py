@@ -1,6 +1,6 @@
-"""Queues that begin where they are told, and a log that goes on further behind.
+"""Queues that begin at a given offset, and a log that goes on at a higher one.
 
-Whatever stops the store, no number is given twice and nothing of before comes back.
+Whatever stops the store, no queue offset is given twice and no earlier message comes back.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tieredstore.testing.samples import TOPIC, a_body, a_message
 KEY = QueueKey(TOPIC, 0)
 OTHER = QueueKey("Other", 2)
 FILE = 32_768
-FAR = 5 * FILE + 7  # a log offset far behind what these stores hold
+FAR = 5 * FILE + 7  # a log offset far beyond what these stores hold
 NUMBER = 45  # in the middle of the third file of a queue: a file has 20 units
 
 
@@ -49,7 +49,7 @@ def begin(store: LocalMessageStore) -> None:
 
 
 def put(store: LocalMessageStore, key: QueueKey = KEY) -> int:
-    """A message whose body tells its number."""
+    """Put a message whose body depends on its queue offset; return that offset."""
     wanted = store.max_offset(*key) or 0
     result = store.put_message(a_message(wanted, topic=key.topic, queue_id=key.queue_id))
     assert (result.stored, result.queue_offset) == (True, wanted)
@@ -57,7 +57,7 @@ def put(store: LocalMessageStore, key: QueueKey = KEY) -> int:
 
 
 def numbers(store: LocalMessageStore, key: QueueKey = KEY) -> list[int]:
-    """What can be read of the queue, each with its body."""
+    """The queue offsets that can be read; each message must have its own body."""
     found: list[int] = []
     at = store.min_offset(*key) or 0
     while page := store.get_message(*key, at).messages:
@@ -71,7 +71,7 @@ def numbers(store: LocalMessageStore, key: QueueKey = KEY) -> list[int]:
 
 
 def a_store_behind(root: Path) -> None:
-    """Five messages of one queue, ten of another."""
+    """A store with five messages in one queue and ten in another."""
     store = opened(root)
     for _ in range(5):
         put(store)
@@ -81,7 +81,7 @@ def a_store_behind(root: Path) -> None:
 
 
 def test_a_queue_of_a_topic_that_was_just_deleted_begins_where_it_is_told(tmp_path: Path) -> None:
-    """The log ends at one place for both, and what was said last counts."""
+    """The log ends at the same offset for the deletion and the beginning; the later one counts."""
     store = opened(tmp_path)
     for _ in range(20):
         put(store)
@@ -130,7 +130,7 @@ def test_a_log_that_is_behind_is_filled_with_blanks_that_take_no_room(tmp_path: 
 
 
 def check_agreement_of_begun(store: LocalMessageStore) -> int:
-    """As `check_agreement`, of the records that count."""
+    """Like `check_agreement`, but only for the records that count."""
     parts = parts_of(store)
     count = 0
     for columns in parts.log.scan_from(parts.log.min_offset or 0):
@@ -195,7 +195,7 @@ def test_queues_that_are_lost_are_made_again_from_where_they_began(
 
 
 def test_the_log_alone_says_where_a_queue_begins(tmp_path: Path) -> None:
-    """On an empty disk nothing but its records are needed: they lie far enough in the log."""
+    """Where the disk was empty, the records alone suffice: they lie far enough into the log."""
     store = loaded(tmp_path)
     begin(store)
     store.start()
@@ -212,7 +212,7 @@ def test_the_log_alone_says_where_a_queue_begins(tmp_path: Path) -> None:
 
 
 def test_where_an_empty_log_begins_outlives_a_power_cut(tmp_path: Path) -> None:
-    """Else the numbers of its first messages would be too great to be believed."""
+    """Otherwise the queue offsets of its first messages would be too large to be believed."""
     here, after = tmp_path / "here", tmp_path / "after"
     here.mkdir()
     with ForgetfulDisk(here) as disk:
@@ -245,7 +245,7 @@ def test_nothing_is_stored_before_the_time_that_was_said(
     store.shutdown()
     for number in range(3):
         store = opened(tmp_path)
-        if number:  # a life without a message comes first
+        if number:  # the first life puts no message
             assert store.put_message(a_message(0)).store_timestamp == now + wanted_ms
         assert not store.damages
         store.shutdown()
@@ -277,7 +277,7 @@ def test_what_cannot_be_begun_changes_nothing(tmp_path: Path) -> None:
         store.begin_queues({KEY: True}, log_offset=FAR)
     with pytest.raises(BackendRefusedError, match="files away"):
         store.begin_queues({KEY: NUMBER}, log_offset=(SKIPPED_FILES_MAX + 9) * FILE)
-    (tmp_path / "abort").unlink(missing_ok=True)  # the next load would look closer, no more
+    (tmp_path / "abort").unlink(missing_ok=True)  # it only makes the next load look closer
     assert sorted(tmp_path.rglob("*")) == before
     store.start()
     with pytest.raises(InvalidArgumentError, match="before"):
@@ -345,8 +345,8 @@ def test_a_reader_sees_what_was_put_since(tmp_path: Path) -> None:
 def test_a_store_that_dies_while_queues_begin_can_begin_them_again(
     tmp_path: Path, behind: bool, seed: int | None
 ) -> None:
-    """At each step the process dies, or with a `seed` the power goes: then the queue is as it was,
-    or as it was to be, and going on brings nothing back."""
+    """The process dies at each step, or with a `seed` the power fails: the queue is as before or as
+    intended, and going on brings nothing back."""
     dice = random.Random(seed)
 
     def life(step: int) -> tuple[bool, Path]:

@@ -63,7 +63,7 @@ def a_record_of(size: int) -> Record:
 
 
 def appended(log: CommitLog, record: Record, queue_offset: int) -> int:
-    """Where the log put it."""
+    """Append the record; return where the log put it."""
     record.queue_offset = queue_offset
     log.append_one(record)
     return record.log_offset
@@ -219,7 +219,7 @@ def test_store_times_never_go_back(tmp_path: Path) -> None:
     runtime.clock = clock
     log = a_log(tmp_path, runtime)
     (record,) = some_records(1)
-    log.last_store_timestamp = NOW + 50  # as recovery found it
+    log.last_store_timestamp = NOW + 50  # as recovery would set it
     log.append_one(record)
     assert record.store_timestamp == NOW + 50
     assert log.append(a_batch(2), [1, 2]).store_timestamp == NOW + 50
@@ -407,7 +407,7 @@ def test_a_torn_golden_store_goes_on_where_java_went_on(tmp_path: Path) -> None:
 
 
 def recover(log: CommitLog) -> list[int]:
-    """What the store does with a log after a crash; the offsets of what survived."""
+    """Recover a log as the store does after a crash; return the offsets of what survived."""
     scan = log.scan_from(0)
     offsets = [int(at) for columns in scan for at in columns.log_offsets]
     log.queue.truncate_dirty(scan.end)
@@ -562,7 +562,7 @@ def test_appends_readers_and_syncs_run_side_by_side(tmp_path: Path) -> None:
 
 
 class Disk:
-    """A log of numbers: `wrote` is appended to, a sync moves `flushed` there."""
+    """A log of numbers: an append raises `wrote`, a sync moves `flushed` up to it."""
 
     def __init__(self) -> None:
         self.wrote = 0
@@ -634,7 +634,7 @@ def test_all_who_came_during_one_sync_share_the_next(timeout_ms: int) -> None:
     threads += [threading.Thread(target=put) for _ in range(15)]
     for thread in threads[1:]:
         thread.start()
-    waiting.wait(240)  # all have appended, behind the sync that is under way
+    waiting.wait(240)  # all have appended, too late for the sync that is under way
     gate.set()
     for thread in threads:
         thread.join()

@@ -1,6 +1,6 @@
 """One consume queue: puts, holes, bad input, failing disks, cuts, histories, and search by time.
 
-A model queue (a list) answers beside it, and Java's recorded answers to searches.
+The answers are compared with a model queue (a list) and with Java's recorded searches.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def reopen(directory: Path) -> Iterator[Opener]:
 
 
 def put(queue: ConsumeQueue, first: int, count: int = 1, *, at: int | None = None) -> int:
-    """Messages of 100 bytes one behind the other: number k is at 100 * k of the log."""
+    """Put messages of 100 bytes, one right behind another: number k is at log offset 100 * k."""
     log_offsets = [(first if at is None else at) * SIZE + SIZE * n for n in range(count)]
     return queue.put(first, log_offsets, [SIZE] * count, [first + n for n in range(count)])
 
@@ -144,7 +144,7 @@ def test_a_queue_that_agrees_with_its_log_is_not_doubted(reopen: Opener) -> None
     put(reopen(), 0, 25)
     queue = reopen()
     assert queue.distrust(agrees, 0) is None
-    assert queue.distrust(lambda *_: False, 25 * SIZE) is None  # the log has let all of it go
+    assert queue.distrust(lambda *_: False, 25 * SIZE) is None  # the log has deleted all of it
     assert queue.end() == QueueEnd(0, 25, 25 * SIZE)
 
 
@@ -175,7 +175,7 @@ def test_units_behind_a_damaged_one_tell_that_the_queue_went_on(
 
 
 def test_units_behind_a_damaged_one_are_found_in_a_file_that_is_not_full(directory: Path) -> None:
-    """What was written of a file ends with a page, in the middle of a unit."""
+    """The written part of the file ends with a page, in the middle of a unit."""
 
     def opened() -> ConsumeQueue:
         return ConsumeQueue.open(directory, file_bytes=20_000, files=MappedFiles(open_max=2))
@@ -296,7 +296,7 @@ def test_a_hole_is_refused_and_nothing_is_written(
 def test_a_queue_that_begins_at_fifteen_is_filled_from_the_start_of_its_file(
     reopen: Opener, directory: Path
 ) -> None:
-    """The vector of the format: ten units a file, first message 15."""
+    """The format's test vector: ten units a file, first message 15."""
     queue = reopen()
     put(queue, 15, 2)
     queue.flush()
@@ -388,7 +388,7 @@ def test_new_units_are_those_of_a_loop_over_the_messages(
     for log_offset, size, tags_code in zip(log_offsets, sizes, tags_codes, strict=True):
         is_sound = is_sound and log_offset >= end and size > 0
         end = log_offset + size
-        if end > last_log_end:  # only a known message may have a tags code that fits nothing
+        if end > last_log_end:  # only a known message may have a tags code that is too large
             is_sound = is_sound and tags_code < 2**63
             units.append((log_offset, size, tags_code))
     if not is_sound:
@@ -571,7 +571,7 @@ def test_a_file_torn_at_every_byte_of_the_last_units_is_recovered(
     last.write_bytes(data[:end].ljust(FILE_BYTES, b"\x00"))
     queue = reopen()
     # The tags code is the last field and may lose bytes that were zeros anyway; a unit without
-    # its size is none.
+    # its size does not count.
     whole_units = 20 + end // UNIT_BYTES
     assert whole_units <= queue.max_offset <= whole_units + 1
     queue.truncate(whole_units * SIZE)
@@ -580,7 +580,7 @@ def test_a_file_torn_at_every_byte_of_the_last_units_is_recovered(
 
 
 def test_old_units_behind_a_hole_do_not_come_back(reopen: Opener, directory: Path) -> None:
-    """A power cut lost a unit in the middle of the last file; the ones behind it are there."""
+    """A power cut lost a unit in the middle of the last file; those behind it are still there."""
     put(reopen(), 0, COUNT)
     last = max(directory.iterdir())
     data = bytearray(last.read_bytes())
@@ -596,7 +596,7 @@ def test_old_units_behind_a_hole_do_not_come_back(reopen: Opener, directory: Pat
 def test_units_of_an_older_history_end_a_queue(
     reopen: Opener, directory: Path, newest: int
 ) -> None:
-    """Java leaves what it cut; once the queue has grown again older log offsets follow newer."""
+    """Java leaves what it cut: once the queue has grown again, older log offsets follow newer."""
     put(reopen(), 0, 25)
     overwrite(directory, newest, pack(">qiq", 5000, SIZE, 1))
     assert reopen().max_offset == newest + 1
@@ -684,12 +684,12 @@ def test_a_queue_that_was_told_where_to_begin_has_no_message_yet(reopen: Opener)
     put(queue, 0, 12)
     queue.begin_at(40)
     assert (queue.min_offset, queue.max_offset, queue.last_log_end) == (40, 40, 0)
-    put(queue, 42)  # what came between has no unit here
+    put(queue, 42)  # the messages in between have no units here
     assert (queue.min_offset, queue.max_offset) == (42, 43)
 
 
 def test_what_was_not_doubted_is_not_opened_to_be_tidied(directory: Path) -> None:
-    """A store comes here for every queue that it has."""
+    """A store calls `tidy` for every queue that it has."""
     files = MappedFiles(open_max=2)
     put(ConsumeQueue.open(directory, file_bytes=FILE_BYTES, files=MappedFiles(open_max=2)), 0, 25)
     queue = ConsumeQueue.open(directory, file_bytes=FILE_BYTES, files=files)
@@ -850,7 +850,7 @@ class QueueMachine(RuleBasedStateMachine):
         at = data.draw(st.sampled_from(sorted(self.kept)))
         log_offset = self.kept[at].log_offset
         dropped = [offset for offset in self.kept if offset >= at]
-        # What the minimum has passed has left the log as well and cannot be cut.
+        # Messages below the minimum have left the log as well and cannot be cut.
         readable = [offset for offset in dropped if offset >= self.minimum]
         if at < self.minimum:
             return
@@ -880,7 +880,7 @@ class QueueMachine(RuleBasedStateMachine):
             self.queue.flush()
         self.queue.close()
         self.queue = self.opened()
-        # The log says where its messages begin now.
+        # The queue learns where the log begins now.
         unit = self.kept.get(self.minimum)
         self.queue.correct_min_offset(self.log_end if unit is None else unit.log_offset)
 
@@ -911,7 +911,7 @@ LOWER, UPPER = Boundary.LOWER, Boundary.UPPER
 def linear(
     times: Sequence[int | None], timestamp: int, boundary: Boundary, *, minimum: int = 0
 ) -> int:
-    """What a search means: times[k] is of queue offset minimum + k, None cannot be read."""
+    """The model search: times[k] belongs to queue offset minimum + k; None cannot be read."""
     readable = [(minimum + k, time) for k, time in enumerate(times) if time is not None]
     if boundary is LOWER:
         return next((at for at, time in readable if time >= timestamp), minimum + len(times))

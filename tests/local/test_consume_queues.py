@@ -412,7 +412,7 @@ def test_minimum_and_maximum_are_what_java_answers(folder: str) -> None:
         if query["op"] in ("minOffset", "maxOffset"):
             ask = queues.min_offset if query["op"] == "minOffset" else queues.max_offset
             answer = ask(query["topic"], query["queueId"])
-            # Java makes a queue when it is asked about one; here that is None.
+            # Java creates a queue when it is asked about one; we answer None.
             assert (answer or 0) == row["result"]["offset"], row
             asked += 1
     assert asked > 20
@@ -463,7 +463,7 @@ def test_repeating_the_whole_log_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_the_rest_of_the_log_put_after_expiry_gives_the_same_units(tmp_path: Path) -> None:
-    """A store whose queues were lost after its log had expired: they start above 0."""
+    """The queues were lost after the log had begun to expire: the new ones start above 0."""
     state = state_of("local-expired")
     rows = [row for row in queue_rows() if row["physicalOffset"] >= state["store"]["minPhyOffset"]]
     queues = golden_queues_at(tmp_path / "consumequeue")

@@ -1,6 +1,6 @@
-"""Dispatch while puts go on, and dispatchers that call the store, fail, or are slow.
+"""Dispatch during puts, and dispatchers that call the store, fail, or are slow.
 
-Nothing is missed, nothing comes twice, the order stays.
+No message is missed or dispatched twice, and the order is kept.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def test_a_dispatcher_that_fails_stops_nothing(
 
 
 class Puts:
-    """One message after the other, as a log would have put them."""
+    """Submits one message after another, as a log would."""
 
     def __init__(
         self, root: Path, index: IndexService | None = None, *, count_max: int = 256
@@ -141,7 +141,7 @@ def test_the_index_gets_several_batches_at_once_and_all_where_it_is_asked(tmp_pa
     puts.dispatch.drain(indexed=False)
     assert puts.queues.max_offset(TOPIC, 0) == 2 * INDEX_BATCHES + 1
     assert puts.dispatch.behind_count == 1
-    assert puts.dispatch.undispatched_from  # its part of the log must stay
+    assert puts.dispatch.undispatched_from  # its part of the log must be kept
     puts.dispatch.drain()
     assert index.counts == [2 * INDEX_BATCHES, 1]
     assert puts.dispatch.behind_count == 0
@@ -202,7 +202,7 @@ def test_a_look_that_fails_is_repeated_ever_later_and_not_for_ever_later(
 
     with monkeypatch.context() as patch:
         patch.setattr(ConsumeQueues, "put", full)
-        for taken in range(3_000):  # noqa: B007 - `full` notes it
+        for taken in range(3_000):  # noqa: B007 - `full` reads it
             with contextlib.suppress(BackendRefusedError):
                 puts.dispatch.step()
     waits = [later - earlier - 1 for earlier, later in pairwise(tries)]
@@ -213,7 +213,7 @@ def test_a_look_that_fails_is_repeated_ever_later_and_not_for_ever_later(
     assert puts.dispatch.behind_count == 0
 
 
-SECONDS = 240.0  # for what has to come; nobody waits that long
+SECONDS = 240.0  # an upper bound: no sound run waits that long
 
 
 @pytest.fixture
@@ -223,7 +223,7 @@ def runtime() -> Iterator[Runtime]:
 
 
 def ended(runtime: Runtime, work: Callable[[], object]) -> None:
-    """The work comes to its end in a thread of its own: a lock that is waited for fails a test."""
+    """Run the work in a thread of its own, so that a deadlock fails the test."""
     done = threading.Event()
 
     def run() -> None:

@@ -160,7 +160,7 @@ def test_the_largest_body_topic_and_properties_pass_together() -> None:
 
 @pytest.mark.parametrize(("body_bytes", "fits"), [(0, True), (1, False)])
 def test_a_record_has_to_fit_an_empty_file(body_bytes: int, fits: bool) -> None:
-    topic = "t" * (256 - 8 - 91)  # more than 127 bytes: one byte more for its length
+    topic = "t" * (256 - 8 - 91)  # over 127 bytes: its length takes one byte more
     encoder = limits(commit_log_file_bytes=256)
     message = a_message(topic=topic[:-1], body_bytes=body_bytes, properties={})
     if fits:
@@ -214,7 +214,7 @@ def test_a_delayed_message_has_its_delivery_time_for_a_tags_code(level: str, del
     properties = {"DELAY": level, "TAGS": "TagA"}
     record = ENCODER.encode(a_message(topic=SCHEDULE_TOPIC, properties=properties))
     assert tags_code_of(record, 5_000) == 5_000 + delay
-    assert tags_code_of(record, 7_000) == 7_000 + delay  # what one log refused, another took
+    assert tags_code_of(record, 7_000) == 7_000 + delay  # another log, if one refused it
     elsewhere = ENCODER.encode(a_message(properties=properties))
     assert tags_code_of(elsewhere, 5_000) == tags_code("TagA")
 

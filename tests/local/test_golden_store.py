@@ -1,4 +1,4 @@
-"""Java's stores, opened whole: every answer that Java gave, and where ours is another."""
+"""Java's stores, opened whole: every answer that Java gave, and where ours differs."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_every_search_by_time_is_answered_as_java_does(store: LocalMessageStore,
         got = store.offset_by_time(
             *queue_of(query), query["timestamp"], Boundary[query["boundary"]]
         )
-        # Java answers 0 for a queue that is not there; here that is None.
+        # Java answers 0 for a queue that does not exist; we answer None.
         assert (got or 0) == result["offset"], query
 
 
@@ -109,7 +109,7 @@ def test_times_of_queues_are_javas(store: LocalMessageStore, name: str) -> None:
 def test_what_is_in_the_store_is_in_a_queue_and_in_the_log(
     store: LocalMessageStore, name: str
 ) -> None:
-    """Java takes a queue unit that is not there for offset 0, and says that it has the message."""
+    """Java reads a missing queue unit as offset 0, and says that it has the message."""
     places = {
         (*queue_of(q), q["offset"]): r["physicalOffset"]
         for q, r in rows_of(name, "commitLogOffset")
@@ -129,7 +129,7 @@ def test_what_is_in_the_store_is_in_a_queue_and_in_the_log(
 def test_messages_are_found_by_log_offset(store: LocalMessageStore, name: str) -> None:
     for query, result in rows_of(name, "lookMessage"):
         selected = store.message_at(query["physicalOffset"])
-        # Asked for offset 0 of an expired log, Java hands out the first message it still has.
+        # Asked for offset 0 of an expired log, Java returns the first message that it still has.
         found = result["found"] and result["physicalOffset"] == query["physicalOffset"]
         assert (selected is not None) == found, query
         if selected is not None:
@@ -147,7 +147,7 @@ def keyed(message: Row, key: str) -> bool:
 def test_every_query_by_key_equals_a_scan_of_all_messages(
     store: LocalMessageStore, name: str
 ) -> None:
-    """Java's own answers have hash collisions in them, and miss what whole seconds round away."""
+    """Java's own answers contain hash collisions, and miss what rounding to seconds drops."""
     messages = [
         row
         for row in expected("local-clean.expect-messages.json")

@@ -1,6 +1,6 @@
 """One index file: batches beside single puts, searches beside a scan, damage, and key hashes.
 
-Only the answer that imitates Java's takes damage for the end of a chain.
+Only the imitation of Java's answer takes damage for the end of a chain.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def test_the_printed_searches_are_answered(tmp_path: Path) -> None:
     assert java(file, "T#a") == [600, 300, 100]
     assert java(file, "T#a", T0, T0 + 2000) == [300, 100]
     assert java(file, "T#a", T0 + 2001, T0 + 999_000) == [600]
-    assert java(file, "T#a", T0 + 999_001) == []  # though it was stored at + 999 999
+    assert java(file, "T#a", T0 + 999_001) == []  # although it was stored at T0 + 999_999
     assert candidates(file, "T#a", T0 + 999_001) == [600]
 
 
@@ -218,7 +218,7 @@ def test_a_batch_gives_the_bytes_of_single_puts(
 
 
 def slow_bytes(puts: list[tuple[str, int, int]], end: int, *, slots: int = 5) -> bytes:
-    """Java's putKey, word by word."""
+    """A literal copy of Java's putKey."""
     data = bytearray(file_bytes(slot_count=slots, item_capacity=70))
     header = LocalIndexHeader(
         begin_timestamp=end, end_timestamp=end, begin_log_offset=7, end_log_offset=7
@@ -277,7 +277,7 @@ def test_candidates_are_what_a_scan_finds_and_little_more(
 def test_javas_answers_are_a_scan_over_whole_seconds(
     gaps: list[tuple[str, int]], begin: int, span: int, text: str, top: int
 ) -> None:
-    """Where times only rise; elsewhere Java stops early."""
+    """Only where times rise: elsewhere Java stops early."""
     with tempfile.TemporaryDirectory() as root:
         file = new_file(Path(root), slots=5, items=70)
         rows, now = [], T0
@@ -316,7 +316,7 @@ def test_a_damaged_link_ends_the_walk_inside_the_file(
     file.path.write_bytes(data)
     again = IndexFile.open(file.path, SIZE)
     assert len(java(again, "T#a")) <= 7
-    # One item that leads to itself is what Java may leave behind after a crash.
+    # An item that links to itself is sound: Java may leave one after a crash.
     is_sound = 0 <= first <= 7 and (first < 3 or 0 <= link <= 3 or link == first)
     if is_sound:
         assert len(candidates(again, "T#a")) <= 7

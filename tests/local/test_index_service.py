@@ -1,6 +1,6 @@
 """The key index over its files: what is indexed, opened, replayed and found after a power cut.
 
-Java's index files are made again from Java's messages, and Java's answers given again.
+From Java's messages it makes Java's index files again, and it can give Java's answers.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def test_only_messages_that_were_rolled_back_are_not_indexed(
         row = Row(log_offset=7, store_timestamp=T0, texts=("T#k",), sys_flag=flag)
         assert service.put(batch_of([row])) == len(found)
         assert ask(service, "k") == found
-        assert service.replay_from == 7  # looked at, all the same
+        assert service.replay_from == 7  # looked at all the same
 
 
 def test_a_key_twice_in_a_message_is_stored_twice_and_told_once(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_a_query_goes_no_further_than_a_file_that_begins_before_it(tmp_path: Pat
         put_all(service, same_key(6, step_ms=1_000_000))
         times = {"begin": T0 + 2_500_000, "end": T0 + 3_500_000}
         assert every(service, "k", **times) == [30]
-        assert ask(service, "k", **times) == [30, 20]  # Java reads the first key a gap too late
+        assert ask(service, "k", **times) == [30, 20]  # Java dates a first key one gap too late
         late = {"begin": T0 + 10**10, "end": T0 + 10**11}
         assert ask(service, "k", **late) == every(service, "k", **late) == []
 
@@ -405,7 +405,7 @@ def test_java_may_go_on_with_our_files_and_we_with_its(tmp_path: Path) -> None:
     ours = state.read_bytes()
     with loaded(tmp_path) as service:
         put_all(service, rows[:30])
-    state.write_bytes(ours)  # Java went on from 10 to 30 and knows nothing of it
+    state.write_bytes(ours)  # Java went on from 10 to 30 and does not know this file
     with service_at(tmp_path) as service:
         start = service.load(abnormal=False)
         assert start == max(row.log_offset for row in rows[:30] if row.texts)
@@ -437,7 +437,7 @@ def test_words_about_a_file_that_is_gone_are_taken_back_before_its_name_comes_ag
         put_all(service, rows)
         [name] = service.names
     (tmp_path / "index" / name).unlink()
-    service = service_at(tmp_path)  # its clock stands where it stood
+    service = service_at(tmp_path)  # its clock starts at the same time again
     service.load(abnormal=True)
     put_all(service, rows[:2])
     assert service.names == [name]
@@ -480,7 +480,7 @@ def clean_files(rows: list[Row]) -> list[bytes]:
 
 
 def run(service: IndexService, steps: list[int | str], rows: list[Row]) -> int:
-    """Take the steps; how many of the rows were put."""
+    """Take the steps; return how many of the rows were put."""
     done = 0
     for step in steps:
         if isinstance(step, str):
@@ -495,7 +495,7 @@ def run(service: IndexService, steps: list[int | str], rows: list[Row]) -> int:
 def test_after_a_power_cut_the_files_are_those_of_a_store_that_had_none(
     steps: list[int | str], seed: int, lost: int
 ) -> None:
-    """Also where the log lost its last messages, and others came to their places."""
+    """Even if the log lost its last messages and others took their places."""
     rows = made_up_rows(160)
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder, "store")
@@ -612,7 +612,7 @@ def interrupted(*_: object) -> None:
 
 
 def once(call: Callable[[int, int], None]) -> Callable[[int, int], None]:
-    """The call, and then the lights go out."""
+    """The same call, interrupted once it is done."""
 
     def and_out(descriptor: int, size: int) -> None:
         call(descriptor, size)

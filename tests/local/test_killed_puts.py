@@ -1,4 +1,4 @@
-"""A process that is killed within the copy of a put leaves nothing of it: each state in turn."""
+"""A process killed while a put copies its bytes leaves nothing of the put: each state in turn."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from tieredstore.local.record_scan import HEAD_BYTES
 from tieredstore.testing.samples import TOPIC, a_message
 
 BEFORE = 7
-VECTOR = 64  # a copy by the widest registers may write the first of them last
+VECTOR = 64  # bytes; a copy by the widest registers may write the first ones last
 
 
 class SlowMap:
-    """A mapping of a log that takes a picture of the store wherever a copy may be killed."""
+    """A mapping of a log that takes a picture of the store wherever a kill may stop a copy."""
 
     def __init__(self, map: mmap.mmap, root: Path, pictures: Path) -> None:
         self._map, self._root, self._pictures = map, root, pictures

@@ -1,5 +1,5 @@
-"""What a power cut takes of the log before anybody vouched for it is lost, and no damage: its
-numbers are passed over, now and after each restart.
+"""Log data that a power cut takes before anything vouched for it is lost, not damaged: its queue
+offsets are passed over, now and after each restart.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def test_a_hole_that_nobody_vouched_for_is_passed_over_for_good(
             assert not reader.log_facts().damages
         store = opened(tmp_path)
         assert store.recovery is not None
-        assert not store.recovery.damages  # it is named once
+        assert not store.recovery.damages  # the loss is named only once
     check_lost(store, acks, 15, 20, 22)
     assert put_acked(store, 99, queue_id=0).queue_offset == COUNT // 2
 
@@ -106,7 +106,7 @@ def test_without_a_whole_checkpoint_nobody_knows_and_it_is_damage(tmp_path: Path
 
 
 def test_what_is_put_where_a_lost_part_was_is_read(tmp_path: Path) -> None:
-    """The next power cut takes more, and the log ends before what was noted."""
+    """The next power cut takes more, and the log ends before the lost part that was noted."""
     acks = cut(tmp_path, SURE, COUNT, 15)
     store = opened(tmp_path)
     crash(store)
@@ -153,7 +153,7 @@ def test_parts_are_kept_as_long_as_the_log_holds_them(tmp_path: Path) -> None:
 
 
 def test_a_lost_file_is_passed_over_too(tmp_path: Path) -> None:
-    """Of it no scan tells, and its last number only the queue that a power cut left."""
+    """No scan shows it; only the queue, if the power cut left it, tells its last queue offset."""
     store = opened(tmp_path, commit_log_file_bytes=4_096)
     for number in range(30):
         store.put_message(a_message(number, body_bytes=300))

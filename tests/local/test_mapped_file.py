@@ -253,7 +253,7 @@ Ranges = list[tuple[int, int]]
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Ranges:
-    """Every range that blocks were asked for."""
+    """Every range for which blocks were requested."""
     ranges: Ranges = []
 
     def allocate(_descriptor: int, start: int, length: int) -> None:
@@ -363,7 +363,7 @@ def test_a_dispatch_without_room_is_done_when_there_is_some(
 
 
 def small_disk() -> list[str] | None:
-    """A command that runs another one with a disk of its own, gone with it; None without rights."""
+    """A command that runs another one with a disk that goes with it; None without the rights."""
     unshare = shutil.which("unshare")
     if unshare is None:
         return None

@@ -260,7 +260,7 @@ def anonymous_bytes() -> int:
 
 
 class QueueBesideBytes(RuleBasedStateMachine):
-    """The queue does what one bytearray would do that forgets its beginning."""
+    """The queue acts like one bytearray that forgets its beginning."""
 
     def __init__(self) -> None:
         super().__init__()

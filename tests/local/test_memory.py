@@ -1,4 +1,4 @@
-"""What it costs to have a large store open. The store is made and opened by `bench`."""
+"""The memory that a large open store takes. `bench` makes and opens the store."""
 
 from __future__ import annotations
 

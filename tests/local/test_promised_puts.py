@@ -1,4 +1,4 @@
-"""Puts by future: one thread waits for the disk for all of them, and each gets its own result."""
+"""Puts by future: one thread waits for the disk for all puts, and each put gets its own result."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tieredstore.model.errors import BackendRefusedError, StoreClosedError
 from tieredstore.model.values import PutStatus
 from tieredstore.testing.samples import TOPIC, a_message
 
-SECONDS = 240.0  # for what has to come; nobody waits that long
+SECONDS = 240.0  # an upper bound: no sound run waits that long
 
 
 class Disk:
-    """A store with sync flush on a disk whose syncs wait while it is closed."""
+    """A store with sync flush, on a disk whose syncs wait until `is_open` is set."""
 
     def __init__(self, root: Path, runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
         config = LocalConfig(
@@ -62,11 +62,11 @@ def test_thousands_wait_for_two_syncs_and_no_thread_for_each(disk: Disk) -> None
     others = [disk.store.put_message_future(a_message(number)) for number in range(2, 3_000)]
     assert threading.active_count() == threads
     assert not any(one.done() for one in (first, *others))
-    assert disk.store.max_offset(TOPIC, 0) == 1  # what is not on disk is not seen
+    assert disk.store.max_offset(TOPIC, 0) == 1  # readers do not see what is not on disk
     disk.is_open.set()
     results = [one.result(SECONDS) for one in (first, *others)]
     assert [put.queue_offset for put in results] == list(range(1, 3_000))
-    assert disk.syncs <= 2  # one, where it had not looked yet how far it goes
+    assert disk.syncs <= 2  # one if the thread had not yet looked how far to sync
     assert disk.store.confirmed_offset() >= results[-1].log_offset + results[-1].size
     assert disk.store.max_offset(TOPIC, 0) == 3_000
 

@@ -1,4 +1,4 @@
-"""Puts that are refused, before anything is written, or that fail and leave nothing behind."""
+"""Puts that are refused before anything is written, or that fail and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_results_stay_what_they_were_whatever_becomes_of_the_list(tmp_path: Path
 
 
 def failing_write(patch: pytest.MonkeyPatch, number: int) -> None:
-    """The write of this number fails half way, as a disk does."""
+    """Let the `number`-th write fail half way, as a disk does."""
     real = write_all
     calls = 0
 
@@ -184,7 +184,7 @@ def test_a_file_made_in_advance_while_an_append_is_taken_back_fits_the_log(
     truncate = MappedFileQueue.truncate_dirty
 
     def reserve_and_truncate(queue: MappedFileQueue, offset: int, *, keeps_one: bool) -> None:
-        queue.reserve(2)  # as the thread does that keeps files ready
+        queue.reserve(2)  # like the thread that keeps files ready
         truncate(queue, offset, keeps_one=keeps_one)
         queue.reserve()
 
@@ -220,7 +220,7 @@ def test_an_append_that_cannot_be_taken_back_is_the_last_one(
     assert check_agreement(store) >= 2
 
 
-# -- stores that take none ------------------------------------------------------------------------
+# -- stores that take no puts ---------------------------------------------------------------------
 
 
 def full(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""Records that are checked together: each read answers as one that looks at every record alone."""
+"""Records that are checked together: each read answers as if every record were checked alone."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def delayed(number: int) -> list[Message]:
 
 
 class Kept:
-    """A store, and the queue of it that is read."""
+    """A store, and the one of its queues that is read."""
 
     def __init__(self, root: Path, made: Callable[[int], list[Message]], **config: object) -> None:
         self.store = filled(root, made, **config)
@@ -86,7 +86,7 @@ class Kept:
         self.units = [queue.unit(offset) for offset in range(COUNT)]
 
     def answer(self, offset: int, *, singly: bool = False, **asked: Any) -> tuple[object, ...]:
-        """What a read gives, or the error that it is."""
+        """The result of a read, or its error."""
         with pytest.MonkeyPatch.context() as patch:
             if singly:
                 patch.setattr(queue_reader, "read_page", lambda *_: None)
@@ -100,7 +100,7 @@ class Kept:
         )
 
     def write(self, change: Change) -> bytes:
-        """Do it; what was there."""
+        """Make the change; return the bytes that it replaced."""
         where, row, at, data = change
         unit = self.units[row]
         if where == "log":
@@ -175,7 +175,7 @@ def test_a_page_is_what_its_records_are_one_by_one(
             patch.setattr(queue_reader, "_page_cache_bytes", lambda: page_cache_bytes)
             asked = {"count_max": count_max, "bytes_max": bytes_max, "message_filter": wanted}
             answers.append(kept.answer(offset, singly=singly, **asked))
-        for row, unit in enumerate(kept.units):  # one may have been made again
+        for row, unit in enumerate(kept.units):  # a read may have mended one
             if kept.queue.unit(row) != unit:
                 kept.queue.mend(row, unit)
         for (where, row, at, _), before in reversed(written):

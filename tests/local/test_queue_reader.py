@@ -1,6 +1,6 @@
 """Reads by queue offset: where a batch ends, runs by columns, and filters that name their tags.
 
-Each quick way answers as the plain one does.
+Each quick way gives the same answer as the plain one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FILE_BYTES = 65_536
 
 
 def a_store(root: Path, **settings: object) -> LocalMessageStore:
-    """Without an index, in queue files of 1000 units."""
+    """A store without an index, with queue files of 1000 units."""
     sizes = {"commit_log_file_bytes": FILE_BYTES, "queue_file_bytes": 20_000}
     return opened(root, **{**sizes, "index_enabled": False, **settings})
 
@@ -53,7 +53,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalMessageStor
 
 
 class Filter:
-    """By the codes of tags, if any, and by what the record says; it counts what it was shown."""
+    """Selects by tags codes, if given, and by bytes of the record; counts the units it is shown."""
 
     def __init__(self, *tags: str, codes: Collection[int] | None = None, body: bytes = b"") -> None:
         self.codes = [tags_code(tag) for tag in tags] or codes
@@ -72,7 +72,7 @@ class Filter:
 
 
 class TagFilter(Filter):
-    """The same choice, which a store may make by itself."""
+    """The same filter with its tags codes named, so that a store may apply them by itself."""
 
     @property
     def tags_codes(self) -> Collection[int]:
@@ -184,7 +184,7 @@ def test_a_page_skips_the_messages_that_have_gone_and_none_that_follows(tmp_path
 
 
 def test_what_goes_while_it_is_read_is_told_before_what_follows_it(tmp_path: Path) -> None:
-    """The log lost a file and the queue has not heard of it yet."""
+    """The log has deleted a file and the queue does not know yet."""
     store = a_store(tmp_path, commit_log_file_bytes=8_192)
     store.put_messages(
         [a_message(n, properties={"TAGS": "odd" if n % 2 else "even"}) for n in range(200)]
@@ -275,7 +275,7 @@ QUEUES = 3
 
 
 def filled(root: Path, order: list[int]) -> LocalMessageStore:
-    """Messages of several queues in this order, over many small files."""
+    """A store with messages of several queues in this order, in many small files."""
     mixed_store = a_store(root, commit_log_file_bytes=16_384, queue_file_bytes=2_000)
     mixed_store.put_messages(
         [
@@ -294,7 +294,7 @@ def filled(root: Path, order: list[int]) -> LocalMessageStore:
 def both_ways(
     mixed_store: LocalMessageStore, offset: int, count_max: int, bytes_max: int
 ) -> list[MessageRun | tuple[str, int | None]]:
-    """What the columns say, and what the plain way says."""
+    """The answer by columns, and the plain answer."""
     answers: list[MessageRun | tuple[str, int | None]] = []
     with pytest.MonkeyPatch.context() as patch:
         for few in (0, INT32_MAX):
@@ -311,7 +311,7 @@ def both_ways(
 
 
 def check_same(mixed_store: LocalMessageStore, offset: int, count_max: int, bytes_max: int) -> int:
-    """How many rows both ways have."""
+    """Check that both ways agree; return how many rows they give."""
     quick, plain = both_ways(mixed_store, offset, count_max, bytes_max)
     if isinstance(plain, tuple) or isinstance(quick, tuple):
         assert quick == plain
@@ -327,7 +327,7 @@ def check_same(mixed_store: LocalMessageStore, offset: int, count_max: int, byte
 
 
 def check_same_keys(parsed: MessageRun, plain: MessageRun) -> None:
-    """The keys that a reader has found are those that the index finds by itself."""
+    """The reader finds the same keys as the index does by itself."""
     found = FoundKeys.of(TOPIC, parsed)
     assert (found is not None) == isinstance(parsed, ParsedRun)
     assert FoundKeys.of(TOPIC, parsed.head(len(parsed) - 1)) is None
@@ -398,7 +398,7 @@ def test_bytes_that_changed_end_a_run_at_the_same_message(
         check_same(mixed_store, from_row, RUN_COUNT, 10**9)
     finally:
         file.write_at(position, before)
-        queue.mend(row, unit)  # other tags in the record have become those of its unit
+        queue.mend(row, unit)  # a read may have given the unit the changed tags of the record
     assert check_same(mixed_store, 0, RUN_COUNT, 10**9) == RUN_COUNT
 
 
@@ -465,7 +465,7 @@ def test_a_run_ends_where_the_log_lost_a_file(tmp_path: Path) -> None:
     second = log.queue.files[1].start_offset
     behind = int(np.searchsorted(whole.log_offsets, log.queue.files[2].start_offset))
     before = int(np.searchsorted(whole.log_offsets, second))
-    log.queue.files[1].destroy()  # a reader may have found it just before
+    log.queue.files[1].destroy()  # a reader may have found the file just before
     assert check_same(mixed_store, 0, RUN_COUNT, 10**9) == before
     assert check_same(mixed_store, before, RUN_COUNT, 10**9) == 0
     assert check_same(mixed_store, behind, RUN_COUNT, 10**9) == RUN_COUNT - behind
@@ -515,7 +515,7 @@ LOST_FILES = 2
 
 @pytest.fixture(scope="module")
 def tagged_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalMessageStore]:
-    """Messages of many sizes; the first log files have gone, and the queue does not know."""
+    """Messages of many sizes; the first log files are gone, and the queue does not know."""
     root = tmp_path_factory.mktemp("tags")
     tagged_store = a_store(root, memory_bytes_max=4_000, memory_count_max=16)
     dice = random.Random(7)

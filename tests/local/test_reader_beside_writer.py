@@ -1,4 +1,4 @@
-"""A reader of a store that another process writes to: what goes is absent, and never damage."""
+"""To a reader beside a writing process, deleted data is absent and never damage."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def expire(store: LocalMessageStore) -> None:
 
 
 def unmap(reader: LocalReader) -> None:
-    """The reader has had to open so many other files since."""
+    """As if the reader had since opened so many files that it had to unmap these."""
     queue = reader.queue(TOPIC, 0)
     assert queue is not None
     for file in queue._files.files:
@@ -86,7 +86,7 @@ def test_the_facts_of_the_log_leave_out_what_expired(
     writer.flush()
     before = reader.log.queue.files[-1].end_offset
     expire(writer)
-    assert (writer.min_log_offset() or 0) > before  # all that the reader knew
+    assert (writer.min_log_offset() or 0) > before  # beyond all that the reader knew
     assert reader.max_log_offset() == writer.max_log_offset()
     assert reader.log_facts().damages == ()
 

@@ -1,4 +1,4 @@
-"""One place of a log and whole files of it: sound, blank, torn, damaged, left by a crash."""
+"""Scans of one place and of whole log files: sound, blank, torn, damaged, left by a crash."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def scan_golden(name: str, start: int = 0) -> tuple[LogScan, list[RecordColumns]
 
 
 def rows_of(columns: list[RecordColumns]) -> list[dict[str, Any]]:
-    """In the words of the expectation files."""
+    """The rows, with the names of the expectation files."""
     return [
         {
             "physicalOffset": int(block.log_offsets[row]),
@@ -225,7 +225,7 @@ def test_cutting_any_of_the_last_three_records_loses_only_what_is_cut() -> None:
     for cut in range(places[3], places[6]):
         torn = bytes(log[:cut]) + bytes(len(log) - cut)
         scan, found = scanned(torn)
-        # Zeros may have been there before: then nothing was lost.
+        # What was cut off may have been zeros before: then nothing was lost.
         whole = [at for at, end in pairwise(places) if torn[at:end] == log[at:end]]
         assert found == whole
         assert scan.damages == []

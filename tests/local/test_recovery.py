@@ -1,7 +1,7 @@
-"""What a store makes good when it opens, and the checkpoint that says where to begin.
+"""What a store repairs when it opens, and the checkpoint that says where to begin.
 
-After a crash the log ends at its last whole record. After a clean end nothing can be torn: what
-cannot be read is damage, and keeps its place and its number.
+After a crash the log ends at its last whole record. After a clean end nothing can be torn: an
+unreadable record is damage, and keeps its place and its queue offset.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def test_a_checkpoint_of_java_is_read_and_written_byte_for_byte(folder: str, pat
     assert values.log_timestamp == want["physicMsgTimestamp"]
     assert values.queue_timestamp == want["logicsMsgTimestamp"]
     assert values.index_timestamp == want["indexMsgTimestamp"]
-    # The answers were given after a recovery, which has set this one in memory.
+    # Java answered after a recovery, which sets this value in memory.
     assert values.confirmed_offset in (0, want["confirmPhyOffset"])
 
     written = StoreCheckpoint.open(path)
@@ -172,7 +172,7 @@ def test_the_rest_of_the_file_is_left_as_it_was(path: Path) -> None:
 
 
 def test_an_offset_that_a_later_version_wrote_is_not_vouched_for(path: Path) -> None:
-    """RocketMQ 5.5 takes queues for whole up to it, also where we have cut the log since."""
+    """RocketMQ 5.5 takes queues for whole up to it, even if we have cut the log since."""
     path.write_bytes(pack(">6q", 1, 2, 3, 4, 5, 1 << 40) + bytes(4048))
     checkpoint = StoreCheckpoint.open(path)
     checkpoint.flush()
@@ -321,7 +321,7 @@ def test_an_index_that_is_closed_has_written_nothing(tmp_path: Path) -> None:
     parts_of(store).index = None
 
 
-# Only with the checksum of the whole record can garbage in its properties be told from them.
+# Only the checksum of the whole record can tell garbage from its properties.
 SETTINGS = {
     "commit_log_file_bytes": 2048,
     "index_item_count": 20,
@@ -331,7 +331,7 @@ PROPERTIES_AT = 88 + 9 + 2 + 2  # behind the head, a body of nine bytes and a to
 
 
 def two_queues(root: Path) -> tuple[list[Ack], list[int]]:
-    """Messages in two queues, the last three of them in the last file; and their sizes."""
+    """Messages in two queues, the last three in the last file; also returns their sizes."""
     store = opened(root, **SETTINGS)
     acks, sizes = [], []
     for number in range(25):
@@ -362,7 +362,7 @@ def test_cut_at_any_byte_of_them(tmp_path: Path, tail: str, abort_at: int) -> No
 
 
 def cut_everywhere(tmp_path: Path, tail: str, *, abort_at: int, step: int) -> None:
-    """At every second place as after a crash, at the others as after a clean end."""
+    """Cut at every `step`-th byte: after a crash if `cut % 2 == abort_at`, else a clean end."""
     whole, root = tmp_path / "whole", tmp_path / "store"
     acks, sizes = two_queues(whole)
     dice = random.Random(1)
@@ -435,7 +435,7 @@ def check_places_kept(
 def test_what_was_put_before_property_crcs_were_switched_on_is_sound(
     tmp_path: Path, lost: list[str], lives: list[bool]
 ) -> None:
-    """Each life is killed."""
+    """Each life ends in a kill."""
     acks: list[Ack] = []
     for life, enabled in enumerate([False, *lives, lives[-1]]):
         root = tmp_path / str(life)
@@ -448,11 +448,11 @@ def test_what_was_put_before_property_crcs_were_switched_on_is_sound(
         check_acks(store, acks)
         numbers = range(30 * life, 30 * life + 30)
         acks += [put_acked(store, number, queue_id=number % 2) for number in numbers]
-        store.get_message(TOPIC, 0, 0)  # all is in its queue
+        store.get_message(TOPIC, 0, 0)  # now all messages are in their queues
 
 
 def three_topics(root: Path, count: int = 240) -> list[Ack]:
-    """Three topics with two queues; one of them has messages at the log's beginning only."""
+    """Three topics with two queues each; one topic has messages only where the log begins."""
     store = opened(root)
     acks: list[Ack] = []
     for number in range(count):
@@ -695,7 +695,7 @@ def test_units_of_what_a_power_cut_took_claim_nothing_of_what_is_put_there_next(
     overwrite(tmp_path / "commitlog" / f"{0:020d}", lost[0].log_offset, bytes(1_000))
     store = opened(tmp_path)
     assert not store.max_offset(TOPIC, 1)
-    for number in range(3, 6):  # of the same lengths: none lies across where the last one ended
+    for number in range(3, 6):  # same lengths: none crosses the place where the last one ended
         put_acked(store, number, queue_id=0)
     crash(store)
     store = opened(tmp_path)
@@ -719,7 +719,7 @@ def test_after_a_clean_end_it_is_made_again(
     monkeypatch.setattr(StoreFiles, "create_abort", lambda files: warned.append(files.root))
     store = LocalMessageStore(a_config(tmp_path), Runtime.inline())
     store.load()
-    assert warned == [tmp_path]  # a crash meanwhile must not leave half of it for whole
+    assert warned == [tmp_path]  # after a crash meanwhile half an index must not look whole
     for number in (0, 50, 99):
         assert len(store.query_message(TOPIC, f"key-{number}").messages) == 1
     store.shutdown()
@@ -757,7 +757,7 @@ def test_keys_put_later_are_found_after_a_flip_in_the_end_of_its_header(
         store.put_message(a_message(number))
     store.shutdown()
     newest = max((tmp_path / "index").iterdir())
-    flip_bits(newest, 31 - bit // 8, 1 << bit % 8)  # of the last log offset, behind 24 bytes
+    flip_bits(newest, 31 - bit // 8, 1 << bit % 8)  # in the last log offset, which follows 24 bytes
     store = opened(tmp_path)
     store.put_message(a_message(100))
     for number in (0, 50, 99, 100):

@@ -1,4 +1,4 @@
-"""Queues built anew from the log: light queues, and records that one flipped bit made untrue."""
+"""Queues rebuilt from the log: light queues, and records that one flipped bit made untrue."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def light(names: str, offsets: str) -> dict[str, str]:
 
 
 def put(store: LocalMessageStore, number: int, more: dict[str, str], topic: str = TOPIC) -> bytes:
-    """The unit that Java gives this message in every queue."""
+    """Put a message; return the unit that Java gives it in every queue."""
     properties = {"UNIQ_KEY": f"U{number}", "TAGS": f"tag-{number % 3}", **more}
     takes_what_java_writes(store)
     result = store.put_message(a_message(number, topic=topic, properties=properties))
@@ -50,7 +50,7 @@ def put(store: LocalMessageStore, number: int, more: dict[str, str], topic: str 
 
 
 def a_store(root: Path) -> dict[str, bytes]:
-    """As Java leaves it: 90 messages, each third also in `a`, each fifth in `b`; closed."""
+    """A closed store of Java's: 90 messages, every third also in `a`, every fifth in `b`."""
     store = opened(root)
     units = {A: b"", B: b""}
     for number in range(90):
@@ -67,7 +67,7 @@ def a_store(root: Path) -> dict[str, bytes]:
         folder.mkdir(parents=True)
         for start in range(0, len(data), 400):
             (folder / f"{start:020}").write_bytes(data[start : start + 400].ljust(400, b"\0"))
-    opened(root).shutdown()  # the table of the queues' ends knows them now
+    opened(root).shutdown()  # now the table of queue ends has them
     return units
 
 
@@ -118,7 +118,7 @@ def test_a_lost_light_queue_is_made_again_byte_for_byte(
 def test_a_plain_message_of_a_topic_with_batch_queues_goes_into_no_plain_queue(
     tmp_path: Path, abort: bool
 ) -> None:
-    """Java loads no store that has both kinds of queues of one topic."""
+    """Java does not load a store that has both kinds of queues for one topic."""
     store = opened(tmp_path)
     put(store, 0, {}, "Other")
     put(store, 1, {}, "Batches")
@@ -136,7 +136,7 @@ def test_a_plain_message_of_a_topic_with_batch_queues_goes_into_no_plain_queue(
     assert store.recovery.damages == ()
     assert len(store.query_message("Batches", "U1").messages) == 1
     store.shutdown()
-    assert (tmp_path / "abort").exists() is abort  # only a recovery of Java's adds batch units
+    assert (tmp_path / "abort").exists() is abort  # only Java's recovery adds batch units
 
 
 def test_the_checkpoint_says_no_more_of_batch_queues_than_before_the_crash(tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ def test_of_several_names_the_legal_ones_count(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("names", [f"{A},", f"{A},,", f"{A},{B},"])
 def test_commas_behind_the_last_name_count_for_nothing(tmp_path: Path, names: str) -> None:
-    """Java writes no offsets for what may be behind them."""
+    """Java writes no offsets for the empty names behind them."""
     store = opened(tmp_path)
     count = len(names.rstrip(",").split(","))
     unit = put(store, 0, light(names, ",".join("0" * count)))
@@ -438,7 +438,7 @@ def test_no_filter_by_tags_passes_by_a_damaged_message(
     with pytest.raises(SegmentCorruptError):
         store.get_message(TOPIC, 0, ack.queue_offset, message_filter=tag_filter("no message's"))
     store.shutdown()
-    becomes(tmp_path, ack, 90, message.record[90:91])  # brought back
+    becomes(tmp_path, ack, 90, message.record[90:91])  # the record is whole again
     store = opened(tmp_path)
     assert store.get_message(TOPIC, 0, ack.queue_offset, count_max=1).messages
     page = store.get_message(TOPIC, 0, ack.queue_offset, message_filter=tag_filter("no message's"))

@@ -31,7 +31,7 @@ from tieredstore.testing.samples import TOPIC, a_message
 
 FILE_BYTES = 8_192
 NOW_MS = 1_700_000_000_000
-LONG_AFTER_MS = 4_000_000_000_000  # every file there is was written long ago
+LONG_AFTER_MS = 4_000_000_000_000  # by then every file is old
 
 
 class Shop:
@@ -61,7 +61,7 @@ class Shop:
         self.retention = Retention(
             self.config, self.clock, parts.log, parts.queues, parts.index, used_percent=self._look
         )
-        parts.retention = self.retention  # what puts ask whether the disk is full
+        parts.retention = self.retention  # puts ask it whether the disk is full
         self.store.put_messages([a_message(number, body_bytes=200) for number in range(250)])
         self.store.flush()
         self.files_before = len(self.log.queue.files)
@@ -73,7 +73,7 @@ class Shop:
         return self.used - gone * self.used_per_file
 
     def touch(self, count: int, *, hours_ago: float) -> None:
-        """The oldest files were last written so long ago."""
+        """Make the `count` oldest files look last written `hours_ago`."""
         moment = (self.clock.now_ms() - hours_ago * HOUR_MS) / 1_000
         for file in self.log.queue.files[:count]:
             os.utime(file.path, (moment, moment))
@@ -218,7 +218,7 @@ def test_a_full_disk_refuses_puts_until_there_is_room(shop: Opener) -> None:
 def test_what_a_tier_needs_goes_only_if_the_settings_put_writing_first(shop: Opener) -> None:
     one = shop(delete_before_offload=True, delete_count_max=2)
     one.retention.add_guard(lambda: 0)
-    one.used = 90  # too full, but not full
+    one.used = 90  # above the limit for cleaning, not yet full
     assert one.retention.step() == 0
     one.used = 91
     one.used_per_file = 10
@@ -362,7 +362,7 @@ def test_what_is_not_dispatched_stays_though_the_disk_is_full(
 def test_what_is_on_disk_and_not_handed_to_the_dispatch_yet_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody has heard of it: neither the queues, nor the guard of a tier that needs it."""
+    """Neither the queues nor the guard of a tier that needs it know of it yet."""
     store = a_store(tmp_path)
     parts, first = parts_of(store), store.max_log_offset()
     parts.dispatch.drain()
@@ -375,7 +375,7 @@ def test_what_is_on_disk_and_not_handed_to_the_dispatch_yet_stays(
     def expire_first(*arguments: Any) -> None:
         parts.log.flush()
         expiry.start()
-        expiry.join(0.1)  # it waits for this put
+        expiry.join(0.1)  # expiry waits for this put
         hand_over(*arguments)
 
     monkeypatch.setattr(Dispatch, "submit", expire_first)
@@ -440,7 +440,7 @@ def test_a_store_that_opens_on_a_full_disk_refuses_puts_at_once(
     store.put_messages([a_message(number, body_bytes=200) for number in range(100)])
     store.shutdown()
     for path in (tmp_path / "commitlog").iterdir():
-        os.utime(path, (0, 0))  # expired long ago, but nobody has said yet what a tier needs
+        os.utime(path, (0, 0))  # long expired, but no guard has said yet what a tier needs
     names = sorted(path.name for path in (tmp_path / "commitlog").iterdir())
     used = [91]
     monkeypatch.setattr(local_store, "disk_used_percent", lambda _path: used[0])
@@ -461,7 +461,7 @@ def test_a_disk_is_as_full_as_df_says(tmp_path: Path, monkeypatch: pytest.Monkey
     disk = os.statvfs(tmp_path)
     used = disk.f_blocks - disk.f_bfree
     percent = used * 100 / (used + disk.f_bavail)
-    assert abs(local_store.disk_used_percent(tmp_path) - percent) < 5  # others write to it, too
+    assert abs(local_store.disk_used_percent(tmp_path) - percent) < 5  # others write there too
 
 
 def test_deleted_topics_are_remembered_as_long_as_the_log_has_records_of_them(

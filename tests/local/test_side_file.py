@@ -37,7 +37,7 @@ def test_no_flipped_bit_gives_another_document(tmp_path: Path) -> None:
         flipped[bit // 8] ^= 1 << bit % 8
         path.write_bytes(flipped)
         try:
-            assert read_document(path, names=NAMES) == DOCUMENT, bit  # of the white space
+            assert read_document(path, names=NAMES) == DOCUMENT, bit  # a bit of white space
         except ValueError:
             continue
 

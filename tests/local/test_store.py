@@ -80,7 +80,7 @@ class TestLocalMessageStore(MessageStoreContract, BeginQueuesContract):
 
 
 class TestLocalMessageStoreWhoseQueuesLagBehind(TestLocalMessageStore):
-    """Between the deletion of a log file and the look that queues take at it."""
+    """The contract after a log file is deleted and before the queues notice."""
 
     def expire(self, store: MessageStore) -> None:
         assert isinstance(store, LocalMessageStore)
@@ -253,7 +253,7 @@ def test_messages_of_a_topic_that_was_made_one_of_batch_queues_later_outlive_a_k
         TOPICS.encode(TableContents(rows={"Batches": batches}))
     )
     killed = tmp_path / "killed"
-    shutil.copytree(root, killed)  # its queues as if not one unit had been on disk
+    shutil.copytree(root, killed)  # its queues as if no unit had reached the disk
     for path in (killed / "consumequeue/Batches/0").iterdir():
         os.truncate(path, 0)
         os.truncate(path, (root / "consumequeue/Batches/0" / path.name).stat().st_size)
@@ -272,7 +272,7 @@ def test_a_topic_of_batch_queues_that_was_deleted_may_be_made_again(
     (root / "config/topics.json").write_bytes(
         TOPICS.encode(TableContents(rows={"Batches": batches}))
     )
-    if has_queues:  # Java's, which are left alone
+    if has_queues:  # Java's own, which we leave alone
         (root / "batchconsumequeue/Batches/0").mkdir(parents=True)
     store = opened(root)
     message = Message(topic="Batches", queue_id=0, body=b"x")
@@ -307,7 +307,7 @@ def refuses_batches(root: Path, count: int) -> None:
 
 
 def full_disk(real: Callable[..., Any], where: str) -> Callable[..., Any]:
-    """The call, on a disk that is full for these files only."""
+    """The same call, on a disk that is full only for files with `where` in their path."""
 
     def call(self: Any, *arguments: Any, **named: Any) -> Any:
         place = str(getattr(self, "directory", where))
@@ -336,7 +336,7 @@ FAILURES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 
 
 def put_one(store: LocalMessageStore, acks: list[Ack]) -> bool:
-    """One message, which is stored whether it can be dispatched or not: whether it could."""
+    """Put one message, which is stored in any case; return whether it could be dispatched."""
     number = len(acks)
     end = store.max_log_offset()
     key = f"key-{number}"
@@ -569,7 +569,7 @@ def delete_topic(racing_store: LocalMessageStore) -> None:
 def just_before(
     patch: pytest.MonkeyPatch, owner: type, name: str, then: Callable[[], None]
 ) -> None:
-    """The first call of this method comes just after something else has happened."""
+    """Run `then` just before the first call of this method."""
     real = getattr(owner, name)
     left = [then]
 
@@ -602,7 +602,7 @@ def test_a_message_that_goes_while_it_is_read_is_absent(
     if moment == "unit_bytes":
         assert got.status is status
         assert got.next_offset == (racing_store.min_offset(TOPIC, 0) or 0)
-    else:  # its unit had been read before
+    else:  # its unit had already been read
         assert got.status in (status, GetStatus.MESSAGE_WAS_REMOVING, GetStatus.FOUND)
 
 
@@ -628,7 +628,7 @@ def test_every_other_read_of_it_finds_nothing(
         with monkeypatch.context() as patch:
             just_before(patch, ConsumeQueue, method, lambda: goes(racing_store))
             found = read(racing_store)
-        if racing_store.min_offset(TOPIC, 0) != 0:  # that was the method that it uses
+        if racing_store.min_offset(TOPIC, 0) != 0:  # the read uses this method
             assert not found
             return
     raise AssertionError("nothing went")
@@ -796,7 +796,7 @@ def test_a_message_is_put_at_once_where_nothing_has_to_be_waited_for(root: Path)
 
 
 def not_at_once(store: LocalMessageStore, message: Message) -> None:
-    """None, and nothing was done: the next put has the place that it would have had."""
+    """The put returns None and does nothing: the next put gets the place that it would have had."""
     before = store.max_log_offset()
     assert store.put_at_once(message) is None
     assert store.put_messages_at_once([message]) is None
@@ -817,7 +817,7 @@ def test_what_a_put_would_wait_for_is_left_to_another_thread(root: Path) -> None
             store = opened(root / name, runtime, **{"commit_log_file_bytes": 1 << 20, **settings})
             store.put_message(a_message(0, body_bytes=1_000))
             if name == "dispatch":
-                store.put_at_once(a_message(1))  # which fills a batch
+                store.put_at_once(a_message(1))  # this fills a batch
                 assert store.put_at_once(a_message(2)) is None
                 assert store.put_messages_at_once([a_message(2)]) is None
             else:

@@ -1,6 +1,6 @@
 """Kills and power cuts while a store takes puts: what was acknowledged is there once.
 
-In a power cut the pages that were not synced become anything.
+After a power cut, pages that were not synced may hold anything.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CHECKED_AGAIN = 150
 
 
 def acks_until_killed(root: Path, flush: str, prefix: str, dice: random.Random) -> list[Ack]:
-    """Start the writer, read a random number of lines, kill it; everything it acknowledged."""
+    """Start the writer, read a random number of lines, kill it; return all that it acknowledged."""
     command = [sys.executable, "-m", "tests.local.crash_writer", str(root), flush, prefix]
     writer = subprocess.Popen(
         [*command, str(dice.randrange(1 << 30))], stdout=subprocess.PIPE, cwd=ROOT
@@ -95,7 +95,7 @@ def test_nor_after_two_hundred_kills(tmp_path: Path, history: int) -> None:
 
 
 def run(store: LocalMessageStore, prefix: str, dice: random.Random) -> list[Ack]:
-    """Puts and flushes, in any order; every message, confirmed or not."""
+    """Put and flush in any order; return every message, confirmed or not."""
     acks: list[Ack] = []
     for _ in range(dice.randrange(1, 25)):
         if dice.random() < 0.2:
@@ -112,7 +112,7 @@ def run(store: LocalMessageStore, prefix: str, dice: random.Random) -> list[Ack]
 
 
 def check_queues(store: LocalMessageStore) -> None:
-    """Each unit names the record with its number, or damage that is reported, or what is lost."""
+    """Each unit names the record with its number, or reported damage, or a lost part of the log."""
     parts = parts_of(store)
     found: set[int] = set()
     for key in store.queues():

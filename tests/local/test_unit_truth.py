@@ -1,4 +1,4 @@
-"""One flipped bit, in a queue unit or anywhere: no message goes, none is silently wrong."""
+"""One flipped bit, in a queue unit or elsewhere: no message is lost, none is silently wrong."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_a_repair_that_was_cut_short_is_taken_up_by_the_next_opening(
 def test_a_flip_lets_no_message_expire_before_its_time(
     tmp_path: Path, bit: str, is_open: bool
 ) -> None:
-    """A unit that names a place below the log is taken for one whose record has gone."""
+    """A unit that names a place below the log looks like one whose record has expired."""
     store = opened(tmp_path, **EXPIRING)
     for number in range(50):
         store.put_message(a_message(number, body_bytes=400))
@@ -161,8 +161,8 @@ def test_nor_does_a_flip_of_the_first_message_of_the_log(tmp_path: Path) -> None
 def test_the_unit_of_an_expired_message_neither_hides_nor_damages_what_is_behind_it(
     tmp_path: Path, unit: int, at: int, bit: int
 ) -> None:
-    """The queue ends at a unit that reaches into the next one. What followed is made again from the
-    log, but of what has expired, which is not there."""
+    """The queue ends at a unit that reaches into the next one. The units behind it are rebuilt from
+    the log, except those of expired messages, which the log no longer has."""
     store = opened(tmp_path, **EXPIRING)
     for number in range(30):
         store.put_message(a_message(number, body_bytes=400))
@@ -272,7 +272,7 @@ def test_a_checkpoint_that_claims_too_much_leaves_no_hole_in_the_log(tmp_path: P
 
 
 def test_a_table_that_the_log_proves_wrong_keeps_no_numbers(tmp_path: Path) -> None:
-    """The log was cut and written anew since, as RocketMQ does it: its table of ours is older."""
+    """The log has since been cut and rewritten, as RocketMQ does it: our table is out of date."""
     filled(tmp_path, COUNT)
     kept = (tmp_path / "config" / "tieredstore-queues.json").read_bytes()
     shutil.rmtree(tmp_path)
@@ -302,7 +302,7 @@ def check(root: Path, *, seed: int, count: int) -> None:
 
 
 def test_a_unit_is_not_made_again_from_a_message_of_a_deleted_topic(tmp_path: Path) -> None:
-    """The topic was made anew, so the log holds two messages of this number."""
+    """The topic was recreated, so the log holds two messages with this queue offset."""
     store = opened(tmp_path)
     store.put_message(a_message(1))
     store.delete_topics([TOPIC])
@@ -318,7 +318,7 @@ def test_a_unit_is_not_made_again_from_a_message_of_a_deleted_topic(tmp_path: Pa
 def test_a_run_ends_before_a_unit_with_other_tags_and_has_no_addresses_of_java(
     tmp_path: Path,
 ) -> None:
-    """An address in Java's extended queue is none in a tier: its readers would skip the message."""
+    """In a tier, an address in Java's extended queue is useless: readers would skip the message."""
     store = opened(tmp_path, queue_file_bytes=4_000)
     store.put_messages([a_message(number) for number in range(50)])
     queue = store._loaded().queues.queue(TOPIC, 0)
@@ -341,7 +341,7 @@ def test_a_run_ends_before_a_unit_with_other_tags_and_has_no_addresses_of_java(
 def test_a_record_that_lies_about_its_number_is_not_found_by_its_place(
     tmp_path: Path, told: int
 ) -> None:
-    """No checksum covers the number. The queue has ten messages, this is the ninth."""
+    """No checksum covers the queue offset. This is the ninth of ten messages."""
     store = opened(tmp_path)
     puts = store.put_messages([a_message(number) for number in range(10)])
     file = parts_of(store).log.queue.files[0]
@@ -352,7 +352,7 @@ def test_a_record_that_lies_about_its_number_is_not_found_by_its_place(
 
 
 def light_queues(root: Path, count: int) -> LocalMessageStore:
-    """Each of these messages is also in the light queue of `LIGHT`, and one of `OTHER`."""
+    """Each message is also in the light queue `LIGHT`, and all but the first one in `OTHER`."""
     store = takes_what_java_writes(opened(root, queue_file_bytes=4_000))
     for number in range(count):
         more = {LIGHT_QUEUES: f"{LIGHT},{OTHER}", LIGHT_OFFSETS: f"{number},{number + 1}"}
@@ -360,7 +360,7 @@ def light_queues(root: Path, count: int) -> LocalMessageStore:
             more = {LIGHT_QUEUES: LIGHT, LIGHT_OFFSETS: "0"}
         store.put_message(a_message(number, topic=FIRST, properties=more, queue_id=3))
     store.shutdown()
-    shutil.rmtree(root / "consumequeue")  # it is made again with the light queues
+    shutil.rmtree(root / "consumequeue")  # the next opening rebuilds it with the light queues
     return opened(root, queue_file_bytes=4_000)
 
 
@@ -390,7 +390,7 @@ def test_a_unit_of_a_light_queue_that_names_another_message_is_made_again(tmp_pa
 def test_a_unit_is_sought_from_the_message_before_it_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offset: int
 ) -> None:
-    """Not from where the log begins: no more of it is read than a bound says."""
+    """The search does not begin at the start of the log: a bound limits how much it reads."""
     monkeypatch.setattr("tieredstore.local.unit_truth.SEARCHED_BYTES_MAX", 2_000)
     store = opened(tmp_path, queue_file_bytes=4_000, commit_log_file_bytes=8_192)
     store.put_messages([a_message(number, topic="Before") for number in range(90)])
@@ -403,7 +403,7 @@ def test_a_unit_is_sought_from_the_message_before_it_on(
 
 
 def test_a_message_of_a_queue_that_cannot_be_read_is_found_by_its_place(tmp_path: Path) -> None:
-    """Nobody can say then that the queue has another one."""
+    """Nothing can then show that the queue has another message in its place."""
     store = opened(tmp_path)
     puts = store.put_messages([a_message(number) for number in range(3 * PER_FILE)])
     store.shutdown()

@@ -1,7 +1,7 @@
-"""What RocketMQ's own tests of its store say, and what Java may have put into its directory.
+"""What RocketMQ's own store tests expect, and files that Java may have left in the directory.
 
-Its tests of index, queues, mapped files, checkpoint and retention have their counterparts beside
-those modules.
+The counterparts of its tests of the index, queues, mapped files, checkpoint and retention are with
+our tests of those modules.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def test_a_message_that_is_not_there_has_no_store_time(store: LocalMessageStore)
 
 
 def test_the_earliest_time_is_told_whatever_the_addresses_are(store: LocalMessageStore) -> None:
-    """Java throws here: it looks for the time where IPv4 has it."""
+    """Java throws here: it reads the time at its position after IPv4 addresses."""
     store.put_message(Message(topic=TOPIC, queue_id=0, body=b"x", born_host=IPV6, store_host=IPV6))
     assert store.earliest_time() == START_MS
 
@@ -253,7 +253,7 @@ def digests(root: Path) -> dict[str, str]:
 
 
 def a_life(root: Path, *, crash: bool) -> None:
-    """Opened, used, ended, perhaps as by a crash, and opened again."""
+    """Open, use and end the store, perhaps as by a crash, and open it again."""
     store = opened(root)
     store.put_messages([a_message(number) for number in range(300)])
     store.delete_topics(["TopicTest2"])
@@ -281,7 +281,7 @@ def test_what_is_not_ours_is_the_same_after_any_life(tmp_path: Path, crash: bool
     store = opened(root)
     assert {key.topic for key in store.queues()} == {TOPIC}
     store.destroy()
-    for topic_file in ("notes", f"backup/{0:020}"):  # these go with their topic
+    for topic_file in ("notes", f"backup/{0:020}"):  # deleted with their topic
         name = f"consumequeue/{TOPIC}/{topic_file}"
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(FOREIGN[name])
@@ -318,7 +318,7 @@ def test_an_inner_batch_that_java_wrote_has_no_unit_and_is_found_by_place_and_ke
     struct.pack_into(">i", data, flag_at, struct.unpack_from(">i", data, flag_at)[0] | 0x80)
     log.write_bytes(data)
     shutil.rmtree(root / "consumequeue")
-    shutil.rmtree(root / "config")  # Java knows nothing of our words on queues
+    shutil.rmtree(root / "config")  # Java does not write our files about queues
     store = opened(root)
     assert store.recovery is not None
     assert store.recovery.torn is None
