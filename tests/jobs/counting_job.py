@@ -1,4 +1,4 @@
-"""A job as small as one can be, for the engines."""
+"""The smallest possible job, for tests of the engines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tieredstore.model.errors import BackendRefusedError, SegmentCorruptError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountingJob:
-    """Squares numbers; refuses some, finds others damaged, and stumbles over one."""
+    """Squares numbers; refuses some, finds others damaged, and stumbles over some."""
 
     name: ClassVar[str] = "counting"
     count: int

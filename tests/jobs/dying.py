@@ -1,8 +1,8 @@
-"""Jobs in processes that die by SIGKILL before their n-th step that leaves something behind, or
-some time after that step was reached.
+"""Jobs in processes that SIGKILL ends before their n-th step that leaves something behind, or some
+time after that step.
 
-`dying` starts one process for a whole test. It forks a child for each life, so that what takes
-longest, the imports, is done once.
+`dying` starts one process for a whole test. It forks a child for each life, so that the imports,
+which take longest, are done once.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tieredstore.providers.posix_shelf import PosixGenerations, PosixScratch
 
 ROOT = Path(__file__).parents[2]
 STEPS_MAX = 1_000
-SECONDS_MAX = 60.0  # of a life that is not to be killed
+SECONDS_MAX = 60.0  # for a life that is not to be killed
 OLD, NEW = QueueKey("orders", 0), QueueKey("orders", 1)
 LOADED = {OLD: range(90), NEW: range(60)}
 Steps = Sequence[tuple[object, str]]
@@ -51,7 +51,7 @@ MIGRATION_STEPS: Steps = (
     *((MigrationJournal, name) for name in ("add", "sync", "remove")),
     *((JsonMetadataStore, "apply"), (JsonMetadataStore, "close"), (os, "replace")),
 )
-# A file is put in two steps: its bytes have no name before the second.
+# A file is put in two steps: its bytes get their name in the second.
 EXPORT_STEPS: Steps = (
     *((ExportTarget, name) for name in ("put", "publish", "delete", "drop_unpublished")),
     *((os, name) for name in ("replace", "link", "rename")),
@@ -65,7 +65,7 @@ LAKE_STEPS: Steps = (
 IMPORTS: Final = {
     "delta": "deltalake",
     "iceberg": "pyiceberg.catalog.sql",
-}  # once, before all lives
+}  # imported once, before all lives
 
 
 def config_in(folder: Path) -> StoreConfig:
@@ -73,7 +73,7 @@ def config_in(folder: Path) -> StoreConfig:
 
 
 def load(config: StoreConfig, run_id: str = "run") -> None:
-    """The same load each time, by the same id."""
+    """The same load each time, with the same id."""
     first, second = (rows_of(key, numbers) for key, numbers in LOADED.items())
     partitions = [[first, second.slice(0, 30)], [second.slice(30)]]
     loaded(config, partitions, run_id=run_id, load_id="the-load")
@@ -86,7 +86,7 @@ def reindexed(config: StoreConfig) -> None:
 
 
 def lake_exported(kind: str, tier: str, target: str) -> None:
-    """What is new in the tier; the catalogue of Iceberg is the environment's."""
+    """Export what is new in the tier; the environment names the Iceberg catalogue."""
     exported(posix_config(Path(tier)), target, format=TableFormat(kind))
 
 
@@ -101,21 +101,21 @@ WORKS: dict[str, tuple[Steps, Callable[..., object]]] = {
         EXPORT_STEPS,
         lambda target: exported(golden_config(), target, topics=("Gold*",)),
     ),
-    # By their names: each call is a step.
+    # Called by its name in the module, so that each call is a step.
     "delta": (LAKE_STEPS, lambda *places: lake_exported("delta", *places)),
     "iceberg": (LAKE_STEPS, lambda *places: lake_exported("iceberg", *places)),
 }
 
 
 class Dying:
-    """Runs one kind of work, again and again."""
+    """Runs one kind of work again and again."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
     def run(self, steps: int, *places: Path | str, seconds: float = 0.0) -> int | None:
         """Kill the work before this step, or `seconds` after it: None, or how many steps were left
-        where it came to its end."""
+        if the work came to its end."""
         answer = self._asked(steps, seconds, *places)
         return int(answer[1]) if answer[0] == "left" else None
 
@@ -189,7 +189,7 @@ def _main() -> None:
 
 
 def _watched(child: int, told: int, seconds: float) -> tuple[object, ...]:
-    """Kill the child `seconds` after its step, of which it tells by a line; what became of it."""
+    """Kill the child `seconds` after its step, which it reports by a line; return how it ended."""
     said = os.read(told, 1)
     begun = time.monotonic()
     if said == b"\n" and seconds and not select.select([told], [], [], seconds)[0]:

@@ -1,6 +1,6 @@
-"""Backends that fail, under names that a setting can give: workers make them from settings.
+"""Backends that fail, with names that a setting can give: workers make them from settings.
 
-Faults and the objects in memory are those of this process.
+The faults and the objects in memory belong to this process.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from tieredstore.testing.faults import Faults, FaultyClient, FaultyProvider, Obj
 from tieredstore.testing.memory_objects import MemoryObjectClient, MemoryObjects
 
 POSIX_FAULTS = Faults()
-REQUEST_FAULTS = [Faults()]  # of the process that runs now
+REQUEST_FAULTS = [Faults()]  # of the simulated process that runs now
 OBJECT_FAULTS: dict[str, ObjectFaults] = {}
 BUCKETS: dict[str, MemoryObjects] = {}
 
 
 class FaultyPosix(FaultyProvider):
-    """A directory; `POSIX_FAULTS` strikes, and nobody tries again."""
+    """A directory; `POSIX_FAULTS` strikes, and nothing is retried."""
 
     @classmethod
     def from_config(cls, config: StoreConfig, runtime: Runtime) -> Self:
@@ -36,7 +36,7 @@ class FaultyPosix(FaultyProvider):
 
 
 class LyingPosix(PosixProvider):
-    """A directory that stores another byte than it was given, in one segment."""
+    """A directory that stores one wrong byte, in one segment."""
 
     lies_about: tuple[str, SegmentType, int] | None = None
 
@@ -49,8 +49,8 @@ class LyingPosix(PosixProvider):
 
 
 class StruckObjects(ObjectProvider):
-    """A bucket in memory, named by the setting `bucket`; `REQUEST_FAULTS` strikes, and nobody tries
-    again."""
+    """A bucket in memory, named by the setting `bucket`; `REQUEST_FAULTS` strikes, and nothing is
+    retried."""
 
     @classmethod
     def from_config(cls, config: StoreConfig, runtime: Runtime) -> Self:
@@ -71,7 +71,7 @@ class FaultyObjects(ObjectProvider):
     def from_config(cls, config: StoreConfig, runtime: Runtime) -> Self:
         client = MemoryObjectClient(BUCKETS.setdefault(config.bucket, MemoryObjects()))
         faults = OBJECT_FAULTS.setdefault(config.bucket, ObjectFaults(0.0))
-        # What is slow or tried again passes at once: nobody waits for this clock.
+        # Delays and retries take no time: nobody waits for this clock.
         waiting = Runtime.inline()
         inner = FaultyClient(client, faults, waiting.clock)
         return cls(inner, config.cluster_name, waiting, joins_epoch=not config.claim_epoch)

@@ -1,4 +1,4 @@
-"""A tier in a directory with a broker at work on it, as a migration may meet it."""
+"""A tier in a directory whose broker is at work, as a migration may meet it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SIZES: dict[str, Any] = {
 
 
 class Broker:
-    """Writes to its tier, and holds the lock of its catalogue as long as it lives."""
+    """Writes to its tier, and holds the lock of the catalogue as long as it lives."""
 
     def __init__(self, config: StoreConfig, provider: SegmentProvider | None = None) -> None:
         self.runtime = Runtime.inline(now_ms=STORE_TIMESTAMP)
@@ -43,7 +43,7 @@ class Broker:
         self.files.load()
 
     def put(self, count: int, *, topic: str = TOPIC, queue_id: int = 0) -> FlatMessageFile:
-        """So many messages more in one queue."""
+        """Add `count` messages to one queue."""
         file = self.files.create(topic, queue_id)
         if not file.is_started:
             file.start_at(0)

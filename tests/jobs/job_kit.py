@@ -1,4 +1,4 @@
-"""Tiers that jobs work on, ways to run a job inline, and what it has to leave behind."""
+"""Tiers that jobs work on, ways to run a job inline, and what a job must leave behind."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def verified(config: StoreConfig, *, split_bytes: int = 1 << 26) -> JobReport:
 
 
 def run_inline(job: Job[Any, Any]) -> JobReport:
-    """In one thread."""
+    """Run the job in this thread."""
     engine = LocalEngine(pool=InlinePool(), threads=1)
     return run_job(job, engine, clock=ManualClock())
 
@@ -81,7 +81,7 @@ class Harmed:
 
 @contextmanager
 def flipped(path: Path, position: int, bits: int = 0x40) -> Iterator[None]:
-    """One byte is another within the block."""
+    """One byte is changed within the block."""
     data = path.read_bytes()
     harmed = bytearray(data)
     harmed[position] ^= bits
@@ -100,7 +100,7 @@ def golden_config(root: Path = TIER) -> StoreConfig:
 
 
 def copy_of_golden(place: Path) -> StoreConfig:
-    """One that may be changed."""
+    """A copy of the golden tier that may be changed."""
     shutil.copytree(TIER, place)
     return golden_config(place)
 
@@ -143,12 +143,12 @@ def moved(source: StoreConfig, target: StoreConfig, **how: Any) -> JobReport:
 
 
 def files(config: StoreConfig) -> dict[str, bytes]:
-    """Every segment of a tier in a directory, by its path below the cluster's."""
+    """Every segment of a tier in a directory, by its path below the cluster's directory."""
     return contents(Path(config.path, cluster_directory(config.cluster_name)))
 
 
 def picture(place: Path) -> dict[str, tuple[bytes, int]]:
-    """Every file below, with its bytes and when it was changed."""
+    """Every file below `place`, with its bytes and its time of change."""
     return {
         str(path.relative_to(place)): (path.read_bytes(), path.stat().st_mtime_ns)
         for path in sorted(place.rglob("*"))
@@ -157,13 +157,13 @@ def picture(place: Path) -> dict[str, tuple[bytes, int]]:
 
 
 def exported(config: StoreConfig, target: Path | str, **others: Any) -> JobReport:
-    """In one thread, a few ranges for each queue."""
+    """An export in this thread, with a few ranges for each queue."""
     facts = {"config": config, "target": str(target), "split_bytes": 20_000, **others}
     return run_inline(ExportJob(**facts))
 
 
 def table(target: Path | str) -> pa.Table:
-    """What a reader sees that only lists the folders."""
+    """What a reader sees that only lists folders."""
     found: pa.Table = ds.dataset(target, format="parquet", partitioning="hive").to_table()
     return found
 

@@ -30,7 +30,7 @@ SCHEMA: Final = pa.schema([pa.field(name, kind) for name, kind in MESSAGE_COLUMN
 
 
 def rows(topic: str, queue_id: int, first: int, end: int, day: int | None = DAY) -> pa.Table:
-    """Messages with something in each column: lists and maps, empty ones, and nulls."""
+    """Messages that fill each column: lists and maps, empty ones too, and nulls."""
     held = [
         {
             "topic": topic,
@@ -67,7 +67,7 @@ def staged(
     without: Sequence[str] = (),
     mark: str = "a",
 ) -> StagedRange:
-    """A range with a file for each day, all of it in each; `without` columns the path tells."""
+    """A range with a file for each day, each file with all of it, `without` the path's columns."""
     source = f"Cluster/broker-a/{topic}/{queue_id}"
     files = []
     for day in days:
@@ -94,7 +94,7 @@ TableT = TypeVar("TableT", bound=ExportTable)
 
 
 def made(table: TableT) -> TableT:
-    """The same, made: by two who both saw that it was not there."""
+    """Make the table, twice: as by two who both saw that it did not exist."""
     assert not table.exists()
     assert table.read() == Ledger()
     table.make()
@@ -110,7 +110,7 @@ def committed(
 
 
 def at_once(*works: Callable[[], Any]) -> list[Any]:
-    """What each returns or raises, all of them begun together."""
+    """Begin all the works together; return what each returns or raises."""
     barrier = Barrier(len(works))
 
     def begin(work: Callable[[], Any]) -> Any:

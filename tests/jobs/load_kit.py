@@ -1,4 +1,4 @@
-"""Loads for tests: batches, attempts at partitions, and what has to be in the tier afterwards."""
+"""Loads for tests: batches, attempts at partitions, and what must be in the tier afterwards."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DEFAULTS = LoadDefaults(store_time_ms=LOADED_MS)
 
 
 def rows_of(key: QueueKey, numbers: Iterable[int]) -> pa.RecordBatch:
-    """Message n of a queue has n in its body and its keys."""
+    """A batch of messages; message n of a queue has n in its body and its keys."""
     names = [f"{key.topic}-{key.queue_id}-{number}" for number in numbers]
     return pa.record_batch(
         {
@@ -57,7 +57,7 @@ def staged(
     defaults: LoadDefaults = DEFAULTS,
     now_ms: int | None = None,
 ) -> StagedPart:
-    """What one attempt at a partition does."""
+    """One attempt at a partition."""
     stager = Stager(
         config,
         worker_provider(config),
@@ -78,14 +78,14 @@ def loaded(
     run_id: str = "run",
     **how: Any,
 ) -> None:
-    """A whole load, as Spark does one."""
+    """A whole load, as Spark does it."""
     begin_load(config)
     parts = [staged(config, run_id, number, each) for number, each in enumerate(partitions)]
     commit_load(config, run_id, parts, **how)
 
 
 def messages(config: StoreConfig, key: QueueKey) -> list[StoredMessage]:
-    """All messages of a queue; each is where its offsets and the units say."""
+    """All messages of a queue; check that each lies where its offsets and the units say."""
     found = []
     with TieredReader.open(config) as tier:
         for number, each in enumerate(tier.messages(*key)):
@@ -109,7 +109,7 @@ def names_of(key: QueueKey, numbers: Iterable[int]) -> list[str]:
 def assert_found(
     config: StoreConfig, expected: Mapping[QueueKey, Iterable[int]], *, samples: int = 40
 ) -> None:
-    """Each message once by its unique key, all of them by the key that all have."""
+    """Check that each message is found once by its own keys, and all by the key that all share."""
     with TieredReader.open(config) as tier:
         for key, numbers in expected.items():
             wanted = list(numbers)
@@ -127,13 +127,13 @@ def assert_found(
 
 
 def lose_the_log(config: StoreConfig) -> None:
-    """All that writers of a tier in a bucket in memory have appended; who claims next is first."""
+    """Delete all that writers appended to an in-memory bucket; the next claim is the first."""
     held = MemoryFileSystem.store
     root = config.url.removeprefix("memory:/")
     for name in [name for name in held if name.startswith(f"{root}/")]:
         if any(part in name for part in ("/log/", "/state/", "/epoch/")):
             del held[name]
-    worker._PARTS.providers.clear()  # they know the log that was
+    worker._PARTS.providers.clear()  # they know the lost log
 
 
 def rebuilt(config: StoreConfig) -> RebuildReport:
@@ -148,7 +148,7 @@ def report_of(config: StoreConfig) -> AuditReport:
 
 @contextmanager
 def open_tier_of(config: StoreConfig) -> Iterator[Any]:
-    """A broker that has come up: its catalogue is locked, its index open."""
+    """The parts of a running broker: its catalogue is locked, its index is open."""
     parts = open_tier(config, runtime=Runtime.inline(now_ms=LOADED_MS))
     with closing(parts):
         parts.load()

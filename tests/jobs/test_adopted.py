@@ -1,4 +1,4 @@
-"""A broker goes on beside the queues that it was given: they are read, and nothing is added."""
+"""A broker runs on beside the queues that it adopted: they can be read, and nothing is added."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def a_message(key: QueueKey, body: bytes) -> Message:
 
 @pytest.fixture
 def brokers(tmp_path: Path) -> tuple[StoreConfig, StoreConfig]:
-    """One that has ended, with two messages in a queue, and one that goes on."""
+    """A broker that has ended, with two messages in a queue, and one that goes on."""
     gone, target = tier_at(tmp_path / "gone", broker="broker-b"), tier_at(tmp_path / "tier")
     for config, key in ((gone, ORDERS), (target, OTHER)):
         with store_on(config) as store:

@@ -1,4 +1,4 @@
-"""A body that is not the one that was put is noticed by everything that reads many messages."""
+"""Everything that reads many messages notices a body that is not the one that was put."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_it_never_goes_to_another_tier(
 ) -> None:
     monkeypatch.setattr(migrate_copy, "NEAR_BYTES", block_bytes)
     target = posix_config(tmp_path / "target")
-    for _ in range(2):  # what had landed is compared the second time, and found again
+    for _ in range(2):  # the second run compares what has landed and finds the damage again
         report = moved(tier.config, target, cut_over=True)
         assert report.state is not JobState.DONE
         told = [str(each) for each in report.failures if "body of message" in str(each)]
@@ -167,7 +167,7 @@ def test_it_never_goes_to_another_tier(
         assert f"message {DAMAGED} " in told[0]
         assert "Orders/0" in told[0]
         assert not Path(target.catalogue_path).exists()
-    # With the switch it goes as it is, and every other byte has been there.
+    # Unchecked, the body is copied as it is; all the other bytes are there already.
     assert moved(unchecked(tier.config), target, cut_over=True).state is JobState.DONE
 
 
@@ -182,7 +182,7 @@ def test_one_switch_turns_it_off_everywhere(tier: Tier, tmp_path: Path) -> None:
 
 
 def test_pages_are_checked_only_where_that_is_asked_for(tier: Tier) -> None:
-    with TieredReader(tier.config) as reader:  # RocketMQ does not either
+    with TieredReader(tier.config) as reader:  # nor does RocketMQ check them
         assert reader.get_message("Orders", 0, DAMAGED).messages[0].queue_offset == DAMAGED
     with (
         TieredReader(replace(tier.config, crc_check_enabled=True)) as reader,
@@ -231,7 +231,7 @@ SEGMENTS = [(base, data) for base, data in log_segments() if len(data) > 2000]
 
 
 def bodies_in(data: bytes) -> list[tuple[int, int]]:
-    """Where bodies lie that have a byte."""
+    """Where the bodies lie that are long enough to damage."""
     found = []
     at = 0
     while at < len(data):

@@ -1,4 +1,4 @@
-"""An export has each message of the tier once, whatever was killed and tried again on the way."""
+"""An export has each message of the tier once, whatever was killed and retried on the way."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_the_next_run_adds_what_is_new_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_a_run_that_is_killed_anywhere_shows_all_or_nothing(tmp_path: Path) -> None:
-    """Before and after each file, around the commit, and while what is behind it is removed."""
+    """Before and after each file, around the commit, and while its leftovers are removed."""
     config = golden_config()
     wanted = {each: 1 for each in tier_messages(config) if each[0].startswith("Gold")}
     with dying("export") as process:
@@ -113,7 +113,7 @@ def test_a_run_that_is_killed_anywhere_shows_all_or_nothing(tmp_path: Path) -> N
             assert process.run(step, target) is None
             target.mkdir(exist_ok=True)
             assert seen(target) in ({}, wanted)
-            # It would cut other ranges; what is staged is taken as it is.
+            # This run would cut other ranges, but takes those that are staged as they are.
             report = exported(config, target, split_bytes=9_000)
             assert report.state is JobState.DONE
             assert messages(target) == tier_messages(config)
@@ -209,7 +209,7 @@ def test_of_two_runs_with_other_cuts_the_later_one_brings_nothing_twice_and_the_
     tier.add("Orders", 1, 30)
     job = ExportJob(config=tier.config, target=str(target))
     plans = [job.plan()]
-    tier.add("Orders", 0, 20)  # the range of this queue ends elsewhere now
+    tier.add("Orders", 0, 20)  # now the range of this queue ends elsewhere
     plans.append(job.plan())
     reports = []
     for plan in plans:
@@ -227,7 +227,7 @@ def test_of_two_runs_with_other_cuts_the_later_one_brings_nothing_twice_and_the_
 
 
 def test_staged_files_that_another_run_commits_and_removes_are_no_error(tmp_path: Path) -> None:
-    """Between the look for the files and the commit, and before the look."""
+    """They vanish between the look for the files and the commit, or before the look."""
     config, target = golden_config(), str(tmp_path / "parquet")
 
     class Overtaken(ParquetTable):
@@ -305,7 +305,7 @@ def test_a_queue_that_was_made_anew_is_noted(tmp_path: Path) -> None:
 
 
 def test_messages_of_a_topic_that_was_made_anew_are_not_called_exported(tmp_path: Path) -> None:
-    """The new one has more messages than were exported of the first one."""
+    """The new topic has more messages than were exported from the first one."""
     tier, target = WrittenTier(config=posix_config(tmp_path)), tmp_path / "parquet"
     tier.add("Orders", 0, 20)
     tier.add("Payments", 0, 5)
@@ -326,7 +326,7 @@ def test_messages_of_a_topic_that_was_made_anew_are_not_called_exported(tmp_path
 def test_a_topic_whose_folder_no_disk_can_name_keeps_no_other_from_the_target(
     tmp_path: Path,
 ) -> None:
-    """RocketMQ's topics have up to 255 bytes, and the folder's name has `topic=` before it."""
+    """RocketMQ's topics have up to 255 bytes, and the folder's name adds `topic=`."""
     tier, target = WrittenTier(config=posix_config(tmp_path)), tmp_path / "parquet"
     tier.add("Orders", 0, 20)
     tier.add("L" * 249, 0, 3)
@@ -405,7 +405,7 @@ def test_a_queue_without_anything_new_is_read_where_the_catalogue_does_not_tell(
 
 
 def test_refused_queues_keep_no_other_from_the_target_however_many_they_are(tmp_path: Path) -> None:
-    """Of a job of which the first 50 items fail, the others would not be tried."""
+    """A job whose first 50 items fail would not try the others."""
     target = tmp_path / "parquet"
     first = WrittenTier(config=posix_config(tmp_path / "first"))
     second = WrittenTier(config=posix_config(tmp_path / "second"), start_ms=START_MS + 1)
@@ -489,7 +489,7 @@ def test_what_goes_while_it_is_exported_is_no_damage(
 def test_a_topic_that_is_made_anew_while_it_is_exported_is_not_taken_for_the_first_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A worker reads the new one, in which all that was planned is there and sound."""
+    """A worker reads the new topic, where all that was planned exists and is sound."""
     tier = WrittenTier(config=posix_config(tmp_path))
     tier.add("Orders", 0, 20)
     tier.add("Payments", 0, 5)
@@ -622,7 +622,7 @@ def test_what_cannot_be_read_fails_is_left_out_or_told(tmp_path: Path) -> None:
         lost = pq.read_table(path, partitioning=None)
         assert lost.column("queue_offset").to_pylist() == [0]
         assert lost.column("damage")[0].as_py()
-    # The failed range is exported when its bytes are back.
+    # The failed range is exported once its bytes are back.
     assert exported(tier.config, tmp_path / "a").state is JobState.DONE
     assert messages(tmp_path / "a") == tier_messages(tier.config)
 
@@ -694,7 +694,7 @@ def test_a_target_that_is_no_place_is_refused() -> None:
 
 
 def test_files_have_the_same_paths_whether_or_not_a_slash_ends_their_target(tmp_path: Path) -> None:
-    """To a bucket a//b is another name than a/b."""
+    """In a bucket a//b and a/b are different names."""
     exported(golden_config(), tmp_path, topics=("GoldAa",))
     wanted = exported_files(f"file://{tmp_path}")
     assert wanted

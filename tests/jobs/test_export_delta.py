@@ -1,4 +1,4 @@
-"""Exports into a Delta table: each range once, whoever commits beside, before and after."""
+"""Exports into a Delta table: each range once, whoever commits before, meanwhile and after."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ def test_a_target_whose_log_would_be_elsewhere_is_refused(tmp_path: Path, name: 
 
 
 def test_a_target_is_of_one_format_for_ever(tmp_path: Path) -> None:
-    """A vacuum of the table would delete what the other format has there."""
+    """A vacuum of the table would delete the other format's files."""
     job = partial(ExportJob, config=golden_config(), topics=("GoldAa",))
     first, second = str(tmp_path / "parquet"), str(tmp_path / "delta")
     for target, form in ((first, TableFormat.PARQUET), (second, TableFormat.DELTA)):

@@ -1,4 +1,4 @@
-"""Exports into an Iceberg table: each range once, whoever commits beside, before and after."""
+"""Exports into an Iceberg table: each range once, whoever commits before, meanwhile and after."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def catalog(tmp_path: Path) -> Catalog:
 
 @pytest.fixture
 def other(catalog: Catalog) -> Iterator[IceCatalog]:
-    """Somebody else's client of the same catalogue."""
+    """Another client of the same catalogue."""
     made = SqlCatalog(catalog.name, **catalog.properties)
     yield made
     made.close()
@@ -77,7 +77,7 @@ def orders(table: IcebergTarget, first: int, end: int, **more: Any) -> StagedRan
 
 
 def add_others(table: IcebergTarget, other: IceCatalog, first: int = 0, end: int = 3) -> Table:
-    """Three rows by somebody who knows nothing of offsets."""
+    """Add rows as another writer, which knows nothing about offsets."""
     range_ = staged(table.target, "others", first, end)
     found = other.load_table(NAME)
     found.add_files([f"{found.location()}/{file.path}" for file in range_.files])

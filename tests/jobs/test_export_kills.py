@@ -1,6 +1,6 @@
 """An export into a table that is killed at random moments, and run again until it is done.
 
-KILLS=20 widens it, KILLS_SEED=n throws the dice of a run again.
+KILLS=20 makes more kills, KILLS_SEED=n repeats the dice of a run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ QUEUES = [("orders", 0), ("payments", 3)]
 
 
 class DeltaLake:
-    """What a reader of Delta tables finds who knows nothing of us."""
+    """What a reader of Delta tables finds that knows nothing about us."""
 
     def __init__(self, place: Path) -> None:
         self._place = place
@@ -42,7 +42,7 @@ class DeltaLake:
 
 
 class IcebergLake:
-    """The same of Iceberg tables in a catalogue of SQLite."""
+    """The same for Iceberg tables in an SQLite catalogue."""
 
     def __init__(self, place: Path) -> None:
         self._catalog = catalog_in(place)
@@ -77,7 +77,7 @@ LAKES: dict[str, type[DeltaLake | IcebergLake]] = {"delta": DeltaLake, "iceberg"
 
 
 def check(lake: DeltaLake | IcebergLake, name: str) -> dict[str, int]:
-    """The table has the rows that its offsets name, each once; up to where they go."""
+    """Check that the table has once each row that its offsets name; return where the queues end."""
     table, packed = lake.found(name)
     ledger = Ledger.unpacked("", packed) if packed else Ledger()
     ends = {source.split("/", 2)[2]: end for source, ((_, end),) in ledger.exported.items()}
@@ -99,7 +99,7 @@ def check(lake: DeltaLake | IcebergLake, name: str) -> dict[str, int]:
 def test_a_run_killed_at_any_time_shows_all_or_nothing_and_the_next_goes_on(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A third of the kills fall anywhere, a third into the commit, a third behind it; every fourth
+    """A third of the kills fall anywhere, a third in the commit, a third after it; every fourth
     try begins a new table."""
     print(f"\nKILLS_SEED={SEED}")
     dice, counts = random.Random(SEED), Counter[str]()
@@ -125,7 +125,7 @@ def test_a_run_killed_at_any_time_shows_all_or_nothing_and_the_next_goes_on(
             before, wanted = check(lake, name), grown()
             seconds = dice.uniform(0.0005, lengths[step])
             was_killed = process.run(step, *places, seconds=seconds) is None
-            lengths[step] *= 1.1 if was_killed else 0.8  # moments stay near the end of its work
+            lengths[step] *= 1.1 if was_killed else 0.8  # keeps moments near the end of its work
             after = check(lake, name)
             assert after in ([before, wanted] if was_killed else [wanted])
             counts["all is there" if after == wanted else "nothing is there"] += was_killed

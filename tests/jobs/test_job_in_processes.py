@@ -1,4 +1,4 @@
-"""A job in processes: what it finds, what becomes of it where one of them is killed, or its own."""
+"""A job in processes: what it finds, and what happens if a worker or the driver is killed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class DeadlyJob(CountingJob):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrphaningJob(CountingJob):
-    """Says who works, and kills the driver."""
+    """Prints the process of the worker, and kills the driver."""
 
     parent: int = 0
 
@@ -74,7 +74,7 @@ def test_processes_end_with_the_one_that_started_them(tmp_path: Path) -> None:
     root = str(Path(__file__).parents[2])
     environment = {**os.environ, "PYTHONPATH": root}
     run = subprocess.run(
-        # The pipe ends only when every process that has it has ended.
+        # The pipe ends only when every process that holds it has ended.
         [sys.executable, program], capture_output=True, env=environment, timeout=60, check=False
     )  # fmt: skip
     assert run.returncode == -signal.SIGKILL

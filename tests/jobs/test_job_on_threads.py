@@ -1,4 +1,4 @@
-"""A job on threads: each item once, failures apart, an end when it is asked for."""
+"""A job on threads: each item is done once, failures are separate, and it stops when asked."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_job_that_is_stopped_says_what_is_left() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CrowdedJob:
-    """Remembers how many of its items were under way at the same time."""
+    """Counts how many of its items are under way at the same time."""
 
     name: ClassVar[str] = "crowded"
     count: int

@@ -1,4 +1,4 @@
-"""A bulk load: rows made into records, staged by attempts, made part of the tier by one commit."""
+"""A bulk load: rows become records, attempts stage them, and one commit adds them to the tier."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_a_load_goes_on_behind_what_a_queue_has(config: StoreConfig) -> None:
         assert reader.query_message("orders", "U00000005").messages
         assert reader.query_message("orders", "u-orders-0-7").messages
         assert reader.indexed_offset(*A) == 150
-    with open_tier_of(config) as broker:  # it goes on in its turn
+    with open_tier_of(config) as broker:  # the broker goes on in turn
         assert broker.files.get(A).append_offset == 150
         assert broker.index.indexed_offset("orders", 0, 0) == 150
 
@@ -234,7 +234,7 @@ def test_of_two_loads_at_a_time_each_adds_its_messages_once(config: StoreConfig)
     first = staged(config, "first", 0, [rows_of(A, range(20))])
     begin_load(config)
     second = staged(config, "second", 0, [joined(rows_of(A, range(20, 50)), rows_of(B, range(9)))])
-    for _ in range(2):  # a commit whose outcome nobody learned of is tried again
+    for _ in range(2):  # a commit with an unknown outcome is tried again
         commit_load(config, "second", [second])
     assert worker_scratch(config).listed("load/first")
     commit_load(config, "first", [first])
@@ -254,7 +254,7 @@ def test_a_load_with_an_id_is_made_once(config: StoreConfig) -> None:
 def test_a_queue_that_has_expired_goes_on_behind_a_load_that_died(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only its empty segments say where: no number is given twice."""
+    """Only the queue's empty segments say where it goes on: no offset is given twice."""
     config = posix_config(tmp_path)
     loaded(config, [[rows_of(A, range(20))]])
     with open_tier_of(config) as parts:
@@ -280,7 +280,7 @@ def test_a_queue_that_has_expired_goes_on_behind_a_load_that_died(
 def test_the_log_of_a_queue_that_was_given_up_goes_on_behind_the_old_one(
     config: StoreConfig,
 ) -> None:
-    """The index has places of the old one still."""
+    """The index still has places of the old log."""
     loaded(config, [[rows_of(A, range(20))]])
     with open_tier_of(config) as parts:
         end = parts.files.get(A).log.commit_offset
@@ -497,7 +497,7 @@ def test_what_a_read_gives_beside_them_is_passed_over() -> None:
 
 
 def test_messages_that_were_read_without_keys_are_loaded_without_an_entry_for_them() -> None:
-    """A message has the same properties after a move; keys that are taken away are gone."""
+    """A message keeps its properties in a move; keys that were taken away are gone."""
     maps: list[dict[str, str] | None] = [None, {}, {"a": "b"}, {"KEYS": "k"}, {"KEYS": "k"}]
     keys: list[list[str] | None] = [[], [], [], [], None]
     batch = pa.record_batch(
@@ -575,7 +575,7 @@ def test_what_can_be_no_message_is_refused_in_one_line(
 
 @pytest.mark.parametrize("name", ["queue_id", "body_crc_ok"])
 def test_a_column_that_is_there_twice_is_refused(name: str) -> None:
-    """As a join leaves it. Of two marks of damage neither would be looked at."""
+    """A join can leave such a column. If the mark of damage came twice, neither would be read."""
     given = {"topic": pa.array(["orders"]), "queue_id": pa.array([0])}
     mark = pa.array([False]) if name == "body_crc_ok" else pa.array([0])
     names = [*(each for each in given if each != name), name, name]
@@ -604,7 +604,7 @@ def loaded_counts(config: StoreConfig) -> tuple[int, int]:
 
 
 def check_a_death_at(place: Path, choose: Callable[[int], Iterable[int]]) -> None:
-    """`choose` says of how many steps there are, before which ones the driver dies."""
+    """`choose` gets the number of steps and says before which of them the driver dies."""
     outcomes = set()
     with dying("load") as process:
         for step in choose(process.count(tier_in(place / "whole"))):
@@ -651,7 +651,7 @@ def test_an_index_of_other_sizes_is_told_before_a_load_into_a_bucket(bucket: Sto
 
 
 class Dying:
-    """Kills who calls it before or behind its n-th request: by a crash that nobody catches."""
+    """Kills its caller before or after the n-th request, by a crash that nobody catches."""
 
     def __init__(self, step: int, *, is_late: bool) -> None:
         self.left, self.is_late, self.died = step, is_late, False
@@ -684,7 +684,7 @@ def test_a_driver_that_dies_at_any_request_loads_all_or_nothing_into_a_bucket(
             tmp_path / str(step), provider="fsspec", path="", url=url, index_item_count=200
         )
         loaded(config, [[rows_of(A, range(10))]], run_id="before")
-        # A's second part has to be written once more.
+        # The second part of A has to be written again.
         parts = [
             staged(config, "run", 0, [joined(rows_of(A, range(10, 40)), rows_of(B, range(20)))]),
             staged(config, "run", 1, [rows_of(A, range(40, 60))]),
@@ -697,7 +697,7 @@ def test_a_driver_that_dies_at_any_request_loads_all_or_nothing_into_a_bucket(
         found = len(bodies(config, A)), len(open_queue(config, B))
         assert found in ((10, 0), (60, 20))
         counts.add(found[0])
-        # Another driver on another machine, which knows what the tasks reported, goes on.
+        # A driver on another machine, which knows what the tasks reported, goes on.
         elsewhere = replace(config, store_path=config.store_path + "-2")
         commit_load(elsewhere, "run", parts)
         assert bodies(elsewhere, A) == names_of(A, range(60))
@@ -765,10 +765,10 @@ def test_loads_of_any_partitions_staged_and_committed_in_any_order_add_each_mess
                 attempt=str(attempt),
                 block_bytes=block_bytes,
             )
-    for number in (*order, *order):  # each is tried again
+    for number in (*order, *order):  # each commit is tried again
         commit_load(config, f"run-{number}", [*done[number].values()])
     if not numbers:
-        return  # there is no tier yet
+        return  # no tier exists yet
     for key in numbers:
         expected = [n for number in order for n in wanted[number].get(key, ())]
         assert bodies(config, key) == names_of(key, expected)
@@ -818,7 +818,7 @@ def test_of_a_bucket_that_lost_its_log_a_rebuild_finds_what_was_committed_and_no
     abandoned = staged(bucket, "abandoned", 0, [joined(rows_of(A, range(5)), rows_of(C, [1]))])
     more = [[joined(rows_of(A, range(30, 50)), rows_of(B, range(20)))]]
     loaded(bucket, more, run_id="second", batch=StreamBatch(stream_id="s", number=7))
-    for _ in range(2):  # what was found once is found again
+    for _ in range(2):  # a second rebuild finds the same
         lose_the_log(bucket)
         with TieredReader.open(replace(bucket, catalogue="rebuild")) as reader:
             assert reader.max_offset(*A) == 50
@@ -868,7 +868,7 @@ def test_a_commit_that_another_load_fences_begins_again(
 
     def adopting(provider: ObjectProvider, *given: Any) -> bool:
         if others:
-            # From another machine: on this one a lock keeps it waiting.
+            # From another machine: on this one a lock would make it wait.
             elsewhere = replace(bucket, store_path=bucket.store_path + "-2")
             commit_load(elsewhere, "second", [others.pop()])
         return inner(provider, *given)

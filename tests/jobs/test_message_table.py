@@ -1,4 +1,4 @@
-"""A batch says of every message what decoding it alone says, whatever its bytes are."""
+"""A batch decodes every message, whatever its bytes, just as decoding it alone does."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HOSTS = st.one_of(
     st.builds(Host, st.binary(min_size=4, max_size=4), st.integers(0, 65_535)),
     st.builds(Host, st.binary(min_size=16, max_size=16), st.integers(0, 65_535)),
 )
-# Texts that look like properties: their separators, blanks, names that count, and wild bytes.
+# Texts that look like properties: separators, blanks, names with a meaning, and invalid bytes.
 PIECES = st.sampled_from(
     [
         *(b"\x01", b"\x02", b" ", b"TAGS", b"KEYS", b"UNIQ_KEY", b"a", "ä".encode(), "🙂".encode()),

@@ -1,4 +1,4 @@
-"""A tier moved to another directory: the same files, the same answers; another's queues adopted."""
+"""A tier moved to another directory: same files, same answers; another broker's queues adopted."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ def test_the_source_is_only_read(tmp_path: Path) -> None:
     assert picture(tmp_path / "source") == before
     moved(source, posix(tmp_path / "target"), cut_over=True)
     after = picture(tmp_path / "source")
-    assert {name: after[name] for name in before} == before  # but for the file of a lock
+    assert {name: after[name] for name in before} == before  # only a lock file is new
 
 
 def test_every_message_and_key_is_found_in_the_copy(tmp_path: Path) -> None:
     source = copy_of_golden(tmp_path / "java")
     target = posix(tmp_path)
     moved(source, target, cut_over=True)
-    # The index file that is not uploaded is the broker's, and stays with it.
+    # An index file that is not uploaded belongs to the broker, and stays with it.
     shutil.rmtree(Path(source.store_path) / "tiered_index_file")
     with TieredReader(source) as old, TieredReader(target) as new:
         assert new.queues() == old.queues()
@@ -88,7 +88,7 @@ def test_a_cut_over_leaves_nothing_in_the_source(tmp_path: Path, adopt: bool) ->
     moved(source, target, cut_over=True, adopt=adopt)
     assert picture(tmp_path / "java") == before
     lock = Path(f"{source.catalogue_path}.lock")
-    lock.touch()  # of a broker that ran on it
+    lock.touch()  # from a broker that ran on this tier
     moved(source, target, cut_over=True, adopt=adopt)
     assert lock.exists()
 
@@ -179,7 +179,7 @@ def test_consumer_offsets_and_topics_move_with_their_tier(
 def test_a_topic_that_comes_in_the_copy_gets_no_number_that_another_had(
     tmp_path: Path, topics: tuple[str, ...]
 ) -> None:
-    """The index of the copy still names the deleted topic by it."""
+    """The index of the copy still has that number for the deleted topic."""
     source, target = copy_of_golden(tmp_path / "java"), posix(tmp_path)
     with JsonMetadataStore.open(source.catalogue_path) as metadata:
         gone = metadata.add_topic("Gone")
@@ -242,7 +242,7 @@ def test_another_brokers_queues_are_adopted_as_history(
     gone, target = adopted
     lines = moved(gone, target, adopt=True).lines
     assert any("nothing is adopted yet" in line and "--cut-over" in line for line in lines)
-    for _ in range(2):  # once more changes nothing
+    for _ in range(2):  # the second run changes nothing
         report = moved(gone, target, adopt=True, cut_over=True)
         assert report.exit_code is JobExit.DONE
         assert not any("nothing is adopted yet" in line for line in report.lines)
@@ -266,7 +266,7 @@ def test_adopted_history_is_a_note_to_those_who_look_for_damage(
     gone, target = adopted
     moved(gone, target, adopt=True, cut_over=True)
     report = verified(target)
-    assert kinds(report) == {"adopted-history", "tags-code"}  # codes of these units are numbers
+    assert kinds(report) == {"adopted-history", "tags-code"}  # tags codes here are numbers
     found, _ = [each for each in report.findings if each.kind == "adopted-history"]
     assert (found.severity, found.where) == (Severity.NOTE, "broker-a/Orders/0")
     assert "history of broker broker-b" in found.detail
@@ -373,7 +373,7 @@ def test_the_settings_that_are_printed_are_those_that_the_tier_was_made_with(
             metadata.apply([Watermarks.sizes(slot_count=64, item_capacity=300)])
     words = [*named(root, index_slots=None, index_items=None), *to(new)]
     assert "--index-slots" not in words
-    for run in range(2):  # the second one finds that it was cut over before
+    for run in range(2):  # the second run finds that the cut-over is done
         ran = command.run("migrate", *words, "--cut-over", "--report", tmp_path / f"{run}.json")
         assert ran.code == 0
         told = json.loads((tmp_path / f"{run}.json").read_text())["facts"]["config"]
@@ -464,6 +464,6 @@ def test_a_live_broker_is_refused_in_one_line(command: Command, tmp_path: Path) 
 def test_the_script_for_spark_has_the_same_words(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """A dry run waits for no JVM."""
+    """A dry run does not wait for a JVM."""
     assert submit.main(["migrate", *named(TIER), *to(tmp_path), "--dry-run"]) == 0
     assert capsys.readouterr().out.splitlines()[0] == "57 segments of 9 queues, 338.7 KiB"

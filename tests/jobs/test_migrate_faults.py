@@ -1,4 +1,4 @@
-"""Migrations beside a broker, and those that fail or die at every step: the next run goes on."""
+"""Migrations beside a broker, and migrations that fail or die at any step: the next run goes on."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def posix_faults() -> Iterator[None]:
 
 
 def whole(target: StoreConfig) -> None:
-    """All of the golden tier, each file once, and a catalogue that names it."""
+    """Check that the target has all of the golden tier, and a catalogue that names it."""
     assert files(target) == files(golden_config())
     with TieredReader(golden_config()) as old, TieredReader(target) as new:
         assert new.segments() == old.segments()
@@ -89,7 +89,7 @@ def test_killed_again_and_again_it_comes_to_its_end(tmp_path: Path) -> None:
         for _ in range(30):
             left = process.run(dice.randrange(10, 60), tmp_path / "java", tmp_path / "new")
             after = files(target)
-            for name, data in after.items():  # whole, or a growing one's beginning
+            for name, data in after.items():  # whole, or the beginning of a growing one
                 if not name.endswith(".tmp"):
                     assert files(golden_config())[name].startswith(data)
             if left is not None:
@@ -113,7 +113,7 @@ def test_what_a_killed_run_copied_of_a_topic_that_is_gone_holds_no_later_run_up(
 
     def killed() -> Iterator[ItemResult[CopyRow]]:
         done = [run_item(job.work, item, at) for at, item in enumerate(plan.items)]
-        if all(each.rows for each in done):  # it is there, and no row arrives
+        if all(each.rows for each in done):  # the copy is there, but no row arrives
             raise KeyboardInterrupt
         yield from done
 
@@ -146,7 +146,7 @@ def test_killed_at_any_step_of_the_cut_over_it_is_whole_or_not_there(tmp_path: P
 def moved_inline(source: StoreConfig, target: StoreConfig) -> JobReport:
     """A migration with its cut-over, in this thread.
 
-    What an earlier one knew and held is forgotten, as by a process of its own.
+    What an earlier one knew and held is forgotten, as in a new process.
     """
     durable._durable_directories.clear()
     durable._held.difference_update(
@@ -209,7 +209,7 @@ def test_a_run_that_another_one_cuts_over_under_leaves_that_tier_alone(
         broker.put(30)
     if ran_before:
         moved(source, target)
-    with broker_on(source) as broker:  # so there is a copy that the run would delete
+    with broker_on(source) as broker:  # now the run would delete a copy
         assert isinstance(broker.runtime.clock, ManualClock)
         broker.runtime.clock.advance(1_000)
         broker.files.delete_topics([TOPIC])
@@ -279,10 +279,10 @@ def a_small_tier(place: Path) -> StoreConfig:
 
 
 def comes_to_its_end(source: StoreConfig, target: StoreConfig) -> None:
-    """Run again, and then by its broker."""
+    """Run it again, and check the target."""
     assert moved_inline(source, target).facts["cut_over"] in ("done", "done before")
     assert everything(target) == everything(source)
-    # Codes of these units are numbers, and its broker publishes what was cut over.
+    # The tags codes of these units are plain numbers, and only the broker publishes a cut-over.
     assert kinds(verified(target)) <= {"tags-code", "published-missing"}
 
 
@@ -291,7 +291,7 @@ def comes_to_its_end(source: StoreConfig, target: StoreConfig) -> None:
 def test_stopped_at_any_step_of_the_disk_it_goes_on_from_what_is_left(
     tmp_path: Path, has_power: bool, apart: int
 ) -> None:
-    """Killed, or the power fails: the target has what was written, or what was synced."""
+    """After a kill the target has what was written, after a power cut what was synced."""
     source = a_small_tier(tmp_path / "old")
 
     def stopped(name: str, stop_at: int) -> ForgetfulDisk:
@@ -303,7 +303,7 @@ def test_stopped_at_any_step_of_the_disk_it_goes_on_from_what_is_left(
     def check(disk: ForgetfulDisk, step: int) -> None:
         assert disk.died
         left = tmp_path / f"left-{step}"
-        # The place that the journal and the catalogue name is the one that was asked for.
+        # The journal and the catalogue name the first place, so what is left goes back there.
         (disk.written if has_power else disk.synced)(left)
         shutil.rmtree(disk.folder)
         left.rename(disk.folder)
@@ -340,7 +340,7 @@ FAULTS = [Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.BEFORE, Fault.AFTER]
 def test_stopped_at_any_request_to_a_bucket_it_goes_on(
     tmp_path: Path, fault: Fault, apart: int
 ) -> None:
-    """It dies before or after the effect; or a request fails before it, or its reply is lost."""
+    """It dies before or after a request's effect, or a request fails, or its reply is lost."""
     source = a_small_tier(tmp_path / "old")
 
     def stopped(step: int) -> Faults:
@@ -359,7 +359,7 @@ def test_stopped_at_any_request_to_a_bucket_it_goes_on(
         faulty_tiers.REQUEST_FAULTS[0] = Faults()
         comes_to_its_end(source, target)
         objects = faulty_tiers.BUCKETS.pop(name)
-        faults.crashed = False  # what the dead process held is closed some time
+        faults.crashed = False  # so that what the dead process held can be closed
         assert not objects.uploads
         return faults
 
@@ -423,7 +423,7 @@ def test_a_journal_that_cannot_be_removed_does_not_make_a_cut_over_fail(
         assert moved(source, target, cut_over=True).facts["cut_over"] == "done"
     assert journal.exists()
     assert moved(source, target, cut_over=True).facts["cut_over"] == "done before"
-    assert not journal.exists()  # a later migration to this place would be refused
+    assert not journal.exists()  # it would make a later migration to this place be refused
 
 
 def test_a_target_that_takes_nothing_is_told_at_once(tmp_path: Path) -> None:
@@ -681,7 +681,7 @@ def test_a_target_that_has_a_tier_of_its_own_is_refused(tmp_path: Path) -> None:
 
 
 def added(broker: Broker, count: int) -> int:
-    """Bytes of the last messages of queue 0, record and unit."""
+    """The bytes of the last messages of queue 0, records and units."""
     file = broker.files.get(QueueKey(TOPIC, 0))
     assert file is not None
     units = file.units(file.commit_offset - count, count)
@@ -689,7 +689,7 @@ def added(broker: Broker, count: int) -> int:
 
 
 def expire(config: StoreConfig, broker: Broker) -> None:
-    """The first log segment, as the broker does it: the row, then the bytes."""
+    """Expire the first log segment as the broker does: the row, then the bytes."""
     path = f"broker-a/{TOPIC}/0"
     row = broker.metadata.segments(path, SegmentType.COMMIT_LOG)[0]
     broker.metadata.apply([DeleteSegment(path, row.type, row.base_offset)])
@@ -728,7 +728,7 @@ def test_keys_that_lie_in_local_files_are_put_again_where_those_stay_behind(
     assert bool(noted["index-file"]) is bool(noted["index-start"]) is keeps_local_files
 
 
-# Creates a segment half, says so, and ends it when it is told to.
+# Creates half of a segment, says so, and completes it when told to.
 SLOW = """
 import sys
 from tieredstore.driver.runtime import Runtime

@@ -35,7 +35,7 @@ def bucket(tmp_path: Path) -> Iterator[Bucket]:
 
 
 def in_bucket(bucket: Bucket, config: StoreConfig, place: Path) -> StoreConfig:
-    """The same settings for a tier in this bucket, and another machine."""
+    """The same settings, for a tier in this bucket and another machine."""
     (name,) = (name for name, found in BUCKETS.items() if found is bucket)
     store_path = str(place / "store")
     return replace(config, provider=DOTTED, bucket=name, path="", store_path=store_path)
@@ -98,12 +98,12 @@ def test_a_tier_is_moved_into_a_bucket(tmp_path: Path, bucket: Bucket) -> None:
     source = a_source(tmp_path / "disk")
     target = in_bucket(bucket, source, tmp_path / "cloud")
     moved(source, target)
-    with TieredReader.open(target) as reader:  # before the cut-over it is no tier
+    with TieredReader.open(target) as reader:  # before the cut-over the target is no tier
         assert reader.queues() == []
     report = moved(source, target, cut_over=True)
     assert report.exit_code is JobExit.DONE
     assert everything(target) == everything(source)
-    assert bucket.claims == [target.broker_name] * 2  # one each run
+    assert bucket.claims == [target.broker_name] * 2  # one per run
     assert topics_in(target) == topics_in(source)
     report = moved(source, target, cut_over=True)
     assert report.facts["cut_over"] == "done before"
@@ -152,7 +152,7 @@ def test_a_tier_is_moved_out_of_a_bucket_and_its_writer_is_fenced(
     writer.claim(source.broker_name)
     target = tier_at(tmp_path / "back")
     moved(source, target)
-    writer.require(source.broker_name)  # a copy fences nobody
+    writer.require(source.broker_name)  # a copy without the cut-over fences nobody
     report = moved(source, target, cut_over=True)
     assert report.facts["cut_over"] == "done"
     assert everything(target) == everything(disk)

@@ -1,4 +1,4 @@
-"""Small queues are read in few requests, and give what each of them gives when it is read alone."""
+"""Small queues are read in few requests, and give the same as when each is read alone."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ REPORTED = Scan(columns=COLUMNS, on_corrupt=OnCorrupt.REPORT)
 
 
 def rows_of(config: StoreConfig, items: Sequence[ScanItem], scan: Scan) -> list[dict[str, Any]]:
-    """What a task gives of a pack."""
+    """The rows that a task gives for a pack."""
     return [
         row
         for item, provider in read_packed(config, items)
@@ -102,7 +102,7 @@ def test_a_partition_has_a_bounded_number_of_pieces() -> None:
 
 @pytest.fixture
 def tier(tmp_path: Path) -> Iterator[WrittenTier]:
-    """Ten small queues of several segments, through a provider that reads together."""
+    """Ten small queues with several segments each, behind a provider that reads them together."""
     made = WrittenTier(
         config=posix_config(tmp_path, provider="tests.jobs.together_tiers:TogetherPosix")
     )
@@ -157,7 +157,7 @@ def test_windows_bound_what_is_in_memory(
     size = items[0].approximate_bytes + 150 * 20
     monkeypatch.setattr(packs, "WINDOW_BYTES", 3 * size + size // 2)
     found = rows_of(tier.config, items, REPORTED)
-    assert len(TogetherPosix.together) == 3  # and one that is alone
+    assert len(TogetherPosix.together) == 3  # and one queue alone
     assert max(TogetherPosix.together) <= 4 * size
     assert {Path(path).parts[-3] for path in TogetherPosix.single} == {"9"}
     assert found == one_by_one(as_files(tier.config), items, REPORTED)
@@ -226,8 +226,8 @@ def log_tier(tmp_path: Path) -> LogTier:
 def grown(
     tier: LogTier, queues: int, *, rounds: int, messages: int, body_bytes: int = 1_000
 ) -> None:
-    """Each queue takes part in so many of the rounds; the names sort in another order than the
-    queues begin."""
+    """Write each queue in `messages` of the rounds; the names do not sort in the order in which
+    the queues begin."""
     for number in range(rounds):
         taking = (name for name in range(queues) if (name + number) % rounds < messages)
         topics = [f"t{name * 7 % queues:04d}" for name in taking]
@@ -246,7 +246,7 @@ def gets() -> int:
 
 
 def requests_for_all(tier: LogTier) -> int:
-    """If each object is read once."""
+    """How many requests it takes to read each object once."""
     return sum(-(-size // RANGE_BYTES_MAX) for size in tier.live_objects().values())
 
 

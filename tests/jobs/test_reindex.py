@@ -1,4 +1,4 @@
-"""All index files made anew: keys in sorted runs, files like those of the index itself."""
+"""All index files rebuilt: keys in sorted runs, files like those of the index itself."""
 
 from __future__ import annotations
 
@@ -87,12 +87,12 @@ def test_old_files_are_replaced_and_everything_is_found(config: StoreConfig) -> 
         assert len(reader.query_message("other", "shared-1", count_max=99).messages) == 9
         assert [reader.indexed_offset(*key) for key in reader.queues()] == [90, 60, 40]
     assert report_of(config).findings == ()
-    with open_tier_of(config) as parts:  # the index has nothing to put again
+    with open_tier_of(config) as parts:  # the index has nothing left to put
         assert parts.index.indexed_offset("other", parts.metadata.topic("other").topic_id, 7) == 40
 
 
 def cut_short(config: StoreConfig) -> None:
-    """An upload of the broker's, by the name that the next file has too."""
+    """Leave an upload that the broker did not finish, with the name that the next file gets too."""
     path = index_queue_path(config.broker_name)
     with open_tier_of(config) as parts:
         (*_, last) = parts.metadata.segments(path, SegmentType.INDEX)
@@ -177,7 +177,7 @@ def test_it_is_refused_under_a_living_writer(config: StoreConfig) -> None:
     with open_tier_of(config) as parts:
         with pytest.raises(CatalogueLockedError, match="another process has it open"):
             run(config, on_plan=plans.append)
-        assert plans == []  # before a message is read
+        assert plans == []  # refused before a message is read
         scratch = parts.provider.scratch(config.broker_name)
         assert scratch is not None
         assert list(scratch.listed("reindex")) == []
@@ -292,7 +292,7 @@ def test_the_steps_of_a_job_are_run_one_after_the_other(config: StoreConfig) -> 
             clock=CLOCK,
             on_plan=lambda plan: told.append(len(plan.items)),
         )
-    assert told == [3]  # the slices; nobody is told of the second step
+    assert told == [3]  # the slices; the second step is not announced
     assert "files" in report.counts
 
 
@@ -340,7 +340,7 @@ class Stored:
     record: bytes
 
 
-MESSAGE = st.tuples(st.integers(0, 4), st.integers(0, 5))  # seconds since the one before, keys
+MESSAGE = st.tuples(st.integers(0, 4), st.integers(0, 5))  # seconds since the last one, keys
 QUEUES = st.lists(st.lists(MESSAGE, max_size=12), min_size=1, max_size=3)
 
 
@@ -368,7 +368,7 @@ def one_run(message: Stored, log_offset: int) -> MessageRun:
 
 
 def write_tier(config: StoreConfig, messages: list[Stored]) -> dict[tuple[QueueKey, int], int]:
-    """The messages, without an index; where each of them is."""
+    """Write the messages without an index; return where each of them is."""
     places = {}
     without = replace(config, index_enabled=False)
     parts = open_tier(without, runtime=Runtime.inline(now_ms=STORE_TIMESTAMP))
@@ -393,10 +393,10 @@ def index_itself(
     at: Path,
     begins: list[int],
 ) -> list[bytes]:
-    """What the index uploads that takes the messages one by one when they are stored.
+    """What the index uploads when it takes the messages one by one as they are stored.
 
-    Its files begin at `begins`: of several that begin with one millisecond a reindex, which knows
-    them all, puts the later ones later, and the index, which does not, puts them earlier.
+    Its files begin at `begins`. If several begin in the same millisecond, a reindex knows them all
+    and moves the later ones later; the index does not, and moves them earlier.
     """
     runtime = Runtime.inline(now_ms=STORE_TIMESTAMP)
     clock = runtime.clock
@@ -476,7 +476,7 @@ def scratch(tmp_path: Path) -> Scratch:
 
 
 def small_steps(dice: random.Random, patch: pytest.MonkeyPatch) -> None:
-    """Samples, blocks and looks back so short that few entries make many of them."""
+    """Make samples, blocks and looks back so short that few entries need many of them."""
     patch.setattr(key_runs, "SAMPLE_ENTRIES", 4)
     patch.setattr(key_runs, "_BACK_ENTRIES", dice.choice([1, 2, 64]))
     patch.setattr(key_runs, "_OPEN_MAX", dice.choice([1, 2, 256]))
@@ -487,7 +487,7 @@ def small_steps(dice: random.Random, patch: pytest.MonkeyPatch) -> None:
 
 
 def put_runs(scratch: Scratch, dice: random.Random) -> list[Entry]:
-    """Runs of a few queues, times of which many are equal; all entries in order."""
+    """Put runs of a few queues, with many equal times; return all entries in order."""
     entries: list[Entry] = []
     span = dice.choice([1, 3, 50])
     for queue_id in range(dice.randint(1, 4)):
@@ -525,7 +525,7 @@ def columns_of(hashes: list[int], queue_id: int, offset: int, time: int) -> Inde
 
 
 def files_of(entries: list[Entry], items_max: int) -> list[list[Entry]]:
-    """A message stays in one file, unless no file has room for it."""
+    """The entries of each file: a message stays in one file unless no file has room for it."""
     ends = [
         at + 1
         for at in range(len(entries))

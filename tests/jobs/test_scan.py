@@ -1,4 +1,4 @@
-"""A scan gives exactly the messages that are selected, and tells of every one it cannot read."""
+"""A scan gives exactly the selected messages, and reports every one that it cannot read."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ TOPIC, OTHER = "orders", "payments"
 
 @pytest.fixture(scope="module")
 def tier(tmp_path_factory: pytest.TempPathFactory) -> WrittenTier:
-    """Two queues and another topic; the newest messages are not in the uploaded index."""
+    """Three queues of two topics; the newest messages are not in the uploaded index."""
     made = WrittenTier(config=posix_config(tmp_path_factory.mktemp("tier")))
     made.add(TOPIC, 0, 200, seal=True)
     made.add(TOPIC, 1, 100, seal=True)
@@ -189,7 +189,7 @@ def test_damage_where_an_index_has_a_message_is_that_of_the_message_and_a_stale_
 
     sound = [(number, False) for number in numbers]
     assert found(item, OnCorrupt.FAIL) == sound
-    # Places that no message begins at, and lengths that it has not.
+    # Places where no message begins, and wrong lengths.
     stale = [(place + 1, size), (place, size + 8), (1 << 40, 90), (place, 1 << 30), (-5, 20)]
     odd = replace(item, places=(*item.places[:2], *stale, *item.places[2:]))
     assert found(odd, OnCorrupt.FAIL) == sound
@@ -208,7 +208,7 @@ def test_damage_where_an_index_has_a_message_is_that_of_the_message_and_a_stale_
 
 
 def test_messages_that_outlived_their_index_file_are_read_for(tmp_path: Path) -> None:
-    """Index files are dropped by their age, whatever the messages are."""
+    """Index files are dropped by their own age, not by that of the messages."""
     made = WrittenTier(config=posix_config(tmp_path))
     made.add(TOPIC, 0, 100, seal=True)
     made.add(TOPIC, 0, 8000, body_bytes=1, seal=True)
@@ -279,8 +279,8 @@ def test_small_pieces_are_packed_and_stay_in_order(tier: WrittenTier) -> None:
 
 @pytest.fixture
 def damaged(tmp_path: Path) -> WrittenTier:
-    """The tenth message has another size than its unit says, the twentieth wrong lengths within,
-    and the second log segment is not there."""
+    """The tenth message differs in size from its unit, the twentieth has wrong inner lengths, and
+    the second log segment is missing."""
     made = WrittenTier(config=posix_config(tmp_path, commit_log_segment_bytes=8192))
     made.add(TOPIC, 0, 100)
     with TieredReader.open(made.config) as reader:
@@ -398,7 +398,7 @@ def test_plain_bodies_are_as_producers_made_them_and_a_damaged_one_fails_or_is_n
         assert [row["damage"] is None for row in found] == [True, True, False, True]
         assert found[2]["body"] is not None
         assert line in caplog.text
-    assert len(rows_of(compressed, here, ("body",))) == 4  # who does not ask does not fail
+    assert len(rows_of(compressed, here, ("body",))) == 4  # without `body_plain` nothing fails
 
 
 @pytest.mark.parametrize("columns", [("body_plain",), ("key", "queue_offset", "body_plain")])
@@ -416,4 +416,4 @@ def test_a_batch_of_plain_bodies_ends_before_it_is_large(
     assert [row for batch in batches for row in batch.to_pylist()] == wanted
     sizes = [sum(len(body) for body in batch["body_plain"].to_pylist()) for batch in batches]
     assert len(sizes) >= 10
-    assert max(sizes) <= 25_000 + 3 * 10_000  # and one message with its keys
+    assert max(sizes) <= 25_000 + 3 * 10_000  # plus one message with its keys

@@ -1,4 +1,4 @@
-"""A scrub reads all of a tier, slowly, again and again, and goes on where it was."""
+"""A scrub reads a whole tier, slowly, again and again, and resumes where it stopped."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ RATE, PAUSE = 10_000, 600
 
 
 class SlowClock(ManualClock):
-    """It notes how long was slept, and interrupts the sleep of this number."""
+    """Notes the length of each sleep, and interrupts the `interrupted`-th one."""
 
     def __init__(self, *, interrupted: int = -1) -> None:
         super().__init__(START_MS)
@@ -87,7 +87,7 @@ def test_each_pass_reads_all_no_faster_than_it_may_and_then_it_rests(tier: Writt
         assert report.counts["keys"] == report.counts["entries"]
         assert report.seconds == pytest.approx(size / RATE)
     assert clock.slept.count(PAUSE) == 1
-    assert max(clock.slept[:3]) < 2 * 5_000 / RATE  # one part after the other
+    assert max(clock.slept[:3]) < 2 * 5_000 / RATE  # one part after another
     assert (told[-1].bytes_done, told[-1].items_done) == (size, told[-1].items_total)
 
 
@@ -167,7 +167,7 @@ def test_a_restart_goes_on_where_it_was(tier: WrittenTier, state: Path) -> None:
 def test_a_pass_that_left_out_a_part_is_not_whole_after_a_restart(
     tier: WrittenTier, state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The backend gave no answer for the first part; then the scrub was cut short."""
+    """The backend does not answer for the first part, then the scrub is cut short."""
     work, asked = VerifyJob.work, count()
 
     def without_the_first(job: VerifyJob, item: VerifyItem) -> Iterable[VerifyRow]:
@@ -224,7 +224,7 @@ def test_a_tier_that_is_away_ends_the_first_pass_only(tier: WrittenTier) -> None
 def test_a_broker_that_uploads_merges_and_expires_in_a_bucket_gives_it_nothing_to_find(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a round wrote lies elsewhere a moment later, and its object is deleted."""
+    """A moment after a round, its bytes lie elsewhere and its object is deleted."""
     monkeypatch.setattr(upkeep, "GRACE_MS", 5_000)
     monkeypatch.setitem(BUCKETS, "scrubbed", MemoryObjects())
     config = a_config(

@@ -1,4 +1,4 @@
-"""Slices cover every message that has a unit once, carry few rows, and read the same."""
+"""Slices cover each message with a unit once, carry few rows, and read the same."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def bucket_at(root: Path) -> StoreConfig:
 
 
 def elsewhere(config: StoreConfig) -> StoreConfig:
-    """Where there is no file of the broker's: a directory's catalogue is what was published."""
+    """A machine without the broker's files: a directory's catalogue is the published one."""
     return replace(config, store_path=f"{config.store_path}-elsewhere")
 
 
@@ -202,8 +202,8 @@ def test_what_was_planned_of_a_deleted_topic_is_gone_and_not_damaged(
     body_bytes: int,
     is_published: bool,
 ) -> None:
-    """A topic of that name was made anew: its segments are others, of the same names, and perhaps
-    each message is where one of the former was."""
+    """A topic of that name was recreated: it has other segments with the same names, and perhaps a
+    message at the place of each former one."""
     config = make(tmp_path)
     tier = WrittenTier(config=config)
     tier.add("t", 0, 200)
@@ -237,7 +237,7 @@ def test_what_was_planned_in_the_middle_of_a_deletion_is_gone_and_not_damaged(
     listed, delete, steps = PosixGenerations.listed, PosixFileSegment.delete, []
 
     def late(generations: PosixGenerations) -> list[ListedGeneration]:
-        """As they were listed just before the deletion."""
+        """The listing from just before the deletion."""
         return [each for each in listed(generations) if each.number == before]
 
     def watched(segment: PosixFileSegment) -> None:
@@ -255,7 +255,7 @@ def test_what_was_planned_in_the_middle_of_a_deletion_is_gone_and_not_damaged(
 
 
 def damages_in(config: StoreConfig, slices: list[Slice]) -> list[Damage]:
-    """What readers of these slices find damaged; the rest is sound."""
+    """The damages that readers of these slices find; check that the rest is sound."""
     found: list[Damage] = []
     for each in slices:
         for fields in SliceReader(config, each, on_damage=found.append).fields():
@@ -264,7 +264,7 @@ def damages_in(config: StoreConfig, slices: list[Slice]) -> list[Damage]:
 
 
 def damage_of_a_record(root: Path, config: StoreConfig, slices: list[Slice]) -> list[Damage]:
-    """What readers of these slices find when the first record has lost its head."""
+    """Zero the head of the first record; return the damages that readers of these slices find."""
     first = min(root.rglob("t/0/COMMIT_LOG/*"))
     first.write_bytes(bytes(8) + first.read_bytes()[8:])
     return damages_in(config, slices)
@@ -300,7 +300,7 @@ def test_a_worker_that_remembers_a_deleted_topic_reads_the_one_that_was_planned(
     LogBucket.buckets[config.path] = MemoryObjects()
     tier = WrittenTier(config=config)
     tier.add("t", 0, 20)
-    assert offsets(config, planned(config))  # now the worker knows this one
+    assert offsets(config, planned(config))  # now the worker has cached this tier
     tier.delete("t")
     monkeypatch.setattr(written_tier, "START_MS", written_tier.START_MS + 5_000)
     tier.add("t", 0, 10, body_bytes=400)

@@ -1,4 +1,4 @@
-"""A sound tier verifies without a finding, and damage in any region of it is found and placed."""
+"""A sound tier verifies without a finding; damage anywhere in it is found and located."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ LOG, QUEUE = "COMMIT_LOG", "CONSUME_QUEUE"
 
 @pytest.fixture(scope="module")
 def golden(tmp_path_factory: pytest.TempPathFactory) -> Harmed:
-    """Each test leaves it as it was."""
+    """Shared: each test must leave it as it was."""
     return Harmed.golden(tmp_path_factory.mktemp("verify"))
 
 
@@ -52,7 +52,7 @@ def test_the_tier_that_java_wrote_has_no_finding_and_stays_as_it_was(golden: Har
     assert report.findings == ()
     assert report.exit_code is JobExit.DONE
     assert (report.counts["messages"], report.counts["queues"]) == (533, 9)
-    # What Java puts for the empty key counts here; no message has it.
+    # Java's entries for the empty key count here, though no message has that key.
     assert (report.counts["keys"], report.counts["entries"]) == (1279, 1324)
     assert picture(golden.root) == before
 
@@ -96,7 +96,7 @@ def test_a_tier_of_ours_with_uploaded_and_local_index_files_has_no_finding(tmp_p
 
 
 def test_keys_of_which_none_was_uploaded_yet_are_no_damage(tmp_path: Path) -> None:
-    """Also where the queue does not begin at 0: its note of the keys begins with it."""
+    """Even if the queue does not begin at 0: the note of its keys begins where the queue does."""
     tier = WrittenTier(config=posix_config(tmp_path))
     tier.ends[QueueKey("Orders", 0)] = 4
     tier.add("Orders", 0, 2)
@@ -108,7 +108,7 @@ def test_keys_of_which_none_was_uploaded_yet_are_no_damage(tmp_path: Path) -> No
 
 
 def test_keys_that_wait_behind_those_of_expired_messages_are_no_damage(tmp_path: Path) -> None:
-    """In one stretch of the log: the index has something of it, and none of what is left."""
+    """Within one stretch of the log the index has keys, but none of the messages that are left."""
     settings = {"commit_log_segment_bytes": 3_500}
     probe = WrittenTier(config=posix_config(tmp_path / "probe", **settings))
     probe.add("Orders", 0, 40)
@@ -140,7 +140,7 @@ def test_an_index_file_that_is_being_made_is_no_damage(tmp_path: Path) -> None:
 
 
 def test_keys_of_a_local_file_that_is_gone_are_no_damage(tmp_path: Path) -> None:
-    """The disk was lost; its broker puts them again when it starts."""
+    """The disk was lost; the broker puts the keys again when it starts."""
     tier = WrittenTier(config=posix_config(tmp_path))
     tier.add("Orders", 0, 20, seal=True)
     tier.add("Orders", 0, 20)
@@ -335,8 +335,8 @@ def log_files(tier: WrittenTier) -> set[str]:
 
 
 def begin_a_segment_with(change: Callable[[bytes], bytes], tmp_path: Path) -> WrittenTier:
-    """A tier whose second log segment was begun with what this makes of a message, and none of it
-    was committed; the message is the first of another segment since."""
+    """A tier whose second log segment was begun with a message as `change` returns it, and nothing
+    was committed; since then the message is the first of another segment."""
     tier, twin = (WrittenTier(config=posix_config(tmp_path / name)) for name in ("a", "b"))
     twin.add("Orders", 0, 1)
     [first] = log_files(twin)
@@ -348,7 +348,7 @@ def begin_a_segment_with(change: Callable[[bytes], bytes], tmp_path: Path) -> Wr
     (Path(tier.config.path) / torn).write_bytes(change(begun))
     with twin.open() as from_parts, tier.open() as parts:
         row = from_parts.metadata.segments("broker-a/Orders/0", SegmentType.COMMIT_LOG)[-1]
-        parts.metadata.put(replace(row, size=0))  # as it was announced
+        parts.metadata.put(replace(row, size=0))  # as when it was announced
     tier.add("Orders", 0, 5)
     assert len(log_files(tier)) == 3
     return tier
@@ -385,7 +385,7 @@ def test_what_no_unit_names_and_is_neither_a_message_nor_unwritten_is_damage(
 
 @pytest.mark.parametrize("split_bytes", [1 << 26, 1_000])
 def test_units_may_have_expired_before_their_records(tmp_path: Path, split_bytes: int) -> None:
-    """Expiry drops units first; whoever is killed then leaves the records to the next round."""
+    """Expiry drops units first; if it is killed then, the records wait for the next round."""
     tier = Harmed.golden(tmp_path)
     with JsonMetadataStore.open(tier.root / "store/config/tieredStoreMetadata.json") as metadata:
         metadata.delete_segment(f"{BROKER}/GoldBB/0", SegmentType.CONSUME_QUEUE, 0)
@@ -398,7 +398,7 @@ def test_units_may_have_expired_before_their_records(tmp_path: Path, split_bytes
 @pytest.mark.parametrize("split_bytes", [1 << 26, 1_000])
 def test_a_dry_run_and_an_audit_name_the_same_bytes(tmp_path: Path, split_bytes: int) -> None:
     tier = Harmed.golden(tmp_path)
-    tier.file("GoldAa/0", LOG, 70_000).write_bytes(bytes(5_000))  # named by no row
+    tier.file("GoldAa/0", LOG, 70_000).write_bytes(bytes(5_000))  # no row names them
     planned = VerifyJob(config=tier.config, split_bytes=split_bytes).plan()
     runtime = Runtime.inline()
     with JsonMetadataStore.open(tier.config.catalogue_path, read_only=True) as metadata:
@@ -419,7 +419,7 @@ def test_only_some_topics_can_be_read_and_an_unknown_one_is_named(golden: Harmed
 
 
 def _without_store(golden: Harmed) -> StoreConfig:
-    """As one has it who is not on the broker's machine."""
+    """The configuration of somebody who is not on the broker's machine."""
     return replace(
         golden.config,
         metadata_path=golden.config.catalogue_path,

@@ -1,4 +1,4 @@
-"""A tier that changes while it is verified: what expires or moves meanwhile is no finding."""
+"""A tier that changes while it is verified: data that expires or moves is no finding."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def suspects(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture
 def tier(tmp_path: Path) -> WrittenTier:
-    """Two index files are uploaded, one is on the broker's disk."""
+    """A tier with two uploaded index files and one on the broker's disk."""
     tier = WrittenTier(config=posix_config(tmp_path, index_item_count=331))
     tier.add("Orders", 0, 150, seal=True)
     tier.add("Orders", 0, 150, seal=True)
@@ -63,8 +63,8 @@ def verified_beside(
     begun: Callable[[], None] = lambda: None,
     worked: Callable[[], None] = lambda: None,
 ) -> JobReport:
-    """The report, where something happens when it was planned, when the first slice was read, and
-    when all was."""
+    """The report of a run with something happening after the plan, after the first slice, and
+    after the last one."""
     job = VerifyJob(config=config, split_bytes=5_000)
     plan = job.plan()
     planned()
@@ -81,7 +81,7 @@ def verified_beside(
 
 
 def expire(tier: WrittenTier, *, seconds: int) -> None:
-    """What was stored in the first seconds is too old now."""
+    """Expire what was stored in the first `seconds`."""
     config = replace(tier.config, reserve_hours=1)
     with tier.open() as parts:
         now_ms = START_MS + HOUR_MS + 1000 * seconds
@@ -90,7 +90,7 @@ def expire(tier: WrittenTier, *, seconds: int) -> None:
 
 
 def expire_units(tier: WrittenTier, *, seconds: int) -> None:
-    """The same, by a broker that is not yet through, or was killed: units go before records."""
+    """The same by a broker that is not done yet or was killed: units go before records."""
     drop = FlatAppendFile.drop
 
     def of_units(
@@ -137,7 +137,7 @@ def test_keys_that_are_not_uploaded_are_no_damage_behind_units_that_expire_meanw
     tmp_path: Path,
 ) -> None:
     tier = WrittenTier(config=posix_config(tmp_path))
-    tier.add("Orders", 0, 64, seal=True)  # of one segment of the queue
+    tier.add("Orders", 0, 64, seal=True)  # one segment of the queue
     tier.add("Orders", 0, 100)
     elsewhere = replace(
         tier.config,
@@ -246,7 +246,7 @@ def test_what_goes_while_the_keys_are_compared_is_no_damage(
 
     def as_it_goes(comparison: verify_keys.KeyComparison, sums: Sums) -> dict[str, int]:
         if any(left):
-            # Each of them has a suspect now, and so is read once more.
+            # Now every sum is suspect, and so each is read once more.
             sums = sums.chosen(np.arange(len(sums)))
             sums["print"] += np.uint64(1)
             if what == "messages":
@@ -280,7 +280,7 @@ def write(tier: WrittenTier, parts: Tier, count: int) -> None:
 
 
 def give_up_index_file(parts: Tier) -> None:
-    """The disk fails once, while the one that is being filled is synced."""
+    """Let the disk fail once, while the index file that is being filled is synced."""
     sync, failures = os.fdatasync, iter([OSError(5, "the disk is broken")])
 
     def fails(descriptor: int) -> None:
@@ -296,7 +296,7 @@ def give_up_index_file(parts: Tier) -> None:
 
 @pytest.mark.parametrize("before", [0, 60])
 def test_keys_of_an_index_file_that_was_given_up_are_no_damage(tmp_path: Path, before: int) -> None:
-    """Messages of before and since have theirs in uploaded files, for those go on."""
+    """Earlier and later messages have their keys in uploaded files: other index files go on."""
     tier = WrittenTier(config=posix_config(tmp_path / "given up"))
     with tier.open() as parts:
         if before:
@@ -315,7 +315,7 @@ def test_keys_of_an_index_file_that_was_given_up_are_no_damage(tmp_path: Path, b
 def test_an_index_file_that_is_given_up_meanwhile_is_no_damage(
     tier: WrittenTier, late: bool
 ) -> None:
-    """Also on the broker's host, where its keys were found until it was opened again."""
+    """Even on the broker's host, where its keys are found until the tier is opened again."""
     tier.add("Orders", 0, 20)
 
     def given_up() -> None:
@@ -331,7 +331,7 @@ def test_an_index_file_that_is_given_up_meanwhile_is_no_damage(
 
 
 def test_an_index_file_of_an_older_copy_of_the_disk_is_no_damage(tmp_path: Path) -> None:
-    """A broker that starts there puts the keys again that it has not got."""
+    """A broker that starts on the copy puts the missing keys again."""
     tier = WrittenTier(config=posix_config(tmp_path / "older"))
     folder = LocalFolder(tier.config).path
     with tier.open() as parts:
@@ -362,7 +362,7 @@ def test_keys_that_the_notes_have_and_no_index_file_are_missing(tmp_path: Path) 
 
 
 def test_segments_that_are_not_published_yet_are_looked_for(tmp_path: Path) -> None:
-    """Else the log that is known ends with what somebody left there who died."""
+    """Otherwise the known log would end with what a dead process has left there."""
     tier = WrittenTier(config=posix_config(tmp_path / "rolled", commit_log_segment_bytes=4_000))
     with tier.open() as parts:
         write(tier, parts, 3)
@@ -374,7 +374,7 @@ def test_segments_that_are_not_published_yet_are_looked_for(tmp_path: Path) -> N
 
 
 def elsewhere(tier: WrittenTier) -> StoreConfig:
-    """Where nobody sees the broker's disk."""
+    """A machine that cannot see the broker's disk."""
     folder = f"{tier.config.store_path} elsewhere"
     return replace(tier.config, store_path=folder, catalogue="published")
 

@@ -1,7 +1,7 @@
-"""Providers whose segments are read together, named to workers by settings.
+"""Providers whose segments are read together; settings name them to workers.
 
-`TogetherPosix` has files and notes how they are read. `LogBucket` is a bucket in memory; `LogTier`
-writes one, round by round.
+`TogetherPosix` keeps files and notes how they are read. `LogBucket` is a bucket in memory;
+`LogTier` writes to one, round by round.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ LOG, QUEUE = SegmentType.COMMIT_LOG, SegmentType.CONSUME_QUEUE
 
 
 class TogetherPosix(ProviderWrapper):
-    """Files that are read together one by one; the newest queue comes first.
+    """Files behind the calls for reading together; the newest queue comes first.
 
-    `together` has the bytes of each call, `single` the paths that were read by themselves.
+    `together` holds the byte count of each call, `single` the paths that were read alone.
     """
 
     together: ClassVar[list[int]] = []
@@ -76,7 +76,7 @@ class _Noted(SegmentWrapper):
 
 
 class LogBucket(ObjectProvider):
-    """A bucket in memory that goes by the path in the settings; clients count their requests."""
+    """A bucket in memory for each path in the settings; clients count their requests."""
 
     buckets: ClassVar[dict[str, MemoryObjects]] = {}
     clients: ClassVar[list[MemoryObjectClient]] = []
@@ -95,7 +95,7 @@ class _Growing:
 
 
 class LogTier:
-    """A log that is written, and the catalogue's rows of its segments."""
+    """Writes a log, and has the catalogue's rows for its segments."""
 
     def __init__(self, config: StoreConfig) -> None:
         self.config = config
@@ -107,7 +107,7 @@ class LogTier:
         self._writer.claim(config.broker_name)
 
     def round(self, topics: Sequence[str], *, body_bytes: int = 1_000) -> None:
-        """One more message for queue 0 of each of these topics, all in one entry."""
+        """Add a message to queue 0 of each of these topics, all in one entry."""
         pairs = []
         for topic in topics:
             path = f"{self.config.broker_name}/{topic}/0"
@@ -137,7 +137,7 @@ class LogTier:
             future.result()
 
     def tend(self) -> None:
-        """Merge, as often as the rounds are many."""
+        """Merge until nothing is left to merge."""
         while self._writer.tend(self.config.broker_name):
             pass
 
@@ -149,13 +149,13 @@ class LogTier:
         ]
 
     def live_objects(self) -> dict[str, int]:
-        """Those that the bytes lie in, and how long they are."""
+        """The objects that hold the bytes, and their lengths."""
         log = self._log()
         names = {log.key(name) for chunk in log.state().chunks.values() for name in chunk.used()}
         return {name: len(self.objects.held[name][0]) for name in names}
 
     def damage(self, path: str, kind: SegmentType, position: int) -> None:
-        """Another byte at this place of a segment."""
+        """Change the byte at this place of a segment."""
         log = self._log()
         (place,) = (
             place
@@ -168,7 +168,7 @@ class LogTier:
         self.objects.held[log.key(place.object)] = bytes(changed), facts
 
     def _log(self) -> BrokerLog:
-        """As a reader sees it."""
+        """The log as a reader sees it."""
         calls = ObjectCalls(MemoryObjectClient(self.objects), self._runtime, RetryPolicy())
         layout = ObjectLayout(self.config.cluster_name)
         return BrokerLog(calls, layout, self.config.broker_name, self._runtime)

@@ -1,4 +1,4 @@
-"""A tier written through the real parts, for what reads it."""
+"""A tier written through the real parts, for tests that read it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def posix_config(root: Path, **settings: Any) -> StoreConfig:
 
 
 def properties_of(number: int) -> dict[str, str]:
-    """A unique key, one key of its own, one shared by ten; no key for every seventh."""
+    """A unique key, a key of its own, and one that ten messages share; every seventh has none."""
     if number % 7 == 6:
         return {"TAGS": "none"}
     return {
@@ -93,7 +93,7 @@ class WrittenTier:
 
     @contextmanager
     def open(self) -> Iterator[Tier]:
-        """The parts of the tier, as a broker has them that has come up."""
+        """The parts of the tier, as a running broker has them."""
         parts = open_tier(self.config, runtime=Runtime.inline(now_ms=START_MS))
         with closing(parts):
             parts.load()
