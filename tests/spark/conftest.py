@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).resolve().parents[2]
-# No JVM here lives long enough for the second compiler to be worth its work, or several collectors.
+# No JVM here lives long enough for the second compiler or a parallel collector to pay off.
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 @pytest.fixture(scope="session", autouse=True)
 def short_lived_java() -> Iterator[None]:
-    """For each JVM that a test starts, and for those of its executors."""
+    """Set these options for each JVM that a test starts, and for those of its executors."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JDK_JAVA_OPTIONS", SHORT_LIVED)
         yield
@@ -40,7 +40,7 @@ def spark(
         patch.setenv("PYSPARK_PYTHON", sys.executable)
         patch.setenv("PYSPARK_DRIVER_PYTHON", sys.executable)
         patch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
-        # Only the workers need it, and only here: at home `tieredstore` is installed.
+        # Only the workers need it, and only here: elsewhere `tieredstore` is installed.
         patch.setenv("PYTHONPATH", str(ROOT))
         session = (
             SparkSession.builder.master("local[2]")
@@ -53,7 +53,7 @@ def spark(
             .config("spark.sql.shuffle.partitions", "2")
             .config("spark.sql.warehouse.dir", str(scratch / "warehouse"))
             .config("spark.ui.enabled", "false")
-            # A worker on a busy machine may need longer than a quarter of a minute to say its name.
+            # On a busy machine a worker may need more than 15 seconds to authenticate.
             .config("spark.python.authenticate.socketTimeout", "10m")
             .getOrCreate()
         )

@@ -1,4 +1,4 @@
-"""A driver of Spark that does what its input tells it, one order a line, until it is killed.
+"""A Spark driver that follows its input, one order per line, until it is killed.
 
 Each answer is a file of its own that appears whole: `[true, result]` or `[false, error]`.
 """
@@ -16,7 +16,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-# Of a number: its message. `test_kills.message` says the same.
+# The message of a number. `test_kills.message` says the same.
 MESSAGE = (
     "if(id % 5 = 0, 'payments', 'orders') as topic",
     "cast(id % 3 as int) as queue_id",
@@ -25,12 +25,12 @@ MESSAGE = (
     "concat('u', id) as unique_key",
 )
 PLACE = ("topic", "queue_id", "queue_offset", "body")
-PAUSE = threading.Event()  # which nobody sets
-SECONDS_MAX = 120.0  # that an executor may take to come up
+PAUSE = threading.Event()  # nobody sets it
+SECONDS_MAX = 120.0  # for an executor to come up
 
 
 class Orders:
-    """What can be ordered; the names are those of the methods."""
+    """The possible orders; each has the name of a method."""
 
     def __init__(self, spark: SparkSession, executors: int) -> None:
         self._spark = spark
@@ -38,7 +38,7 @@ class Orders:
         self._query: StreamingQuery | None = None
 
     def executors(self) -> None:
-        """Wait until all are there: those that were killed come again."""
+        """Wait until all executors are there: Spark replaces those that were killed."""
         known = self._spark.sparkContext._jsc.sc()
         end = time.monotonic() + SECONDS_MAX
         while known.getExecutorMemoryStatus().size() <= self._executors:
@@ -67,14 +67,14 @@ class Orders:
         self._run(rows, "tieredstore", {**tier, **more})
 
     def _run(self, rows: DataFrame, name: str, options: dict[str, str]) -> None:
-        """Go on with a stream, unless it is running, to the end of what there is."""
+        """Start the stream unless it is running, and let it process all available data."""
         if self._query is None or not self._query.isActive:
             stream = rows.writeStream.format(name).options(**options)
             self._query = stream.trigger(processingTime="100 milliseconds").start()
         self._query.processAllAvailable()
 
     def rows(self, out: str) -> list[list[Any]]:
-        """Of Parquet, as Spark reads it: a stream's folder has files that do not count."""
+        """The Parquet rows as Spark reads them: a stream's folder has files that do not count."""
         found = self._spark.read.parquet(out).select(*PLACE).collect()
         return [[row[0], row[1], row[2], bytes(row[3]).decode()] for row in found]
 
@@ -94,12 +94,12 @@ def main() -> None:
         number, name, words = json.loads(line)
         try:
             answer = [True, getattr(orders, name)(**words)]
-        except Exception as error:  # noqa: BLE001 - whoever ordered it judges
+        except Exception as error:  # noqa: BLE001 - the caller judges the error
             answer = [False, f"{type(error).__name__}: {error}"]
         half = place / f"{number}.half"
         half.write_text(json.dumps(answer))
         half.rename(place / f"{number}.answer")
-    os._exit(0)  # nobody is there any more
+    os._exit(0)  # the caller is gone
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Spark drivers and what they are made of, killed at random moments while they work.
+"""Spark drivers and their processes, killed at random moments while they work.
 
-A moment is either a time within what the work takes undisturbed, or the n-th change of what it
-writes: commits are short, but they are where most changes are.
+A moment is either a time within the length of undisturbed work, or the n-th change of what the work
+writes: commits are short, but most changes happen in them.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from tests.spark.spark_kit import environment
 
 DRIVER_KINDS: Final = ("all", "helper", "driver and JVM", "helper", "JVM", "helper", "driver")
 EXECUTOR_KINDS: Final = ("executor", "worker", "executor", "daemon")
-PAUSE: Final = threading.Event()  # which nobody sets
+PAUSE: Final = threading.Event()  # nobody sets it
 POLL_SECONDS: Final = 0.004
-SECONDS_MAX: Final = 240.0  # of one order
-AGAIN_MAX: Final = 12  # runs of what was killed: an orphan may hold the tier for a while
+SECONDS_MAX: Final = 240.0  # for one order
+AGAIN_MAX: Final = 12  # runs after a kill: an orphan may hold the tier for a while
 AGAIN_SECONDS: Final = 0.5
-UNFINISHED: Final = 0.25  # of the kills: what was killed is killed again when it runs again
+UNFINISHED: Final = 0.25  # the share of kills whose work is killed again when it runs again
 SPARK: Final = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
@@ -47,7 +47,7 @@ SPARK: Final = {
 
 
 class Process(NamedTuple):
-    """One row of the table of processes."""
+    """One row of the process table."""
 
     pid: int
     parent: int
@@ -55,7 +55,7 @@ class Process(NamedTuple):
 
 
 def processes(session: int) -> dict[int, Process]:
-    """All that belong to this session, whoever their parent is by now."""
+    """All processes of this session, whoever their parent is by now."""
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -67,7 +67,7 @@ def processes(session: int) -> dict[int, Process]:
 
 
 def roles(session: int) -> dict[str, list[int]]:
-    """Who is what in the session of a driver. Helpers are the Python processes that plan and
+    """The processes in a driver's session by role. Helpers are the Python processes that plan and
     commit for its JVM."""
     table = processes(session)
     found: dict[str, list[int]] = {"driver": [session]}
@@ -89,7 +89,7 @@ def roles(session: int) -> dict[str, list[int]]:
 
 
 class Driver:
-    """A driver in a session of its own, with so many executors of so many cores."""
+    """A driver in a session of its own; `cluster` has the counts of executors and their cores."""
 
     def __init__(self, place: Path, number: int, *, cluster: tuple[int, int]) -> None:
         self.place = place / f"driver-{number}"
@@ -162,33 +162,33 @@ def kill(pids: Iterable[int]) -> None:
 
 
 class Work(ABC):
-    """What is done again and again, each time with more data, while something is killed."""
+    """Work that is done again and again, each time with more data, while something is killed."""
 
-    helper = ""  # a part of the command of the helper that matters most
+    helper = ""  # part of the command line of the helper that matters most
     waits_for_orphans = False
 
     @abstractmethod
     def turn(self) -> tuple[str, dict[str, Any]]:
-        """The next order: it may be given again until it is done."""
+        """The next order; it may be given again until it is done."""
 
     def grow(self) -> None:  # noqa: B027 - not all work has more
-        """More data while the order is under way."""
+        """Add data while the order is under way."""
 
     @abstractmethod
     def watched(self) -> object:
-        """Something that is equal only as long as nothing was written."""
+        """A value that stays equal only while nothing is written."""
 
-    def check(self) -> None:  # noqa: B027 - of Parquet only a whole run says something
-        """What can be said after each turn that was done, whatever was killed."""
+    def check(self) -> None:  # noqa: B027 - with Parquet only a whole run can be checked
+        """Check what must hold after each finished turn, whatever was killed."""
 
     @abstractmethod
     def check_all(self, driver: Driver) -> None:
-        """All that was given is there once; nothing else is."""
+        """Check that all that was given is there once, and nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """Of one turn that nobody disturbs."""
+    """The length of one undisturbed turn."""
 
     seconds: float
     changes: int
@@ -239,7 +239,7 @@ class Killing:
                     self.work.check()
                     order = None
                 elif asked:
-                    driver.answer(asked)  # whatever it is
+                    driver.answer(asked)  # whatever the answer is
                 driver.done("executors")
             if order is not None:
                 self._finish(driver, order, 0)
@@ -253,7 +253,7 @@ class Killing:
         print(f"{type(self.work).__name__}: {count} kills in {seconds:.0f} s:", dict(self.counts))
 
     def _started(self) -> Driver:
-        """A driver that comes up: the next one does while this one works."""
+        """Start a driver: the next one comes up while this one works."""
         self._number += 1
         cluster = (1, 2) if self.kinds is DRIVER_KINDS else (2, 1)  # one executor starts sooner
         driver = Driver(self.place, self._number, cluster=cluster)
@@ -261,7 +261,7 @@ class Killing:
         return driver
 
     def _warmed(self, driver: Driver) -> Driver:
-        """It has done everything once, elsewhere: the first time takes seconds."""
+        """Let the driver do everything once, elsewhere: the first time takes seconds."""
         warm = driver.place / "warm"
         tier = {
             "provider": "posix",
@@ -300,7 +300,7 @@ class Killing:
         order: tuple[str, dict[str, Any]],
         is_reached: Callable[[float, int], bool],
     ) -> int:
-        """Give the order, and come back at the moment, or when it is done."""
+        """Give the order, and return at the moment or when the order is done."""
         begun, changes, grown = time.monotonic(), 0, 0
         last = self.work.watched()
         asked = driver.ask(order[0], **order[1])
@@ -335,7 +335,7 @@ class Killing:
         return f"{len(victims)} of {len(processes(driver.session)) + len(victims)} processes"
 
     def _finish(self, driver: Driver, order: tuple[str, dict[str, Any]], asked: int) -> None:
-        """Until it is done. Where an executor died, Spark itself has to bring it to its end."""
+        """Repeat the order until it is done. If an executor died, Spark itself must finish it."""
         errors = []
         for _ in range(AGAIN_MAX):
             asked = asked or driver.ask(order[0], **order[1])
@@ -351,7 +351,7 @@ class Killing:
 
 
 def files_in(*places: Path) -> frozenset[tuple[str, int]]:
-    """Names and sizes of all that is below."""
+    """Names and sizes of all files below."""
     return frozenset(_walked(places))
 
 

@@ -1,4 +1,4 @@
-"""A tier named to Spark by options, and programs in Spark sessions of their own."""
+"""Options that name a tier to Spark, and programs in Spark sessions of their own."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 
 
 def options_of(config: StoreConfig) -> dict[str, str]:
-    """All settings that are not the default, as texts."""
+    """All settings that differ from the default, as text."""
     plain = StoreConfig()
     return {
         name: str(getattr(config, name))
@@ -41,9 +41,9 @@ def load(spark: SparkSession, config: StoreConfig, **options: Any) -> DataFrame:
 def submitted(
     script: str, words: Sequence[object], place: Path, *, more: str = ""
 ) -> subprocess.CompletedProcess[str]:
-    """A script by `spark-submit`, to two executors that are processes of their own.
+    """Run a script by `spark-submit`, with two executors in processes of their own.
 
-    They get the package as a zip, with a module `more` in it; no checkout is on any path.
+    They get the package as a zip with a module `more` in it; no checkout is on any path.
     """
     program, package = place / "program.py", place / "package.zip"
     program.write_text(script)
@@ -74,12 +74,12 @@ def submitted(
 def started(
     command: Sequence[str], place: Path, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """A process that may start a Spark of its own; it fails the test where it fails."""
+    """Run a process that may start a Spark of its own; if it fails, the test fails."""
     return run_to_its_end(command, environment(**variables), place)
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """Of a process that starts a Spark of its own."""
+    """The environment of a process that starts a Spark of its own."""
     return {name: text for name, text in os.environ.items() if name != "PYTHONPATH"} | {
         "JAVA_HOME": str(java_home()),
         "PYSPARK_PYTHON": sys.executable,
@@ -106,7 +106,7 @@ def run_to_its_end(
 
 
 def drop_tables(spark: SparkSession) -> None:
-    """Leave nothing in the session's catalogue: other tests have the same session."""
+    """Leave nothing in the session's catalogue: other tests share the session."""
     for found in spark.catalog.listTables():
         if found.isTemporary:
             spark.catalog.dropTempView(found.name)

@@ -11,7 +11,7 @@ from tests.spark import bring_java
 
 
 def put_java(home: Path, version: str) -> Path:
-    """A `java` that answers as one of this version does."""
+    """Write a `java` that answers as one of this version does."""
     script = home / "bin" / "java"
     script.parent.mkdir(parents=True)
     script.write_text(

@@ -78,7 +78,7 @@ def test_tasks_do_every_item_and_tell_of_it(spark: SparkSession) -> None:
 
 
 def run_verify(tier: WrittenTier, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """`tieredstore verify --engine spark` as cron would run it: nothing is set but this."""
+    """`tieredstore verify --engine spark` as cron would run it: with only this environment."""
     named = [
         word
         for option, value in (
@@ -136,7 +136,7 @@ def test_without_java_a_job_ends_with_one_line_and_no_trace(tmp_path: Path) -> N
         ran = run_verify(tier, variables)
         assert ran.returncode == 2
         assert ran.stderr == f"tieredstore: Spark needs Java 17 or later: {line}\n"
-    program(tmp_path / "bin" / "java", "exit 1")  # as one that is too old does
+    program(tmp_path / "bin" / "java", "exit 1")  # as a Java that is too old does
     ran = run_verify(tier, {"PATH": "/usr/bin:/bin", "JAVA_HOME": str(tmp_path)})
     assert ran.returncode == 2
     assert ran.stderr.splitlines()[-1] == (
@@ -146,7 +146,7 @@ def test_without_java_a_job_ends_with_one_line_and_no_trace(tmp_path: Path) -> N
     assert "Traceback" not in ran.stderr
 
 
-# Spark asks an interpreter for its version: this one says another than it has.
+# Spark asks an interpreter for its version: this one gives a false one.
 OTHER_PYTHON = """exec {python} -c '
 import pyspark.worker, runpy, sys
 sys.version_info = (3, 99, 0, "final", 0)
@@ -190,7 +190,7 @@ def program(path: Path, text: str) -> None:
     path.chmod(0o755)
 
 
-# In a session of its own: the one of all tests tries no task again.
+# In a session of its own: the shared session of the tests does not retry tasks.
 STUMBLING = """
 import sys
 from dataclasses import dataclass
@@ -335,7 +335,7 @@ def test_into_a_bucket_to_another_and_back(
 
 
 def made_buckets(place: Path, endpoint: str, *names: str) -> list[StoreConfig]:
-    """Empty tiers, each in a bucket of its own."""
+    """Make empty tiers, each in a bucket of its own."""
     found = [in_bucket(place / name, name, endpoint) for name in names]
     for config in found:
         create_bucket(ObjectStoreSettings.from_config(config))
@@ -376,7 +376,7 @@ def config_file(config: StoreConfig, place: Path) -> Path:
 
 
 def objects(config: StoreConfig, endpoint: str) -> int:
-    """How many objects are in the bucket of a tier."""
+    """How many objects the bucket of a tier has."""
     named = {"access_key": config.access_key, "secret_key": config.secret_key}
     address = {"endpoint_override": endpoint, "scheme": "http", "region": "us-east-1"}
     bucket = FileSelector(config.bucket, recursive=True)
@@ -387,8 +387,8 @@ def objects(config: StoreConfig, endpoint: str) -> int:
 def was_killed(
     words: list[str], place: Path, seconds: float, made: Callable[[], int] | None, more: int
 ) -> bool:
-    """Run until so many more objects are there, or for so long where nothing is made: then kill.
-    Whether it was still running."""
+    """Run until `made` has grown by `more`, at most for `seconds`, then kill; return whether it was
+    still running."""
     before = made() if made is not None else 0
     with subprocess.Popen(
         words,

@@ -1,8 +1,8 @@
-"""Every message exactly once, whatever is killed when: batch and stream, source and sink, driver
-and executor.
+"""Every message exactly once, whatever is killed and when: batch and stream, source and sink,
+driver and executor.
 
-KILLS=20 widens each cell, KILLS_SEED=n throws the dice of a run again; a moment on another machine,
-or on a busy one, is another moment all the same.
+KILLS=20 makes more kills in each cell, KILLS_SEED=n repeats the dice of a run; even so a moment is
+not the same on another machine, or on a busy one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tieredstore.providers.s3_admin import create_bucket
 from tieredstore.providers.s3_settings import ObjectStoreSettings
 
 __all__ = ["moto", "s3_environment"]  # fixtures
-KILLS = int(os.environ.get("KILLS", "5"))  # of each cell
+KILLS = int(os.environ.get("KILLS", "5"))  # in each cell
 SEED = int(os.environ.get("KILLS_SEED", "0")) or random.SystemRandom().randrange(1, 2**31)
 LOAD_ROWS = 160
 FILE_ROWS = 25
@@ -41,7 +41,7 @@ pytestmark = pytest.mark.cluster
 
 
 def message(number: int) -> tuple[QueueKey, str]:
-    """As `killed_driver.MESSAGE` has it."""
+    """The message of a number, as `killed_driver.MESSAGE` makes it."""
     topic = "orders" if number % 5 else "payments"
     return QueueKey(topic, number % 3), f"body-{number}-".ljust(200, ".")
 
@@ -52,7 +52,7 @@ class Sink(Work):
     def __init__(self, config: StoreConfig, place: Path, door: Door | None) -> None:
         self.config = config
         self.place = place
-        self.end = 0  # of the numbers that were given out
+        self.end = 0  # of the numbers given out so far
         self._door = door
         self._requests = 0
 
@@ -69,7 +69,7 @@ class Sink(Work):
         assert sorted(found) == sorted(message(number)[1] for number in range(self.end))
 
     def bodies(self, key: QueueKey) -> list[str]:
-        """Their offsets are dense, and say where they are."""
+        """The bodies of a queue; their offsets are dense, and match their places."""
         return [each.body.decode() for each in messages(self.config, key)]
 
     def check_all(self, driver: Driver) -> None:
@@ -80,7 +80,7 @@ class Sink(Work):
         for key in QUEUES:
             assert sorted(self.bodies(key)) == sorted(wanted[key])
         with TieredReader.open(self.config) as tier:
-            # A look-up in a bucket takes long enough to ask for some only.
+            # A look-up in a bucket is slow, so only some are made.
             for number in range(0, self.end, 1 if self._door is None else 9):
                 (key, body), names = message(number), (f"k{number}", f"u{number}")
                 for name in names:
@@ -93,7 +93,7 @@ class Sink(Work):
 
 
 class SinkBatch(Sink):
-    """Frames that are written under a name each."""
+    """Frames that are written with one load id each."""
 
     helper = "commit_data_source_write"
 
@@ -122,7 +122,7 @@ class SinkStream(Sink):
         half.rename(self.place / "lines" / f"{first}")
 
     def check(self) -> None:
-        """What came while the turn ended may be there or not; nothing is there twice."""
+        """What came while the turn ended may be there or not, but nothing is there twice."""
         found = [text for key in QUEUES for text in self.bodies(key)]
         assert len(found) == len(set(found))
 
@@ -154,11 +154,11 @@ class Source(Work):
 
 
 class SourceBatch(Source):
-    """Exports of all there is, each in the place of the one before. A reader takes a folder with
-    the mark of success that Spark makes last."""
+    """Exports of the whole tier, each replacing the one before. A reader takes a folder that has
+    the success mark, which Spark makes last."""
 
     helper = "plan_data_source_read"
-    waits_for_orphans = True  # Spark's own commit of files does not fence them
+    waits_for_orphans = True  # Spark's own commit of files does not fence orphans
 
     def turn(self) -> tuple[str, dict[str, Any]]:
         self.grow()
@@ -166,7 +166,7 @@ class SourceBatch(Source):
 
 
 class SourceStream(Source):
-    """A stream into a file sink, which says itself which of its files count."""
+    """A stream into a file sink, which itself says which of its files count."""
 
     helper = "python_streaming_source_runner"
 

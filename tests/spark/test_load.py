@@ -1,4 +1,4 @@
-"""`tieredstore.spark.load`, and Spark writes that are under way at the same time."""
+"""`tieredstore.spark.load`, and Spark writes that run at the same time."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def config(request: pytest.FixtureRequest, tmp_path: Path) -> StoreConfig:
 
 
 def orders(spark: SparkSession, first: int, end: int) -> DataFrame:
-    """Each queue's rows lie in all partitions."""
+    """A frame in which each queue has rows in all partitions."""
     return spark.range(first, end, 1, PARTITIONS).selectExpr(
         "'orders' as topic",
         "cast(id % 2 as int) as queue_id",
@@ -82,9 +82,9 @@ def test_a_load_has_the_workers_write_once_more_what_lies_in_several_partitions(
         read_here.append(name)
         return inner(scratch, name, position, length)
 
-    # Tasks are other processes: only what the driver does is seen here.
+    # Tasks run in other processes: only what the driver does is seen here.
     monkeypatch.setattr(PosixScratch, "read", reading)
-    monkeypatch.setattr(StagedSource, "rows", rewritten_here.append)  # which fails what reads it
+    monkeypatch.setattr(StagedSource, "rows", rewritten_here.append)  # whatever reads it fails
     monkeypatch.setattr(load_module, "merged", lambda *given: rewritten_here.append(given))
     frame, options = orders(spark, 0, 240), {**options_of(config), "load_id": "one"}
     with ThreadPoolExecutor(1) as thread:  # where no session is active

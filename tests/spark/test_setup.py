@@ -1,4 +1,4 @@
-"""What docs/spark.md says of a cluster, walked; and what a process says that lacks a package."""
+"""The commands of docs/spark.md for a cluster, run; and the error where a package is missing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tieredstore.spark.sink import TierStreamWriter, WriteOptions
 from tieredstore.spark.source import TierBatchReader, TierDataSource
 from tieredstore.spark.stream import TierStreamReader
 
-# As a worker does: it has Spark's own packages, and what else lies on these paths.
+# As in a worker, which has Spark's own packages and whatever else is on these paths.
 UNPICKLE = """
 import importlib.abc, pickle, sys
 blocked, paths, pickled = sys.argv[1].split(","), sys.argv[2].split(":"), sys.argv[3]
@@ -49,8 +49,8 @@ print(type(pickle.loads(bytes.fromhex(pickled))).__name__)
 
 
 def unpickled(what: Any, *, lacks: str) -> subprocess.CompletedProcess[str]:
-    """In another process whose interpreter lacks these packages."""
-    # Without site: the checkout is installed there, and pyspark beside it.
+    """Unpickle it in another process whose interpreter lacks these packages."""
+    # Without site, where the checkout and pyspark are installed.
     paths = f"{Path(pyspark.__file__).parents[1]}:{'' if lacks == 'tieredstore' else ROOT}"
     pickled = cloudpickle.dumps(what).hex()  # type: ignore[no-untyped-call]
     command = [sys.executable, "-I", "-S", "-c", UNPICKLE, lacks, paths]
@@ -110,9 +110,9 @@ def test_the_look_at_the_package_is_no_part_of_each_partition() -> None:
     assert len(pickled) < 200
 
 
-WHEEL = "tieredstore-0.1.0-py3-none-any.whl"  # of the page
+WHEEL = "tieredstore-0.1.0-py3-none-any.whl"  # as the page names it
 
-# All that the page shows of frames, tables, streams and sinks.
+# All the page's examples of frames, tables, streams and sinks.
 WALKED = """
 import importlib.util, json, sys
 from pyspark.sql import SparkSession

@@ -57,7 +57,7 @@ def test_frames_become_queues_and_are_found_by_key(spark: SparkSession, tmp_path
         assert len(reader.query_message("orders", "all", count_max=999).messages) == 240
     assert report_of(config).findings == ()
 
-    # What a read gives can be written, to another tier, and is the same there.
+    # What a read gives can be written to another tier, and is the same there.
     copy = posix_config(tmp_path / "copy")
     frame = spark.read.format("tieredstore").options(**options_of(config)).load()
     write(frame, copy, load_id="the copy")
@@ -93,13 +93,13 @@ def test_what_cannot_be_is_one_line_and_changes_nothing(
 
 @pytest.mark.parametrize("name", ["", " "])
 def test_a_load_id_that_names_nothing_is_refused(name: str) -> None:
-    """All loads with it would be one, and only the first be made."""
+    """All loads with it would count as one, and only the first would be made."""
     with pytest.raises(InvalidConfigError, match="load_id: it is empty"):
         WriteOptions.parse({**options_of(posix_config(Path("/tier"))), "load_id": name})
 
 
-# Partition 1 fails at its first attempt, behind half of its rows; partition 0 takes its executor
-# with it. Then the tier is read by the same cluster.
+# The first attempt at partition 1 fails after half of its rows; partition 0 kills its executor.
+# Then the same cluster reads the tier.
 LOADING = """
 import json, os, signal, sys
 from pathlib import Path
@@ -146,7 +146,7 @@ print(json.dumps([sorted(map(tuple, found)), [row.queue_offset for row in keyed]
 def test_attempts_that_fail_and_executors_that_die_leave_every_message_once(
     tmp_path: Path,
 ) -> None:
-    """On a cluster that has the package in a zip, and reads with it."""
+    """On a cluster that has the package as a zip, and also reads with it."""
     config = posix_config(tmp_path)
     died = tmp_path / "died"
     ran = submitted(LOADING, [died, json.dumps(options_of(config))], tmp_path)
@@ -164,8 +164,8 @@ def test_attempts_that_fail_and_executors_that_die_leave_every_message_once(
     assert all(".zip" in file for file in files), files
 
 
-# The first attempt at one partition stops behind most of its rows. It goes on when its twin has
-# begun, when its twin has given all its rows, or not at all: until Spark kills it.
+# The first attempt at one partition stops after most of its rows. It goes on when its twin has
+# begun, when its twin has given all its rows, or never: then Spark kills it.
 TWINS = """
 import json, sys, threading
 from pathlib import Path
@@ -244,7 +244,7 @@ for goes_on in ("", ".end", ".never"):
 
 @pytest.mark.cluster
 def test_speculative_twins_add_each_message_once(tmp_path: Path) -> None:
-    """Of a write, of a load, and of a batch of a stream."""
+    """In a write, in a load, and in a batch of a stream."""
     config = posix_config(tmp_path / "tier")
     submitted(TWINS, [tmp_path, json.dumps(options_of(config))], tmp_path)
     for name in ("save", "load", "stream"):

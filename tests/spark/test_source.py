@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.datasource import EqualTo
 from werkzeug.wrappers import Response
 
@@ -95,7 +95,7 @@ def test_the_tier_that_java_wrote_is_read_as_java_says_it_is(spark: SparkSession
 
 
 def host(text: str) -> str:
-    """As the expectation files have it: hexadecimal address, port."""
+    """The host as in the expectation files: hexadecimal address, port."""
     import ipaddress
 
     address, _, port = text.rpartition(":")
@@ -155,7 +155,7 @@ def test_filters_say_the_same_pushed_down_or_not(
 def test_a_key_that_is_pushed_down_reads_its_messages_and_no_other(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """All other messages of the log are destroyed: whoever read them would fail."""
+    """All other messages of the log are destroyed: reading them would fail."""
     made = WrittenTier(config=posix_config(tmp_path))
     made.add("orders", 0, 60, seal=True)
     frame = load(spark, made.config, columns="queue_offset,log_offset,size", topics="orders")
@@ -180,7 +180,7 @@ def test_a_key_that_is_pushed_down_reads_its_messages_and_no_other(
 def test_a_frame_that_is_used_again_has_every_row_that_its_condition_passes(
     spark: SparkSession, tier: WrittenTier, setting: str
 ) -> None:
-    """In one query and in several, as frame and as view, whatever Spark's own setting says."""
+    """In one query or several, as a frame or a view, whatever Spark's own setting says."""
     spark.conf.set(PUSHDOWN, setting)
     try:
         frame = load(spark, tier.config, columns="topic,queue_id,queue_offset,unique_key")
@@ -307,7 +307,7 @@ def test_a_limit_is_read_by_one_task_that_stops_there(
         return [tuple(row.values()) for batch in batches for row in batch.to_pylist()]
 
     assert rows(limit="3", split_bytes="1k") == [("orders", 0, number) for number in range(3)]
-    assert sum(read) < 64 * 2 * 400  # two runs, and no window of all queues
+    assert sum(read) < 64 * 2 * 400  # two runs, not a window over all queues
     assert len(rows(limit="230", split_bytes="1k")) == 230
     assert len(rows(limit="1000000")) == 350
     assert rows(limit="2", topics="payments", start_offset="30") == [

@@ -50,7 +50,7 @@ class Following:
         self._out, self._checkpoint = str(place / "out"), str(place / "checkpoint")
 
     def run(self) -> list[int]:
-        """Rows of each batch of this run."""
+        """The row count of each batch of this run."""
         stream = self._spark.readStream.format("tieredstore").schema(SCHEMA)
         query = (
             stream.options(**self._options)
@@ -100,7 +100,7 @@ def test_a_tier_that_grows_is_followed_in_batches_and_once_across_restarts(
     tier.add("payments", 3, 7)
     assert following.run() == [12]
     assert following.found() == everything(tier)
-    # A driver that died after a batch was written and before it was noted: it runs again.
+    # If a driver dies after a batch is written and before it is noted, the batch runs again.
     last = max(following.commits.glob("[0-9]*"), key=lambda path: int(path.name))
     last.unlink()
     (following.commits / f".{last.name}.crc").unlink(missing_ok=True)
@@ -162,12 +162,12 @@ def test_a_queue_whose_messages_have_all_expired_keeps_its_place(tier: WrittenTi
 def test_a_topic_that_was_deleted_and_made_again_is_data_loss_or_a_new_beginning(
     spark: SparkSession, tier: WrittenTier, tmp_path: Path
 ) -> None:
-    """The new topic has more messages than the stream had read of the first one."""
+    """The new topic has more messages than the stream had read from the first one."""
     tier.add("payments", 0, 4)
     following = Following(spark, tier, tmp_path)
     assert sum(following.run()) == 43
     tier.delete("orders")
-    assert following.run() == []  # a topic that is gone stops nobody
+    assert following.run() == []  # a topic that is gone stops nothing
     tier.add("orders", 0, 50)
     tier.add("payments", 0, 2)
     line = "orders: the topic was deleted and made again: it was number 0 and is number 2"
@@ -180,7 +180,7 @@ def test_a_topic_that_was_deleted_and_made_again_is_data_loss_or_a_new_beginning
     found = following.found()
     assert found.count(("orders", 0, 49)) == 1
     assert found.count(("orders", 0, 0)) == 2
-    # A queue of the first topic that comes late in the new one has nothing from its checkpoint.
+    # A queue that the new topic gets late does not go on from the first topic's checkpoint.
     tier.add("orders", 1, 12)
     assert following.run() == [12]
     assert sorted(row[2] for row in following.found() if row[:2] == ("orders", 1)) == sorted(
@@ -258,7 +258,7 @@ def test_a_topic_that_is_deleted_behind_the_plan_of_a_batch_stops_no_stream(
         assert rows_of(reader, begun, planned) == {("payments", 0): (0, 4)}
     finally:
         reader.stop()
-    again = stream_reader(tier)  # of a driver that makes the batch again
+    again = stream_reader(tier)  # as in a driver that repeats the batch
     try:
         assert rows_of(again, begun, planned) == {("payments", 0): (0, 4)}
     finally:
@@ -329,7 +329,7 @@ def units(count: int) -> SegmentRecord:
 
 
 def stream_reader(tier: WrittenTier, **options: str) -> TierStreamReader:
-    """As Spark makes it, in this process."""
+    """The reader as Spark makes it, but in this process."""
     parsed = ReadOptions.parse({**options_of(tier.config), **options})
     return TierStreamReader(parsed, spark_schema(parsed.scan.columns))
 
@@ -337,7 +337,7 @@ def stream_reader(tier: WrittenTier, **options: str) -> TierStreamReader:
 def rows_of(
     reader: TierStreamReader, begun: dict[str, Any], end: dict[str, Any]
 ) -> dict[tuple[str, int], tuple[int, int]]:
-    """The queue offsets of a batch: the first and the end of each queue that has any."""
+    """The queue offsets of a batch: for each queue in it the first one and the end."""
     found: dict[tuple[str, int], list[int]] = {}
     for partition in reader.partitions(begun, end):
         for batch in reader.read(partition):
@@ -367,7 +367,7 @@ def expire_oldest(tier: WrittenTier, topic: str, queue_id: int) -> None:
 
 
 def expire_all(tier: WrittenTier, key: QueueKey) -> None:
-    """What retention does to a queue that nobody writes to any more."""
+    """Expire all of a queue, as retention does when nobody writes to it any more."""
     with tier.open() as parts:
         file = parts.files.get(key)
         assert file is not None

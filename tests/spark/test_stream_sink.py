@@ -53,7 +53,7 @@ class Filling:
             query.stop()
 
     def forget_commit(self) -> None:
-        """As after a driver that died behind the tier's commit, and before Spark's own."""
+        """Leave what a driver leaves that died after the tier's commit and before Spark's own."""
         commits = self._checkpoint / "commits"
         last = max(commits.glob("[0-9]*"), key=lambda path: int(path.name))
         last.unlink()

@@ -1,4 +1,4 @@
-"""A tier in Spark SQL: tables, views of topics, and what a query sees of messages that come."""
+"""A tier in Spark SQL: tables, views of topics, and how queries see new messages."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def file(tier: WrittenTier, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def sql(spark: SparkSession) -> Iterator[SparkSession]:
-    """The session, without what a test has made in its catalogue."""
+    """The session; afterwards its catalogue loses what the test has made."""
     yield spark
     drop_tables(spark)
 
@@ -74,7 +74,7 @@ def test_a_table_reads_the_tier_as_it_is_at_each_query(
     assert query.lastProgress is not None
     assert query.lastProgress.numInputRows == 17
     sql.sql("DROP TABLE messages")
-    assert Path(tier.config.path).is_dir()  # LOCATION is the tier's: only the name is gone
+    assert Path(tier.config.path).is_dir()  # LOCATION belongs to the tier: only the name is gone
 
 
 def test_every_topic_becomes_a_view_that_sees_what_comes(
@@ -125,7 +125,7 @@ def test_rows_are_inserted_into_the_tier_that_the_statement_names_and_no_other(
     assert counts(sql, every.format("there")) == {"payments": 12, "new": 2}
     with pytest.raises(Exception, match="messages of a tier are never replaced"):
         sql.sql(f"INSERT OVERWRITE there WITH (config = '{copy}') SELECT * FROM here")
-    # Spark gives these rows the columns of the table that they were read from.
+    # Spark gives these rows the columns of the table from which they were read.
     sql.table("here").write.parquet(f"{tmp_path}/archive")
     for rows in ("here", "there", f"parquet.`{tmp_path}/archive`"):
         with pytest.raises(Exception, match="which tier"):
@@ -181,7 +181,7 @@ def test_options_of_a_query_count_more_than_those_of_its_table_and_never_mix_two
 def test_the_command_spark_sql_makes_a_table_that_the_next_one_finds(
     tier: WrittenTier, file: Path, tmp_path: Path
 ) -> None:
-    """In a metastore of Hive, and without any Python of the user's."""
+    """In a Hive metastore, and without any Python code of the user."""
 
     def run(statements: str) -> subprocess.CompletedProcess[str]:
         home = Path(pyspark.__file__).parent
