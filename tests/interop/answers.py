@@ -50,7 +50,7 @@ def _last_log_end(store: LocalMessageStore, topic: str, queue_id: int) -> int:
 
 
 def check_answers(rows: list[Row], store: LocalMessageStore, index: IndexService) -> Counter[str]:
-    """Every answer is ours; how many of each kind there were."""
+    """Check that Java's answers are ours; return how many there were of each kind."""
     counts: Counter[str] = Counter()
     for row in rows:
         if row["kind"] != "answer":
@@ -117,7 +117,7 @@ def _check_number(query: Row, result: Row, store: LocalMessageStore) -> None:
         result = {"offset": max(0, result["offset"])}
     else:
         there = store.contains(*place, query["offset"])
-        if not there:  # Java takes a unit that is not there for offset 0, and has it
+        if not there:  # Java reads a missing unit as offset 0, and "has" it
             return
         if query["op"] == "inStore":
             ours = there
@@ -140,7 +140,7 @@ def _check_offsets(query: Row, result: Row, index: IndexService) -> None:
 
 
 def _check_query(query: Row, result: Row, store: LocalMessageStore) -> None:
-    """What a client of Java's keeps of its answer is in ours; without bounds ours is that."""
+    """Without an end, ours is what a Java client keeps of Java's answer, or begins with that."""
     kept = []
     for one in result["messages"]:
         selected = store.message_at(one["physicalOffset"])
@@ -150,7 +150,7 @@ def _check_query(query: Row, result: Row, store: LocalMessageStore) -> None:
         has_key = query["key"] in message.keys or query["key"] == message.unique_key
         if message.topic == query["topic"] and has_key:
             kept.append(one["physicalOffset"])
-    # Java's whole seconds let through what was stored later within the last one.
+    # Java's whole seconds let through messages stored later within the last second.
     got = store.query_message(
         query["topic"],
         query["key"],
@@ -164,5 +164,5 @@ def _check_query(query: Row, result: Row, store: LocalMessageStore) -> None:
         newest = sorted(set(kept), reverse=True)
         if len(result["messages"]) < query["maxNum"]:
             assert ours == newest, query
-        else:  # hash collisions and doubles took places of Java's answer
+        else:  # hash collisions and duplicates took places in Java's answer
             assert ours[: len(newest)] == newest, query

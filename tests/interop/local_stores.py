@@ -99,7 +99,7 @@ def clock_of(store: LocalMessageStore) -> ManualClock:
 
 
 def put_variety(store: LocalMessageStore, count: int, *, batch: int = 1, first: int = 0) -> None:
-    """Put them with times that stand, walk and jump."""
+    """Put such messages while the clock stands still, walks and jumps."""
     messages = a_variety(count, first)
     clock = clock_of(store)
     for at in range(0, count, batch):
@@ -137,7 +137,7 @@ def all_messages(store: LocalMessageStore) -> dict[int, Known]:
 
 
 def questions(store: LocalMessageStore, known: dict[int, Known]) -> list[Row]:
-    """What to ask, of every queue and many keys."""
+    """Questions about every queue and many keys."""
     asked: list[Row] = []
     for topic, queue_id in [*store.queues(), QueueKey("Nobody", 0)]:
         place = {"topic": topic, "queueId": queue_id}
@@ -211,7 +211,7 @@ def java(root: Path, work: Path, *options: str, ask: list[Row] | None = None) ->
 
 
 def index_of(root: Path) -> IndexService:
-    """The index alone, of a store that is shut down."""
+    """Only the index of a store that is shut down."""
     index = IndexService(a_config(root), clock=ManualClock(START_MS))
     index.load(abnormal=False)
     return index
@@ -222,5 +222,5 @@ def digest(records: list[bytes]) -> str:
 
 
 def without_lock(_folder: str, names: list[str]) -> list[str]:
-    """For a copy of an open store: to read the lock file would give up our lock."""
+    """The files to ignore in a copy of an open store: reading the lock file would drop our lock."""
     return [name for name in names if name == "lock"]

@@ -1,4 +1,4 @@
-"""Java programs of ours beside RocketMQ's jars, built by Maven.
+"""Our Java programs, built by Maven with RocketMQ's jars.
 
 Maven fetches RocketMQ the first time.
 """
@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-# RocketMQ reaches into the JDK to unmap files; newer Javas want to be asked first.
+# RocketMQ reaches into the JDK to unmap files; newer Javas must be told to allow it.
 JAVA: Final = [
     "java",
     "--add-exports",
@@ -24,9 +24,9 @@ JAVA: Final = [
 
 
 def built(program: Path, version: str, jar: str) -> str:
-    """The class path of a program beside a version of RocketMQ.
+    """The class path of a program with a version of RocketMQ.
 
-    It is built once a version and a change; `target/` is not in the repository.
+    It is built once for each version, and again after a change; `target/` is not in the repository.
     """
     made = program / "target" / version / jar
     sources = [program / "pom.xml", *program.glob("src/**/*.java")]

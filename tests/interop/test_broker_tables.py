@@ -1,4 +1,4 @@
-"""Consumer offsets and topics, written here and read there, and the other way."""
+"""Consumer offsets and topics, written by us and read by Java, and the other way round."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def test_java_reads_every_message_of_a_copied_bucket_and_finds_it_by_key(
     machine = Machine(tmp_path, moto[0], client)
     store = machine.open()
     machine.put(store, range(COUNT // 2))
-    assert store.flush()  # an entry of the log, which sealing makes one object
+    assert store.flush()  # an entry of the log; sealing turns it into one object
     machine.put(store, range(COUNT // 2, COUNT))
     machine.put(store, range(7), topic=GONE)
     assert store.flush(seal=True)

@@ -42,7 +42,7 @@ def test_java_reads_every_message_and_finds_it_by_key(is_reindexed: bool, tmp_pa
         message = decode_message(each.record)
         for text in {message.unique_key, *message.keys} - {None}:
             wanted.setdefault((topic, str(text)), set()).add((queue_id, each.log_offset))
-    # As a broker asks whose local store begins behind all that was loaded.
+    # The question of a broker whose local store begins after all that was loaded.
     newest = max(peek_store_timestamp(each.record) for each in known.values())
     window = {"begin": 0, "end": newest, "maxCount": 999}
     queries = [

@@ -1,4 +1,4 @@
-"""Local stores that we wrote, opened, appended to and rebuilt by RocketMQ's own classes."""
+"""Local stores that we write, and RocketMQ's own classes open, append to and rebuild."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.interop, pytest.mark.slow]
 
 
 def agree(root: Path, work: Path, *options: str, count: int) -> None:
-    """Java opens the store, then we do: the same messages, the same answers, a clean end."""
+    """Java opens the store, then we do: same messages, same answers, a clean end."""
     store = opened(root)
     known = all_messages(store)
     ask = questions(store, known)
@@ -53,7 +53,7 @@ def agree(root: Path, work: Path, *options: str, count: int) -> None:
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
-    """Every file below by its path; index files by their number: their names are times."""
+    """Every file below, by its path; index files by their number, as their names are times."""
     found = contents(folder)
     if folder.name == "index":
         return {str(number): data for number, data in enumerate(found.values())}
@@ -61,7 +61,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 
 def expire(store: LocalMessageStore, count: int) -> None:
-    """Let the oldest files of the log be two hours old, and look."""
+    """Make the oldest `count` files of the log two hours too old, and run retention."""
     store.flush()  # what is not on disk yet is never deleted
     parts = store._loaded()
     old = (parts.log._clock.now_ms() - (parts.config.reserve_hours + 2) * HOUR_MS) / 1_000
@@ -174,7 +174,7 @@ def test_java_recovers_a_store_that_was_copied_while_it_was_open(
 
 
 def tear(root: Path, end: int, count: int) -> None:
-    """The last bytes of the log never came: of the last body, or of its head too."""
+    """Zero the last `count` bytes of the log: those of the last body, or of its head too."""
     file = root / "commitlog" / f"{end - end % 16_384:020}"
     with file.open("r+b") as data:
         data.seek(end % 16_384 - count)
@@ -209,7 +209,7 @@ def test_java_builds_the_queues_and_the_index_anew_with_our_bytes(
 def test_queues_that_later_versions_build_from_the_last_files_are_whole_when_we_open_them(
     tmp_path: Path,
 ) -> None:
-    """From 5.4 on Java reads the last 10 files of the log, `commitLogRecoverMaxNum`."""
+    """From 5.4 on, Java reads only the last 10 files of the log, `commitLogRecoverMaxNum`."""
     root, theirs = tmp_path / "store", tmp_path / "theirs"
     store = opened(root)
     put_variety(store, 1_200)
@@ -252,7 +252,7 @@ def test_java_knows_that_nothing_ended_our_store(tmp_path: Path) -> None:
 
 
 def test_every_kind_of_queue_was_used(tmp_path: Path) -> None:
-    """Else the tests above would say less than they seem to."""
+    """Otherwise the tests above would prove less than they seem to."""
     store = opened(tmp_path / "store", now_ms=START_MS)
     put_variety(store, 200)
     assert set(store.queues()) == set(map(QueueKey._make, QUEUES))
@@ -284,7 +284,7 @@ def test_java_reads_queues_that_begin_where_they_were_told(behind: bool, tmp_pat
     assert [row for row in rows if row["kind"] == "problem"] == []
     said = {(row["topic"], row["queueId"]): row for row in rows if row["kind"] == "queue"}
     assert {key: said[key]["maxOffset"] for key in firsts} == ends
-    for key, first in firsts.items():  # Java takes fills for messages where its log begins at 0
+    for key, first in firsts.items():  # Java takes fills for messages if its log begins at 0
         found = said[key]["minOffset"]
         assert found == first or (behind and found < first)
     store = opened(root)

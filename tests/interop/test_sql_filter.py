@@ -1,4 +1,4 @@
-"""Conditions that nobody wrote, evaluated by RocketMQ's own filter and by ours."""
+"""Generated conditions, evaluated by RocketMQ's own filter and by ours."""
 
 from __future__ import annotations
 

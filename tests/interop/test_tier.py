@@ -37,7 +37,7 @@ class Written:
 
 
 class TierWriter:
-    """Rolls segments by size and keeps the catalogue, as plainly as can be."""
+    """Rolls segments by size and keeps the catalogue, as simply as possible."""
 
     def __init__(self, root: Path, catalogue: JsonMetadataStore) -> None:
         self._provider = PosixProvider(root, CLUSTER, Runtime.inline())
@@ -46,7 +46,7 @@ class TierWriter:
     def append(
         self, row: SegmentRecord | None, start: SegmentRecord, data: bytes, most: int
     ) -> SegmentRecord:
-        """The row of the segment that now ends with `data`."""
+        """Append `data`; return the row of the segment that now ends with it."""
         if row is None:
             row = start
         elif row.size + len(data) > most:
@@ -143,6 +143,6 @@ def test_java_reads_every_message_of_a_tier_we_wrote(
 
 
 def test_java_takes_a_part_of_an_ipv6_address_for_the_time(written: list[Written]) -> None:
-    """Why times of such queues in Java's own tiers are not believed."""
+    """This is why times of such queues in Java's own tiers are not believed."""
     odd = [one for one in written if one.topic.startswith("TT")]
     assert all(java_store_timestamp(one.record) != peek_store_timestamp(one.record) for one in odd)

@@ -50,8 +50,8 @@ def put(index: IndexStore, catalogue: JsonMetadataStore, messages: Sequence[Writ
 
 @pytest.fixture
 def written(tmp_path: Path) -> list[Written]:
-    """A tier whose index was made in bulk, a day after its messages were stored: the last file too
-    is uploaded, for it begins before others."""
+    """A tier whose index was made in bulk, a day after its messages were stored: even the last file
+    is uploaded, as it begins before others."""
     runtime = Runtime.inline(now_ms=STORE_TIMESTAMP + DAY_MS)
     config = StoreConfig(
         broker_name=BROKER,
@@ -86,7 +86,7 @@ def test_java_finds_the_keys_of_an_index_that_we_uploaded(
     written: list[Written], tmp_path: Path
 ) -> None:
     # A broker asks its tier up to the earliest time of its local store, which is later than all
-    # that only the tier has.
+    # messages that only the tier has.
     window = {"begin": 0, "end": max(peek_store_timestamp(one.record) for one in written)}
     wanted: dict[tuple[str, str], set[tuple[int, int]]] = {}
     for one in written:

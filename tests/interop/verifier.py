@@ -26,7 +26,7 @@ def verify(mode: str, *options: str, work: Path) -> list[dict[str, Any]]:
 
 
 def sql_filter_says(questions: list[dict[str, Any]], work: Path) -> list[dict[str, Any]]:
-    """What Java makes of each expression, and of each message's properties with it."""
+    """What Java says about each expression, and about each message's properties with it."""
     ask, out = work / "ask.jsonl", work / "java-says.jsonl"
     ask.write_text("".join(json.dumps(one) + "\n" for one in questions), encoding="utf-8")
     _run("SqlFilterSays", str(ask), str(out))
@@ -34,7 +34,7 @@ def sql_filter_says(questions: list[dict[str, Any]], work: Path) -> list[dict[st
 
 
 def broker_tables(folder: Path, work: Path, *, change: bool = False) -> dict[str, Any]:
-    """What Java has of consumer offsets and topics; with `change` it writes others then."""
+    """The consumer offsets and topics that Java reads; with `change` it then writes others."""
     out = work / "java-says.json"
     _run("BrokerTables", str(folder), str(out), *(["change"] if change else []))
     said: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
