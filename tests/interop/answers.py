@@ -14,7 +14,7 @@ from tieredstore.model.values import INT64_MAX, Boundary, GetStatus
 
 
 def check_messages(rows: list[Row], known: dict[int, Known]) -> None:
-    """Java found no problem, and exactly these messages."""
+    """Check that Java found no problem, and exactly these messages."""
     assert [row for row in rows if row["kind"] == "problem"] == []
     assert rows[0] == {**rows[0], "kind": "open", "load": True}
     assert rows[-1]["problems"] == 0

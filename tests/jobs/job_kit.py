@@ -81,7 +81,7 @@ class Harmed:
 
 @contextmanager
 def flipped(path: Path, position: int, bits: int = 0x40) -> Iterator[None]:
-    """One byte is changed within the block."""
+    """Change one byte for the length of the block."""
     data = path.read_bytes()
     harmed = bytearray(data)
     harmed[position] ^= bits
@@ -163,7 +163,7 @@ def exported(config: StoreConfig, target: Path | str, **others: Any) -> JobRepor
 
 
 def table(target: Path | str) -> pa.Table:
-    """What a reader sees that only lists folders."""
+    """What a reader sees if it only lists folders."""
     found: pa.Table = ds.dataset(target, format="parquet", partitioning="hive").to_table()
     return found
 

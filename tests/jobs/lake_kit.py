@@ -67,7 +67,7 @@ def staged(
     without: Sequence[str] = (),
     mark: str = "a",
 ) -> StagedRange:
-    """A range with a file for each day, each file with all of it, `without` the path's columns."""
+    """A range with a file per day, all of it in each; `without` lists the columns in the path."""
     source = f"Cluster/broker-a/{topic}/{queue_id}"
     files = []
     for day in days:

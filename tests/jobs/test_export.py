@@ -147,7 +147,7 @@ def staged(target: Path) -> list[str]:
 
 
 def seen(target: Path) -> dict[Any, int]:
-    """What a reader sees that only lists folders."""
+    """What a reader sees if it only lists folders."""
     return dict(messages(target)) if list(target.glob("commit=*")) else {}
 
 

@@ -25,7 +25,7 @@ QUEUES = [("orders", 0), ("payments", 3)]
 
 
 class DeltaLake:
-    """What a reader of Delta tables finds that knows nothing about us."""
+    """What a reader of Delta tables finds if it knows nothing about us."""
 
     def __init__(self, place: Path) -> None:
         self._place = place

@@ -35,7 +35,7 @@ class DeadlyJob(CountingJob):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrphaningJob(CountingJob):
-    """Prints the process of the worker, and kills the driver."""
+    """Prints the process id of the worker, and kills the driver."""
 
     parent: int = 0
 

@@ -151,7 +151,7 @@ def test_a_load_goes_on_behind_what_a_queue_has(config: StoreConfig) -> None:
         assert reader.query_message("orders", "U00000005").messages
         assert reader.query_message("orders", "u-orders-0-7").messages
         assert reader.indexed_offset(*A) == 150
-    with open_tier_of(config) as broker:  # the broker goes on in turn
+    with open_tier_of(config) as broker:  # the broker goes on from there
         assert broker.files.get(A).append_offset == 150
         assert broker.index.indexed_offset("orders", 0, 0) == 150
 

@@ -209,7 +209,7 @@ def test_a_run_that_another_one_cuts_over_under_leaves_that_tier_alone(
         broker.put(30)
     if ran_before:
         moved(source, target)
-    with broker_on(source) as broker:  # now the run would delete a copy
+    with broker_on(source) as broker:  # so that the run would delete a copy
         assert isinstance(broker.runtime.clock, ManualClock)
         broker.runtime.clock.advance(1_000)
         broker.files.delete_topics([TOPIC])
@@ -282,7 +282,7 @@ def comes_to_its_end(source: StoreConfig, target: StoreConfig) -> None:
     """Run it again, and check the target."""
     assert moved_inline(source, target).facts["cut_over"] in ("done", "done before")
     assert everything(target) == everything(source)
-    # The tags codes of these units are plain numbers, and only the broker publishes a cut-over.
+    # The tags codes of these units are plain numbers, and the broker has yet to publish the tier.
     assert kinds(verified(target)) <= {"tags-code", "published-missing"}
 
 
@@ -423,7 +423,7 @@ def test_a_journal_that_cannot_be_removed_does_not_make_a_cut_over_fail(
         assert moved(source, target, cut_over=True).facts["cut_over"] == "done"
     assert journal.exists()
     assert moved(source, target, cut_over=True).facts["cut_over"] == "done before"
-    assert not journal.exists()  # it would make a later migration to this place be refused
+    assert not journal.exists()  # a leftover would have a later migration to this place refused
 
 
 def test_a_target_that_takes_nothing_is_told_at_once(tmp_path: Path) -> None:

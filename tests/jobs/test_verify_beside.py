@@ -296,7 +296,7 @@ def give_up_index_file(parts: Tier) -> None:
 
 @pytest.mark.parametrize("before", [0, 60])
 def test_keys_of_an_index_file_that_was_given_up_are_no_damage(tmp_path: Path, before: int) -> None:
-    """Earlier and later messages have their keys in uploaded files: other index files go on."""
+    """Earlier and later messages have their keys in uploaded files, as uploads go on."""
     tier = WrittenTier(config=posix_config(tmp_path / "given up"))
     with tier.open() as parts:
         if before:

@@ -143,7 +143,7 @@ class Flips:
     # -- which bits ---------------------------------------------------------------------------
 
     def some(self, seed: int, count: int) -> Iterator[Flip]:
-        """`count` flips of the kinds of files and fields in turn."""
+        """`count` flips, which take the kinds of files and fields in turn."""
         dice = random.Random(seed)
         kinds = [*HEAD, "body", "topic", "properties", "end of a file"]
         kinds += ["unit offset", "unit size", "unit tags"] * 4

@@ -1,4 +1,4 @@
-"""A Spark cluster in an environment of its own: only what a page says is installed is there."""
+"""A Spark cluster in an environment of its own, with only what a page says to install."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ SECONDS_MAX = 120.0  # for an executor to come up
 
 
 class Orders:
-    """The possible orders; each has the name of a method."""
+    """Each method is the order of that name."""
 
     def __init__(self, spark: SparkSession, executors: int) -> None:
         self._spark = spark

@@ -44,7 +44,7 @@ def file(tier: WrittenTier, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def sql(spark: SparkSession) -> Iterator[SparkSession]:
-    """The session; afterwards its catalogue loses what the test has made."""
+    """The session; after each test its catalogue is emptied."""
     yield spark
     drop_tables(spark)
 
