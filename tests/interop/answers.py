@@ -140,8 +140,9 @@ def _check_offsets(query: Row, result: Row, index: IndexService) -> None:
 
 
 def _check_query(query: Row, result: Row, store: LocalMessageStore) -> None:
-    """Without an end, ours is what a Java client keeps of Java's answer, or begins with that."""
-    kept = []
+    """Without an end, ours is what a Java client keeps of Java's answer, or begins with that. With
+    an end, ours has all of it that was stored by then."""
+    kept, within = [], set[int]()
     for one in result["messages"]:
         selected = store.message_at(one["physicalOffset"])
         assert selected is not None
@@ -150,6 +151,8 @@ def _check_query(query: Row, result: Row, store: LocalMessageStore) -> None:
         has_key = query["key"] in message.keys or query["key"] == message.unique_key
         if message.topic == query["topic"] and has_key:
             kept.append(one["physicalOffset"])
+            if message.store_timestamp <= query["end"]:
+                within.add(one["physicalOffset"])
     # Java's whole seconds let through messages stored later within the last second.
     got = store.query_message(
         query["topic"],
@@ -166,3 +169,5 @@ def _check_query(query: Row, result: Row, store: LocalMessageStore) -> None:
             assert ours == newest, query
         else:  # hash collisions and duplicates took places in Java's answer
             assert ours[: len(newest)] == newest, query
+    elif len(ours) < query["maxNum"]:
+        assert within <= {*ours}, query
