@@ -344,8 +344,7 @@ class Histories:
                 self.decide(machine, queue, dice.choice(SIDES))
 
     def decide(self, machine: Machine, queue: QueueKey, side: str | None) -> None:
-        if self.world.has_segments(machine):
-            self._do(machine, f"resume {queue} {side}", partial(self._resume, queue, side))
+        self._do(machine, f"resume {queue} {side}", partial(self._resume, queue, side))
 
     def settle_all(self, machine: Machine) -> None:
         """After all faults: decide every queue, so that none is stopped any more."""
