@@ -269,8 +269,10 @@ class Scheduler:
             patch.setattr(threading, "_allocate_lock", Lock)
             patch.setattr(threading, "RLock", RLock)
             patch.setattr(threading, "get_ident", lambda: id(self.running))
-            # `current_thread` enters unknown threads there forever, and would keep all this alive.
+            # `current_thread` enters unknown threads there forever, and since Python 3.12 refers to
+            # the last one from the thread: either would keep all this alive.
             patch.setattr(threading, "_active", dict(threading._active))  # type: ignore[attr-defined]
+            patch.setattr(threading, "_DeleteDummyThreadOnDel", lambda _: None, raising=False)
             patch.setattr(threading, "_time", self.clock.monotonic)
             # `wait` takes the locks of its futures in the order of their addresses.
             patch.setattr(_base, "_AcquireFutures", _AcquireInOrder)
