@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,7 @@ from tieredstore.jobs.job import Progress
 from tieredstore.jobs.scrub import STATE_BYTES_MAX, Scrub
 from tieredstore.jobs.verify import VerifyItem, VerifyJob
 from tieredstore.jobs.verify_findings import Findings, VerifyRow
+from tieredstore.jobs.verify_slice import SliceItem
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import BackendUnavailableError, InvalidConfigError, MetadataError
 from tieredstore.model.findings import Severity
@@ -117,6 +120,54 @@ def test_damage_stays_shown_until_a_whole_pass_has_not_found_it(tier: WrittenTie
     with pytest.raises(KeyboardInterrupt):
         next(passes)
     assert shown(metrics, SCRUB_FINDINGS, severity="damage") == 1
+
+
+@pytest.mark.parametrize("looks", [0, 1])
+def test_damage_stays_shown_after_a_pass_in_which_the_backend_did_not_return_it(
+    tier: WrittenTier, monkeypatch: pytest.MonkeyPatch, looks: int
+) -> None:
+    """Neither at the first look nor, if that was damaged, at the next one."""
+    metrics, clock, work = Prometheus(), SlowClock(), VerifyJob.work
+    passes = scrub_of(tier.config, clock, metrics=metrics.metrics).passes()
+    seen = Counter[object]()
+
+    def without_the_second_queue(job: VerifyJob, item: VerifyItem) -> Iterable[VerifyRow]:
+        if isinstance(item, SliceItem) and item.slice.key.queue_id == 1:
+            seen[item.slice.end_offset] += 1
+            if seen[item.slice.end_offset] > looks:
+                raise BackendUnavailableError("orders", "read", "no answer")
+        return work(job, item)
+
+    with flipped(max(Path(tier.config.path).rglob("Orders/1/COMMIT_LOG/*")), 100):
+        assert kinds(next(passes)) == {"body-crc"}
+        with monkeypatch.context() as patch:
+            patch.setattr(VerifyJob, "work", without_the_second_queue)
+            assert not kinds(next(passes))
+    assert shown(metrics, SCRUB_FINDINGS, severity="damage") == 1
+    assert shown(metrics, SCRUB_AGE) > PAUSE  # that of the first pass
+    assert not kinds(next(passes))
+    assert shown(metrics, SCRUB_FINDINGS, severity="damage") == 0
+    assert shown(metrics, SCRUB_AGE) == 0
+
+
+def test_damage_of_keys_stays_shown_after_a_pass_that_compared_none(
+    tier: WrittenTier, state: Path
+) -> None:
+    """That pass was interrupted, and another process went on with it."""
+
+    def pass_of(*, interrupted: int = -1) -> float:
+        metrics, clock = Prometheus(), SlowClock(interrupted=interrupted)
+        with suppress(KeyboardInterrupt):
+            next(scrub_of(tier.config, clock, state=state, metrics=metrics.metrics).passes())
+        return shown(metrics, SCRUB_FINDINGS, severity="damage")
+
+    log = min(Path(tier.config.path).rglob("Orders/0/COMMIT_LOG/*cfcd2084*"))
+    with flipped(log, log.read_bytes().index(b"order-21 "), 0x01):
+        damages = pass_of()
+        assert damages
+        assert pass_of(interrupted=3) == damages
+        assert pass_of() == damages
+    assert pass_of() == 0
 
 
 def test_what_it_finds_is_told_at_once(tier: WrittenTier) -> None:

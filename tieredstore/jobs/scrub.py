@@ -28,6 +28,7 @@ from tieredstore.driver.runtime import Clock
 from tieredstore.jobs.job import (
     ItemResult,
     JobReport,
+    JobState,
     OnProgress,
     Plan,
     Progress,
@@ -184,6 +185,10 @@ class Scrub:
                 rows = RowStream(results, item_count=len(plan.items))
                 report = self._job.finish(plan, rows, told=self._find)
             state = self._state
+            state.left_out |= report.state is JobState.INCOMPLETE
+            if report.state is not JobState.DONE:
+                # What the pass before found may be in a part or a key that this one left out.
+                state.found |= state.found_before
             state.found_before, state.found, state.after = state.found, Counter(), None
             if not state.left_out:
                 state.ended_ms = self._clock.now_ms()
