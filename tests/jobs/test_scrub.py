@@ -358,6 +358,17 @@ def test_another_file_is_no_state(tier: WrittenTier, state: Path, changed: dict[
         scrub_of(tier.config, state=state)
 
 
+def test_the_state_of_a_tier_at_another_address_is_refused(tmp_path: Path, state: Path) -> None:
+    one, other = (
+        posix_config(tmp_path, provider="fsspec", path="", url=f"memory://{tmp_path.name}-{name}")
+        for name in ("one", "other")
+    )
+    scrub_of(one, state=state)
+    scrub_of(one, state=state)
+    with pytest.raises(InvalidConfigError, match="state of another tier, .*-one"):
+        scrub_of(other, state=state)
+
+
 def test_a_state_that_cannot_be_read_or_a_rate_of_nothing_is_refused(
     tier: WrittenTier, tmp_path: Path
 ) -> None:

@@ -256,6 +256,6 @@ class Scrub:
 def _name_of(job: VerifyJob) -> str:
     """A name for the tier and the topics that are verified."""
     config = job.config
-    place = config.path or f"{config.bucket}/{config.prefix}"
+    place = config.path or config.url or f"{config.bucket}/{config.prefix}"
     topics = f" {','.join(job.topics)}" if job.topics else ""
     return f"{config.provider}:{place} {config.cluster_name} {config.broker_name}{topics}"
