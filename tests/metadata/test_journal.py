@@ -204,6 +204,39 @@ def test_after_a_failed_write_nothing_is_written_until_the_store_is_reopened(
         store.put(log_segment(4))
 
 
+@pytest.mark.parametrize("before", [0, 1], ids=["the first line", "a later line"])
+def test_a_full_disk_stops_the_catalogue_only_while_it_is_full(
+    path: Path, before: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The line was never whole, so there is nothing that a restart could find out."""
+    pwrite = os.pwrite
+    taken: list[int] = []
+
+    def full(descriptor: int, data: bytes, position: int) -> int:
+        """A disk that takes nine bytes of a line and no more."""
+        if taken and position == taken[-1] + 9:
+            raise OSError(errno.ENOSPC, "no space left")
+        taken.append(position)
+        return pwrite(descriptor, data[:9], position)
+
+    with JsonMetadataStore.open(path) as store:
+        for number in range(before):
+            store.put(log_segment(number))
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pwrite", full)
+            for _ in range(2):
+                with pytest.raises(MetadataError, match="no space left"):
+                    store.put(log_segment(7))
+                assert len(store.segments("broker-a/Orders/0")) == before
+        store.put(log_segment(8))
+        expected = state(store)
+        with JsonMetadataStore.open(path, read_only=True) as reader:
+            assert state(reader) == expected
+            assert reader.report.torn_bytes == 0
+    with JsonMetadataStore.open(path) as store:
+        assert state(store) == expected
+
+
 def test_a_short_write_is_finished(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pwrite = os.pwrite
     with JsonMetadataStore.open(path) as store:

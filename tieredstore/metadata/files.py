@@ -28,6 +28,7 @@ from tieredstore.driver.metadata import CatalogueUpkeep, Change
 from tieredstore.metadata.journal import (
     JournalContents,
     JournalFile,
+    NoRoomError,
     SnapshotName,
     read_journal,
     seal,
@@ -170,7 +171,7 @@ class CatalogueWriter:
 
     * At every moment, the snapshot and the journal that follows it are together the catalogue.
     * Once a durable step has failed, the files' contents are uncertain: `commit` and `compact`
-      raise until the catalogue is opened again.
+      raise until the catalogue is opened again. A disk without room for a line changes nothing.
     """
 
     def __init__(
@@ -230,7 +231,8 @@ class CatalogueWriter:
         return self._journal.bytes_count > max(limit, self._next_try_bytes)
 
     def commit(self, encoded_changes: Sequence[bytes]) -> None:
-        """Make one batch durable. After an error, the batch may or may not be there."""
+        """Make one batch durable. After an error, the batch may or may not be there; after
+        `NoRoomError` it is not."""
         self._require_sound()
         try:
             self._journal.commit(encoded_changes, self._snapshot)
@@ -239,8 +241,10 @@ class CatalogueWriter:
             raise
 
     def fail(self, error: BaseException) -> None:
-        """Refuse further writes, as memory and files may differ."""
-        self._failure = self._failure or error
+        """Refuse further writes, as memory and files may differ. After `NoRoomError` they do not:
+        the next write may find room."""
+        if not isinstance(error, NoRoomError):
+            self._failure = self._failure or error
 
     def compact(self, tables: Tables) -> None:
         """Write the tables as the new snapshot and drop the journal.
@@ -271,6 +275,7 @@ class CatalogueWriter:
             self._journal.remove()
             keep_backup(self._files)
         except BaseException as error:
+            self._next_try_bytes = 2 * self._journal.bytes_count
             self.fail(error)
             raise
         self._snapshot, self._snapshot_is_sound = name, True

@@ -19,6 +19,7 @@ valid one follows is damage. The changes of a commit:
 from __future__ import annotations
 
 import contextlib
+import errno
 import operator
 import os
 from collections.abc import Iterator, Sequence
@@ -47,13 +48,18 @@ from tieredstore.model.values import Json, QueueRecord, SegmentRecord, SegmentTy
 FORMAT: Final = 1
 _PREFIX: Final = b'{"crc":"'
 _BODY_AT: Final = len(_PREFIX) + 8 + len(b'",')
+_NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE})
+
+
+class NoRoomError(OSError):
+    """The system had no room for a line, and the journal is as it was before."""
 
 
 class JournalFile:
     """The journal as its one writer uses it. The file is created with its first line.
 
-    After an error nothing may be appended, because it is unknown whether the line is durable. Only
-    one thread at a time may call it.
+    After an error nothing may be appended, because it is unknown whether the line is durable;
+    except after `NoRoomError`. Only one thread at a time may call it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -112,7 +118,12 @@ class JournalFile:
             os.close(descriptor)
 
     def _create(self, *lines: bytes) -> None:
-        write_atomically(self._path, lines)
+        try:
+            write_atomically(self._path, lines)
+        except OSError as error:
+            if error.errno in _NO_ROOM and not os.path.lexists(self._path):
+                raise NoRoomError(error.errno, error.strerror) from error
+            raise
         self._descriptor = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
         self._lines = len(lines)
         self.bytes_count = sum(map(len, lines))
@@ -120,8 +131,10 @@ class JournalFile:
     def _append(self, line: bytes) -> None:
         assert self._descriptor is not None
         try:
-            write_all(self._descriptor, line, self.bytes_count)
+            self._write(self._descriptor, line)
             os.fdatasync(self._descriptor)
+        except NoRoomError:
+            raise
         except BaseException:
             # After a failed sync, the line may be in memory, where a reader takes it for durable.
             with contextlib.suppress(OSError):
@@ -129,6 +142,16 @@ class JournalFile:
             raise
         self._lines += 1
         self.bytes_count += len(line)
+
+    def _write(self, descriptor: int, line: bytes) -> None:
+        try:
+            write_all(descriptor, line, self.bytes_count)
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            # It was never whole, so no reader has taken it. Without its beginning all is as before.
+            os.ftruncate(descriptor, self.bytes_count)
+            raise NoRoomError(error.errno, error.strerror) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
