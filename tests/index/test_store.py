@@ -73,6 +73,17 @@ def test_fifty_keys_make_three_files_of_twenty(tmp_path: Path) -> None:
     assert begins == [STORE_TIMESTAMP - 2000, STORE_TIMESTAMP - 1000, STORE_TIMESTAMP]
 
 
+def test_a_folder_that_is_deleted_meanwhile_is_made_again(tmp_path: Path) -> None:
+    shop = Shop(tmp_path, items=20)
+    shop.put([f"k{number}" for number in range(40)], unique=False)
+    shop.index.seal()
+    shutil.rmtree(shop.index._folder.path)
+    shop.put(["late"] * 5)
+    shop.index.seal()
+    assert len(shop.found("late")) == 5
+    assert len(shop.found("k7")) == 1
+
+
 def test_no_file_begins_after_a_message_in_it_was_stored(tmp_path: Path) -> None:
     """RocketMQ asks only files that begin before the end of its window."""
     shop = Shop(tmp_path, items=20)

@@ -481,6 +481,8 @@ class LocalFolder:
         return written, file.begin_timestamp
 
     def create(self, begin: int) -> IndexStoreFile:
+        with refused_by_system(str(self.path), "create"):
+            make_directories(self.path)  # somebody may have deleted it since the start
         return IndexStoreFile.create(
             self.path, begin, slot_count=self.slot_count, item_capacity=self.item_capacity
         )
