@@ -502,6 +502,33 @@ def test_an_append_that_is_refused_is_in_no_doubt(tier: Tier) -> None:
     assert contents(tier) == b"two"
 
 
+def test_a_bucket_that_was_deleted_and_made_again_gets_no_log_without_a_beginning(
+    tier: Tier,
+) -> None:
+    log = tier.open()
+    put(log, b"one")
+
+    def gone(name: str, key: str, is_done: bool) -> None:
+        raise BackendRefusedError(key, name, "404 NoSuchBucket")
+
+    tier.clients[-1].mood = gone
+    with pytest.raises(BackendRefusedError):
+        put(log, b"two")
+    with pytest.raises(BackendRefusedError, match="NoSuchBucket"):
+        put(log, b"two")
+    held = dict(tier.objects.held)
+    tier.objects.held.clear()
+    tier.clients[-1].mood = lambda *_: None
+    for _ in range(2):
+        with pytest.raises(MetadataError, match="the log is lost"):
+            put(log, b"two")
+        assert not tier.objects.held
+    tier.objects.held.update(held)  # restored
+    assert tier.requests(lambda: put(log, b"two")) == {"get": 1, "put": 1, "head": 1}
+    assert tier.requests(lambda: put(log, b"three")) == {"put": 1, "head": 1}
+    assert contents(tier) == b"onetwothree"
+
+
 @pytest.mark.parametrize("lands", [True, False])
 def test_a_claim_that_failed_goes_on_with_the_same_number(tier: Tier, lands: bool) -> None:
     log = tier.open(claims=False)

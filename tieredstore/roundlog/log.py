@@ -55,6 +55,9 @@ log = log_of(__name__)
 
 T = TypeVar("T")
 _NOTHING: Final = object()
+_CLAIM_GONE: Final = (
+    "this writer's claim is gone: the log is lost; stop the broker, then restore it or `rebuild`"
+)
 
 INLINE_BYTES_MAX: Final = 8 << 20  # payload of an entry: a larger one goes into data objects
 TOGETHER_BYTES_MAX: Final = 64 << 20  # payload of the callers that share an entry
@@ -136,6 +139,7 @@ class BrokerLog:
         self._waiting: deque[_Ticket] = deque()
         self._turn = threading.RLock()  # held to send, claim or follow
         self._is_sending = False  # an entry's first put is under way: not in doubt yet
+        self._was_refused = False  # the last append was: its bucket may have been deleted
         self._names = itertools.count()
         self._id = uuid.uuid4().hex[:16]
 
@@ -357,8 +361,12 @@ class BrokerLog:
         tickets = self._together()
         try:
             self.claim()
+            if self._was_refused and not self._joins:
+                self._check_claim()
             self._append(tickets)
+            self._was_refused = False
         except BaseException as error:
+            self._was_refused = self._was_refused or isinstance(error, BackendRefusedError)
             for ticket in tickets:
                 ticket.failure = error
             if not isinstance(error, Exception):
@@ -459,6 +467,16 @@ class BrokerLog:
         if self.is_writer:
             self._check()
             self._look()
+
+    def _check_claim(self) -> None:
+        """Raise MetadataError if our claim is gone. Nobody deletes claims, so then the bucket was
+        emptied, or deleted and made again: our next entry would follow on none that is there."""
+        assert self._epoch is not None
+        key = self.key(epoch_name(self._epoch))
+        try:
+            self.calls.ranges([Range(key, 0, 1)])  # a HEAD does not tell that the bucket is missing
+        except SegmentNotFoundError as error:
+            raise MetadataError(self.prefix, _CLAIM_GONE) from error
 
     def _look(self) -> None:
         """Raise FencedError if somebody has claimed the epoch after ours."""
