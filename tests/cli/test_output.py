@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shlex
 import stat
 import subprocess
@@ -306,6 +307,21 @@ def test_a_full_device_is_refused_and_stays_a_device(command: Command) -> None:
     code, out, err = written(command, "report", "/dev/full")
     assert (code, out, err.count("\n")) == (5, "", 1)
     assert stat.S_ISCHR(os.stat("/dev/full").st_mode)
+
+
+@pytest.mark.parametrize("must_be_new", [False, True])
+def test_a_file_that_finds_no_room_is_named(tmp_path: Path, must_be_new: bool) -> None:
+    """The system does not name it: its error is of a file that is open."""
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    target = OutputFile("--out", str(tmp_path / "page"), must_be_new=must_be_new)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limit[1]))
+        with pytest.raises(CommandError, match="--out .*page: File too large") as refused:
+            target.write(bytes(10_000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert refused.value.code is ExitCode.REFUSED
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_terminal_is_written_to() -> None:

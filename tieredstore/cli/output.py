@@ -319,6 +319,12 @@ class OutputFile:
                 self._write_through(data)
         except BrokenPipeError as error:
             raise _unwritten(error) from error
+        except OSError as error:
+            if self.is_stdout or error.filename:
+                raise
+            # The system's own text names no file that is open already, such as on a full disk.
+            text = f"{self._named}: {error.strerror}"
+            raise CommandError(text, ExitCode.REFUSED) from error
 
     @property
     def _named(self) -> str:
