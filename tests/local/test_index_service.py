@@ -413,6 +413,27 @@ def test_java_may_go_on_with_our_files_and_we_with_its(tmp_path: Path) -> None:
         found_once(service, rows)
 
 
+def test_files_that_java_began_after_a_cut_one_are_made_again_after_its_crash(
+    tmp_path: Path,
+) -> None:
+    rows = made_up_rows(60)
+    state = tmp_path / "config" / "tieredstore-index.json"
+    with loaded(tmp_path) as service:
+        put_all(service, rows[:4])
+    ours = state.read_bytes()
+    with loaded(tmp_path) as service:
+        put_all(service, rows)
+        proven = service.sealed_timestamp
+        assert len(service.names) > 3
+    state.write_bytes(ours)  # Java filled our file and more, and its checkpoint proves them
+    service = service_at(tmp_path)
+    start = service.load(abnormal=True, durable_timestamp=proven)
+    assert start <= rows[3].log_offset
+    replay(service, rows, start=start)
+    found_once(service, rows)
+    service.close()
+
+
 def test_javas_checkpoint_speaks_for_one_file_where_two_end_at_the_same_time(
     tmp_path: Path,
 ) -> None:

@@ -621,7 +621,9 @@ class IndexDirectory(NamedTuple):
                 return self.cut_back(name, cut)
             file = self.open(name)  # full: nothing was written after it was flushed
             return file if file.is_full else self.cut_back(name, cut)
-        if durable_timestamp <= 0:
+        # After a file that lost items nothing is kept: keys are put only in the order of the log,
+        # so these items could not be put again. RocketMQ filled it, and began others, since.
+        if durable_timestamp <= 0 or (older and not older[-1].is_full):
             return None
         file = self.open(name)
         # Java's checkpoint proves a full file by its end timestamp. A later file may end with the
