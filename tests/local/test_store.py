@@ -150,6 +150,27 @@ def test_a_message_that_cannot_be_stored_is_refused_and_the_others_are_stored(
     assert bodies(store, 2) == [a_body(0), a_body(1)]
 
 
+def test_a_log_that_refuses_all_puts_is_shown_until_the_store_is_opened_again(
+    root: Path, store: LocalMessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.put_message(a_message(0))
+
+    def fail(descriptor: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", fail)
+        with pytest.raises(BackendRefusedError):
+            store.flush()
+    assert not store.put_message(a_message(1)).stored
+    (damage,) = store.damages
+    assert "all puts are refused until the store is opened again" in damage.reason
+    assert not damage.mended
+    with pytest.raises(BackendRefusedError):
+        store.shutdown()
+    assert not opened(root).damages
+
+
 def test_messages_are_found_by_key_newest_first_and_each_once(store: LocalMessageStore) -> None:
     for number in range(100):
         store.put_message(a_message(number))

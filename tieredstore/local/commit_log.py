@@ -279,6 +279,11 @@ class CommitLog:
         run = self.append(RecordBatch.joined([record]), [record.queue_offset])
         record.placed(run.log_offsets[0], run.store_timestamp)
 
+    @property
+    def failure(self) -> BackendError | None:
+        """Why all appends are refused until the store is opened again."""
+        return self._failure
+
     def has_room(self, size: int) -> bool:
         """Whether a record of this size fits the last file, so that no new one is needed."""
         files = self.queue.files

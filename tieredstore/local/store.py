@@ -756,10 +756,17 @@ class LocalMessageStore(StoreReads):
 
     @property
     def damages(self) -> tuple[Damage, ...]:
-        """The damage found when the store opened, and the units that reads repaired since."""
+        """The damage found when the store opened, the units that reads repaired since, and a
+        failure of the log since which all puts are refused."""
         parts, report = self._parts, self.recovery
-        noted = () if parts is None else tuple(parts.truth.noted)
-        return (*(report.damages if report is not None else ()), *noted)
+        found = [] if report is None else [*report.damages]
+        if parts is not None:
+            found += parts.truth.noted
+            failure, end = parts.log.failure, parts.log.flushed_offset
+            if failure is not None:
+                reason = f"all puts are refused until the store is opened again: {failure}"
+                found.append(Damage(parts.log.queue.directory, 0, end, reason))
+        return tuple(found)
 
     @property
     def lost_ends(self) -> Mapping[QueueKey, int]:
