@@ -55,8 +55,11 @@ class Process:
 class Actor:
     """One thread of a process."""
 
-    def __init__(self, name: str, process: Process, call: Callable[[], object]) -> None:
+    def __init__(
+        self, name: str, number: int, process: Process, call: Callable[[], object]
+    ) -> None:
         self.name = name
+        self.number = number  # its identity as a thread: an address may come again
         self.process = process
         self.call = call
         self.is_done = False
@@ -99,6 +102,7 @@ class Scheduler:
         self.steps = 0
         self.trace: list[str] = []
         self.at_step: Callable[[str], None] | None = None  # called at each step
+        self._numbers = itertools.count(2)
         self._lowest = 0.0
         self._has_ended = False  # whether an actor ended since the last clean-up
         self._dying: list[tuple[Process, Callable[[], None]]] = []
@@ -108,7 +112,7 @@ class Scheduler:
     # For actors
 
     def spawn(self, name: str, process: Process, call: Callable[[], object]) -> Actor:
-        actor = Actor(name, process, call)
+        actor = Actor(name, next(self._numbers), process, call)
         actor.priority = self.dice.random()
         actor.greenlet = greenlet(lambda: self._run(actor), parent=self._hub)
         insort(self.actors, actor, key=lambda each: -each.priority)
@@ -252,6 +256,9 @@ class Scheduler:
 
     # What code under test gets instead of threads
 
+    def _ident(self) -> int:
+        return 1 if self.running is None else self.running.number
+
     @contextmanager
     def installed(self) -> Iterator[None]:
         scheduler = self
@@ -268,7 +275,7 @@ class Scheduler:
             patch.setattr(threading, "Lock", Lock)
             patch.setattr(threading, "_allocate_lock", Lock)
             patch.setattr(threading, "RLock", RLock)
-            patch.setattr(threading, "get_ident", lambda: id(self.running))
+            patch.setattr(threading, "get_ident", self._ident)
             # `current_thread` enters unknown threads there forever, and since Python 3.12 refers to
             # the last one from the thread: either would keep all this alive.
             patch.setattr(threading, "_active", dict(threading._active))  # type: ignore[attr-defined]
