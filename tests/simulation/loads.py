@@ -150,7 +150,8 @@ class Loads:
             if load.is_torn:
                 continue
             young = [put for put in load.puts if put.store_ms > border]
-            if load.is_made or any(put.state == STORED for put in load.puts):
+            was_read = any(put.offset is not None for put in load.puts)  # it may have expired since
+            if load.is_made or was_read or any(put.state == STORED for put in load.puts):
                 lacks = [put for put in young if put.state != STORED]
                 assert not lacks, f"of load {load.number} there is not {lacks}"
                 load.is_made = True

@@ -412,7 +412,13 @@ class Model:
         """Puts in flight when the process died, and not found afterwards, never appear."""
         for put in self.puts.values():
             if put.state == SENT:
-                put.state = GONE
+                self.never_came(put)
+
+    @staticmethod
+    def never_came(put: Put) -> None:
+        """It is not there and will not appear. If somebody has read it, it has expired since, and a
+        reader may still have an older picture."""
+        put.state = GONE if put.offset is None else DOUBTFUL
 
     # Deletions
 

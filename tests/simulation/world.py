@@ -47,7 +47,7 @@ from tests.simulation.histories import HISTORIES, KEPT_HOURS, Histories, ask_aga
 from tests.simulation.loads import LOADED, Loads
 from tests.simulation.local_rot import INDEX_SLOTS, LocalRot
 from tests.simulation.machines import Bucket, Disks, Machine, refuse_for_room
-from tests.simulation.model import GONE, SENT, Model, Put
+from tests.simulation.model import SENT, Model, Put
 from tests.simulation.moves import (
     FORMER,
     MOVED,
@@ -1147,7 +1147,7 @@ class World:
             model.settle(queue, end, seen)
         for put in life_puts:
             if put.state == SENT and put.queue not in unread:
-                put.state = GONE
+                model.never_came(put)
         self.loads.settle()
 
     def _wait_for_ends(self, life: Life) -> None:
