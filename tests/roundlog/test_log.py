@@ -13,6 +13,7 @@ import pytest
 
 from tieredstore.driver.metadata import Put, PutNote
 from tieredstore.driver.object_client import (
+    KeysExpiredError,
     ListedKey,
     ObjectClient,
     ObjectClientWrapper,
@@ -500,6 +501,28 @@ def test_an_append_that_is_refused_is_in_no_doubt(tier: Tier) -> None:
     tier.clients[-1].mood = lambda *_: None
     put(log, b"two")
     assert contents(tier) == b"two"
+
+
+def test_an_entry_that_landed_before_keys_expired_is_not_sent_as_another(tier: Tier) -> None:
+    """Its rows would come once more, without what the segments have grown by since."""
+    log = tier.open()
+
+    def mood(name: str, key: str, is_done: bool) -> None:
+        if name == "head":
+            raise KeysExpiredError(key, name, "expired")
+
+    staged = Put(TopicRecord(topic="topic", topic_id=1))
+    log.state().tables.apply([staged])
+    log.staged.append(staged)
+    tier.clients[-1].mood = mood
+    with pytest.raises(KeysExpiredError):
+        put(log, b"one")
+    assert log.in_doubt
+    tier.clients[-1].mood = lambda *_: None
+    assert log.settled().segments[1].size == 3
+    assert log.staged == []
+    put(log, b"two")
+    assert contents(tier) == b"onetwo"
 
 
 def test_a_bucket_that_was_deleted_and_made_again_gets_no_log_without_a_beginning(

@@ -428,19 +428,19 @@ class BrokerLog:
         was_in_doubt = self._doubt is not None
         self._doubt, self._is_sending = sent, not was_in_doubt
         try:
-            return self._sent(sent, looks=looks)
-        except BackendRefusedError as error:
-            if not was_in_doubt and not isinstance(error, FencedError):
-                self._doubt = None  # nothing was written
-            raise
+            return self._sent(sent, looks=looks, was_in_doubt=was_in_doubt)
         finally:
             self._is_sending = False
 
-    def _sent(self, sent: _Sent, *, looks: bool) -> bool:
+    def _sent(self, sent: _Sent, *, looks: bool, was_in_doubt: bool) -> bool:
         entry = sent.entry
         key = self.key(log_name(entry.sequence))
         try:
             self.calls.put(key, sent.data)
+        except BackendRefusedError:
+            if not was_in_doubt:
+                self._doubt = None  # nothing was written
+            raise
         except ObjectExistsError:
             found = self._standing(key)
             if found.nonce != entry.nonce:

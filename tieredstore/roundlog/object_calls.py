@@ -21,7 +21,12 @@ from tieredstore.driver.object_requests import RetryingClient
 from tieredstore.driver.retry import RetryPolicy
 from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import Buffer
-from tieredstore.model.errors import BackendUnavailableError, SegmentNotFoundError, TieredStoreError
+from tieredstore.model.errors import (
+    BackendRefusedError,
+    BackendUnavailableError,
+    SegmentNotFoundError,
+    TieredStoreError,
+)
 from tieredstore.roundlog import frames
 
 _POLYNOMIAL: Final = 0x82F63B78  # Castagnoli's, its bits reflected
@@ -103,7 +108,11 @@ class ObjectCalls:
         try:
             self.client.created(key, data, metadata=mine)
         except ObjectExistsError:  # from an attempt whose reply was lost, or from somebody else
-            if not self._is_mine(key, mine, data):
+            try:
+                is_mine = self._is_mine(key, mine, data)
+            except BackendRefusedError as error:  # the look was refused, and not the put
+                raise BackendUnavailableError(key, error.operation, error.reason) from error
+            if not is_mine:
                 raise
 
     def put_stream(
