@@ -14,7 +14,13 @@ from tieredstore.access.reader import TieredReader
 from tieredstore.access.wiring import NoCatalogueError
 from tieredstore.codec.queue_unit import encode_unit
 from tieredstore.driver.runtime import Runtime
-from tieredstore.model.errors import MetadataError, SegmentCorruptError
+from tieredstore.flat import file_store
+from tieredstore.flat.message_file import FlatMessageFile
+from tieredstore.model.errors import (
+    BackendUnavailableError,
+    MetadataError,
+    SegmentCorruptError,
+)
 from tieredstore.model.values import QueueKey
 from tieredstore.roundlog import upkeep
 from tieredstore.testing.samples import STORE_TIMESTAMP, TOPIC
@@ -60,6 +66,30 @@ def test_a_reader_follows_the_log(there: Elsewhere) -> None:
         assert reader.queues() == [QueueKey("Other", 0), QueueKey(TOPIC, 0)]
         assert offsets(reader) == list(range(26))
         assert offsets(reader, "Other") == [0, 1]
+
+
+def test_a_queue_that_a_refresh_could_not_reach_has_no_older_end(
+    there: Elsewhere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(file: FlatMessageFile, *_: object, **__: object) -> None:
+        raise BackendUnavailableError(file.path, "read", "reply lost")
+
+    there.broker.fill(3)
+    with there.reader() as reader:
+        there.broker.put(20, first=3)
+        assert there.broker.store.flush()
+        with monkeypatch.context() as patched:
+            patched.setattr(file_store, "recover", fail)
+            reader.refresh()
+            for ask in (reader.max_offset, reader.summary):
+                with pytest.raises(BackendUnavailableError):
+                    ask(TOPIC, 0)
+            with pytest.raises(BackendUnavailableError):
+                reader.get_message(TOPIC, 0, 22)
+            with pytest.raises(BackendUnavailableError):
+                offsets(reader)
+        assert numbers(reader.get_message(TOPIC, 0, 22)) == [22]
+        assert reader.max_offset(TOPIC, 0) == 23
 
 
 @pytest.mark.parametrize("is_gone", [False, True])

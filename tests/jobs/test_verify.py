@@ -29,7 +29,12 @@ from tieredstore.index.writer import LocalFolder
 from tieredstore.jobs.job import JobExit
 from tieredstore.jobs.verify import VerifyJob
 from tieredstore.jobs.verify_findings import SHIFT_MIN
-from tieredstore.jobs.verify_slice import _with_empty_key, codes_agree
+from tieredstore.jobs.verify_slice import (
+    SliceItem,
+    _with_empty_key,
+    codes_agree,
+    verify_slice,
+)
 from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import InvalidConfigError, MetadataError
@@ -393,6 +398,17 @@ def test_units_may_have_expired_before_their_records(tmp_path: Path, split_bytes
     report = verified(tier.config, split_bytes=split_bytes)
     assert report.findings == ()
     assert report.counts["entries_of_expired"] > 0
+
+
+def test_a_queue_that_has_no_row_of_units_any_more_has_lost_them(tmp_path: Path) -> None:
+    config = posix_config(tmp_path)
+    WrittenTier(config=config).add("t", 0, 5)
+    (item,) = (
+        each for each in VerifyJob(config=config).plan().items if isinstance(each, SliceItem)
+    )
+    rows = tuple(row for row in item.slice.rows if row.type is SegmentType.COMMIT_LOG)
+    found = verify_slice(config, replace(item, slice=replace(item.slice, rows=rows)))
+    assert "the units of messages 0 to 4 are not there" in str(found.findings.found)
 
 
 @pytest.mark.parametrize("split_bytes", [1 << 26, 1_000])

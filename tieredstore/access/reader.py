@@ -420,11 +420,13 @@ class TieredReader:
     def max_offset(self, topic: str, queue_id: int) -> int | None:
         """One more than the newest queue offset that can be read.
 
-        Raises InvalidArgumentError for an argument of the wrong kind, and StoreClosedError
-        while the reader is not open.
+        Raises InvalidArgumentError for an argument of the wrong kind, StoreClosedError
+        while the reader is not open, and BackendError where the queue was not reached yet.
         """
         require_place(topic, queue_id)
-        return self._loaded().fetcher.commit_offset(topic, queue_id)
+        tier = self._loaded()
+        self._reach(tier, QueueKey(topic, queue_id))
+        return tier.fetcher.commit_offset(topic, queue_id)
 
     # -- all of it ----------------------------------------------------------------------------
 
@@ -450,6 +452,7 @@ class TieredReader:
         return (message for _, run in runs for message in messages_of(run))
 
     def _runs_of(self, file: FlatMessageFile, start: int) -> Iterator[MessageRun]:
+        self._reach(self._loaded(), file.key)
         end = file.commit_offset
         offset = start
         while offset < end:
@@ -490,10 +493,23 @@ class TieredReader:
             # A newer catalogue may have come after the comparison with the backend.
             return file, tier.metadata.facts.generation, *shown
 
+        def ask() -> T:
+            tier = self._loaded()
+            self._reach(tier, key)
+            return call(tier)
+
         queue = f"{key.topic}/{key.queue_id}"
-        return retry_after_refresh(
-            lambda: call(self._loaded()), state=state, refresh=lambda: self._freshen(queue)
-        )
+        return retry_after_refresh(ask, state=state, refresh=lambda: self._freshen(queue))
+
+    def _reach(self, tier: Tier, key: QueueKey) -> None:
+        """Recover a queue that the last refresh could not reach: it shows an older end. Raises what
+        the backend raises."""
+        if not tier.files.is_out_of_reach(key):
+            return
+        with self._life_guard:
+            file = tier.files.get(key)
+            if file is not None and tier.files.is_out_of_reach(key):
+                tier.files.look_again(file)
 
     def _freshen(self, *places: str) -> None:
         with self._life_guard:

@@ -242,7 +242,8 @@ class SliceCheck:
             self._findings.describe(kind, at, text, queue_offset=offset)
 
     def _add_units(self, kind: VerifyKind, text: str, first: int, count: int) -> None:
-        at = self._units.place(first * UNIT_BYTES)
+        has_some = bool(self._units.rows)  # perhaps the catalogue names none any more
+        at = self._units.place(first * UNIT_BYTES) if has_some else (self._item.slice.path, 0)
         self._findings.add(kind, at, text, queue_offset=first, count=count)
 
     # Records
