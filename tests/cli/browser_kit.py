@@ -1,7 +1,7 @@
-"""A page in a real browser: what is on it, what does not fit, what it asks for, what it complains.
+"""A page in a real browser: its content, what does not fit, its requests and its complaints.
 
-It takes chromium and nothing else: the page is shown in a frame as wide
-as a screen, since a window cannot be as narrow as a phone, and a script around it looks inside.
+This needs only chromium. A window cannot be as narrow as a phone, so the page is shown in a frame
+of the screen's width, and a script around the frame looks inside.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ frame.src = "/page";
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What a browser made of a page; `asked` are the addresses that it was asked for."""
+    """What a browser made of a page; `asked` holds the addresses that the page requested."""
 
     title: str
     width: int
@@ -77,8 +77,10 @@ def chromium() -> str | None:
 
 
 def seen(page: bytes, folder: Path, *, width: int, search: str = "") -> Seen:
-    """The page on a screen of this width, its scripts and requests done, with this in its search
-    box where it has one."""
+    """Show the page on a screen of this width until its scripts and requests are done.
+
+    `search` is typed into its search box if it has one.
+    """
     frame = _FRAME.format(width=width, search=json.dumps(search)).encode()
     net = folder / f"net-{width}.json"
     with _served({"/": frame, "/page": page}) as url:
@@ -98,7 +100,7 @@ def seen(page: bytes, folder: Path, *, width: int, search: str = "") -> Seen:
 
 
 def printed(page: bytes, folder: Path) -> bytes:
-    """The page on paper, as PDF."""
+    """The page printed to PDF."""
     target = folder / "printed.pdf"
     with _served({"/": page}) as url:
         _run(folder, "--no-pdf-header-footer", f"--print-to-pdf={target}", url)
@@ -112,7 +114,7 @@ def _run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
         [
             program,
             "--headless=new",
-            "--no-sandbox",  # it shows our own page only, and root gets none
+            "--no-sandbox",  # it shows only our own page, and root gets no sandbox
             "--disable-gpu",
             "--no-first-run",
             "--disable-background-networking",
@@ -128,7 +130,7 @@ def _run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def _asked(net: Path, origin: str) -> Iterator[str]:
-    """What pages of this origin asked for; a browser also asks for things of its own."""
+    """What pages of this origin requested; the browser also makes requests of its own."""
     for event in json.loads(net.read_text(encoding="utf-8"))["events"]:
         facts = event.get("params", {})
         if "url" in facts and facts.get("initiator", "").startswith(origin.rstrip("/")):

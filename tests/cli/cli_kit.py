@@ -1,4 +1,4 @@
-"""Running commands, in this process or another, and a picture of a directory."""
+"""Run commands, in this process or another, and take a picture of a directory."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class Ran(NamedTuple):
         return [json.loads(line) for line in self.out.splitlines()]
 
     def done(self) -> Ran:
-        """It did its work, and had nothing to say on stderr."""
+        """Check that it succeeded and wrote nothing to stderr."""
         assert (self.code, self.err) == (0, ""), self
         return self
 
     def refused(self, code: int, *said: str) -> None:
-        """It printed nothing, and ended with this code and one line on stderr."""
+        """Check that it printed nothing and ended with this code and one line on stderr."""
         assert (self.code, self.out, self.err.count("\n")) == (code, "", 1), self
         assert self.err.startswith("tieredstore: ")
         for text in said:
@@ -85,7 +85,7 @@ def started(
 
 
 def picture(directory: Path) -> dict[str, tuple[object, ...]]:
-    """Everything that a change would change; reading may only touch access times."""
+    """Everything that a write would change; reading may touch only access times."""
     found: dict[str, tuple[object, ...]] = {}
     for path in sorted([directory, *directory.rglob("*")]):
         state = path.stat()
@@ -110,7 +110,7 @@ def messages(min_log_offset: int = 0) -> list[Row]:
 
 
 def java_row(row: Row) -> Row:
-    """A message as Java described it, in the names of the command line."""
+    """A message as Java described it, under the command line's field names."""
     names = {
         "topic": "topic",
         "queue_id": "queueId",

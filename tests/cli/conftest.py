@@ -17,5 +17,5 @@ def command(capsys: pytest.CaptureFixture[str]) -> Command:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A copy of the golden tier, to be changed."""
+    """A copy of the golden tier that a test may change."""
     return copied(tmp_path / "tier")

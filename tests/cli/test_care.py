@@ -159,7 +159,7 @@ def test_a_stopped_queue_is_noted_for_the_next_start(command: Command, root: Pat
         assert is_asked_to_resume(path, metadata)
         assert metadata.note(STOPPED_QUEUE, path) == {"reason": REASON, "resume": True}
     ran = asked(command, root, "audit")
-    assert ran.code == 4  # until then it is stopped
+    assert ran.code == 4  # the queue is stopped until then
     assert f"{REASON}; is compared at the next start" in ran.out
 
 
@@ -190,7 +190,7 @@ def test_a_decision_between_two_histories_is_noted_for_the_next_start(
 
 @pytest.fixture
 def published(command: Command, root: Path) -> Path:
-    """The golden tier, published, and its file gone."""
+    """The golden tier, published, without its catalogue's file."""
     ran = asked(command, root, "catalogue", "snapshot").done()
     assert ran.out.startswith("generation 1 is in ")
     (root / CATALOGUE).rename(root / "kept.json")
@@ -200,7 +200,7 @@ def published(command: Command, root: Path) -> Path:
 
 
 def elsewhere(command: Command, root: Path, *words: object) -> Ran:
-    """A verb where the catalogue's file is not looked for by name: the store's own place is."""
+    """Run a verb that looks for the catalogue in the store's own place, not under a given name."""
     return command.run(*words, *named(root, catalogue_file=None, store_path=root / "store"))
 
 
@@ -294,7 +294,7 @@ def test_a_rebuild_starts_from_what_is_published_and_refuses_to_undo_it(
         topics = before.topics()
     assert elsewhere(command, published, "rebuild").code == 0
     with JsonMetadataStore.open(published / CATALOGUE, read_only=True) as after:
-        assert after.topics() == topics  # the times and reserve hours are no bytes' to know
+        assert after.topics() == topics  # times and reserve hours are not in the bytes
     assert elsewhere(command, published, "catalogue", "snapshot").out.startswith("generation 2 ")
     ran = command.run("rebuild", *named(published, catalogue_file=published / "kept.json"))
     ran.refused(5, "move the file away")
@@ -327,7 +327,7 @@ def test_a_topic_is_given_hours_of_its_own_and_the_default_back(
 
 
 def test_hours_reach_readers_elsewhere(command: Command, root: Path) -> None:
-    """What is published is brought up to date; where nothing is, nothing is made."""
+    """A published catalogue is updated; where none is published, none is made."""
     (unpublished,) = asked(command, root, "catalogue", "reserve", "GoldAa", 7, "--json").rows
     assert unpublished["generation"] is None
     assert not (root / "tiered" / ".catalog").exists()
@@ -349,7 +349,7 @@ def test_hours_are_not_given_where_another_writer_publishes(command: Command, ro
 
 
 def test_no_hours_are_those_of_the_store(command: Command, root: Path) -> None:
-    """To RocketMQ 0 means so too."""
+    """RocketMQ reads 0 the same way."""
     with JsonMetadataStore.open(root / CATALOGUE) as catalogue:
         catalogue.add_topic("Zero", reserve_hours=0)
     assert hours_of(command, root, "Zero") == (72, True)
@@ -425,7 +425,7 @@ def test_readers_elsewhere_see_what_went(command: Command, tmp_path: Path, root:
     assert asked(command, root, "catalogue", "snapshot").out.startswith("generation 1 ")
     assert command.run("expire", "--config", settings(tmp_path, root, 1)).code == 0
     elsewhere = command.run("segments", *named(root, catalogue="published"), "--json")
-    # The second one is published before bytes go, the third when they have.
+    # The second one is published before bytes are deleted, the third one after.
     assert "generation 3 " in elsewhere.err
     assert elsewhere.rows == asked(command, root, "segments", "--json").rows
 

@@ -63,7 +63,7 @@ def test_people_are_told_in_words(bench: Bench, tmp_path: Path, name: str) -> No
     bench.prepare(name)
     ran = bench.run(name, *on_posix(bench, golden_copy(tmp_path))).done()
     assert ran.out.strip()
-    assert "\x1b" not in ran.out  # no colours where that is no terminal
+    assert "\x1b" not in ran.out  # no colours if stdout is not a terminal
     assert not ran.out.startswith("{")
 
 
@@ -88,7 +88,7 @@ def test_a_local_store_of_java_is_offloaded_with_its_broker_conf(
     )
     (tmp_path / "tier").mkdir()
     ran = command.run("offload", "--config", conf, "--json").done()
-    uploaded = [row for row in ran.rows if row["committed_offset"]]  # system topics stay
+    uploaded = [row for row in ran.rows if row["committed_offset"]]  # system topics stay local
     assert all(row["committed_offset"] == row["max_offset"] for row in uploaded)
     count = sum(row["max_offset"] for row in uploaded)
     assert count > 500
@@ -134,7 +134,7 @@ def test_a_tier_that_makes_no_sense_is_told(
     ]
     if name == "offload":
         bench.prepare(name)
-    if name != "offload":  # it makes a tier where there is none
+    if name != "offload":  # it makes a missing tier
         bad.append(({3}, on_posix(bench, tmp_path / "file")))
     if name not in ("offload", "certify"):
         bad.append(({2, 3}, on_posix(bench, tmp_path / "nothing")))
@@ -202,7 +202,7 @@ def test_a_local_store_that_is_none_is_told(command: Command, tmp_path: Path, na
         ]
         if name == "put":
             if place.name != "file":
-                continue  # it makes one
+                continue  # it makes one itself
             words[words.index("{place}/made")] = str(place)
         ran = command.run(*name.split(), *words)
         assert ran.code == (5 if name == "put" else 3), ran
@@ -225,7 +225,7 @@ def test_numbers_that_are_none_are_told_for_every_option(
 
 @pytest.mark.parametrize("name", ["cat", "catalogue show"])
 def test_nobody_reading_any_more_is_no_error(bench: Bench, name: str) -> None:
-    """While rows are written, and where the last of them are sent at the end."""
+    """`cat` meets it while it writes rows, `catalogue show` when it sends the last at its end."""
     reading, writing = os.pipe()
     os.close(reading)
     with started(*bench.words(name), *named(TIER), "--json", stdout=writing) as process:
@@ -258,19 +258,19 @@ CHANGING = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A folder of a test's own, and the verb that is to meet something there."""
+    """A test's own folder, and the verb that is to meet a situation there."""
 
     bench: Bench
     folder: Path
     verb: str
 
     def words(self, **others: object) -> list[str]:
-        """The verb on the golden tier; `others` name something else, as in `named`."""
+        """The verb's words on the golden tier; `others` replace options, as in `named`."""
         given = {"path": TIER / "tiered", "catalogue_file": self.bench.catalogue, **others}
         return [*self.bench.words(self.verb), *named(TIER, **given)]
 
     def with_word(self, place: int, word: object, *more: object) -> list[str]:
-        """With another word at this place behind the verb's name."""
+        """The words with another one at this place after the verb's name."""
         words = self.bench.words(self.verb)
         words[len(self.verb.split()) + place] = str(word)
         tier = named(TIER, catalogue_file=self.bench.catalogue) if self.verb in ON_A_TIER else []
@@ -305,7 +305,7 @@ def _no_settings(at: Place) -> list[str]:
     return [*at.words(), "--config", str(file)]
 
 
-@situation("no tier is named", all_but("offload"))  # which has one beside its store
+@situation("no tier is named", all_but("offload"))  # `offload` has one beside its store
 def _no_tier(at: Place) -> list[str]:
     return at.bench.words(at.verb)
 
@@ -315,12 +315,12 @@ def _no_settings_file(at: Place) -> list[str]:
     return [*at.words(), "--config", str(at.folder / "none.toml")]
 
 
-@situation("no such root", all_but("offload"))  # which makes one
+@situation("no such root", all_but("offload"))  # `offload` makes one
 def _no_root(at: Place) -> list[str]:
     return at.words(path=at.folder / "absent")
 
 
-@situation("no such cluster", all_but("offload", "certify"))  # which make one
+@situation("no such cluster", all_but("offload", "certify"))  # these make one
 def _no_cluster(at: Place) -> list[str]:
     at.bench.prepare(at.verb)
     return at.words(cluster="Nobody")
@@ -366,10 +366,10 @@ def _no_queue(at: Place) -> list[str]:
 
 @situation(
     "no such catalogue: the one of `--catalogue-file` is missing, whatever else exists",
-    all_but("certify", "rebuild", "recover"),  # which make one, or need none
+    all_but("certify", "rebuild", "recover"),  # these make one, or need none
 )
 def _no_catalogue(at: Place) -> list[str]:
-    """A published one is there, and another file."""
+    """A published catalogue and another file exist."""
     root = golden_copy(at.folder)
     assert at.bench.run("catalogue snapshot", *on_posix(at.bench, root)).code == 0
     return at.words(path=root, catalogue_file=at.folder / "nowhere.json")
@@ -389,7 +389,7 @@ def _no_folder(at: Place) -> list[str]:
     return [*at.words(), WRITING_A_FILE[at.verb], str(at.folder / "absent" / "file")]
 
 
-@situation("an invalid catalogue", all_but("certify"))  # which needs none
+@situation("an invalid catalogue", all_but("certify"))  # it needs none
 def _senseless_catalogue(at: Place) -> list[str]:
     if at.verb == "offload":
         at.bench.prepare(at.verb)
@@ -401,7 +401,7 @@ def _senseless_catalogue(at: Place) -> list[str]:
 def _lost_segment(at: Place) -> list[str]:
     at.bench.prepare(at.verb)
     root = golden_copy(at.folder)
-    # A first segment that is gone has expired, as far as the bytes alone can tell.
+    # By its bytes alone, a tier without its first segment looks as if that had expired.
     base = 13167 if at.verb == "rebuild" else 0
     segment_file(at.folder, "GoldAa/0", "COMMIT_LOG", base).unlink()
     return at.words(path=root)
@@ -447,7 +447,7 @@ def test_each_row_of_the_table_is_tested() -> None:
 
 @contextmanager
 def held_open(at: Place) -> Iterator[None]:
-    """The catalogue, or the local store, of another process: a lock of this one is as good."""
+    """Hold the catalogue or the local store open; this process's lock works like another's."""
     if at.verb != "put":
         with JsonMetadataStore.open(at.bench.catalogue):
             yield
@@ -518,7 +518,7 @@ def test_the_example_of_a_verb_is_one_that_the_command_takes(command: Command, n
     said = example(command, name)
     assert said[: len(words)] == words
     verb, words = commands()[name], said[len(words) :]
-    assert verb.make_context(name, [*words]).params  # parsed, converted, checked; nothing was run
+    assert verb.make_context(name, [*words]).params  # parsed, converted and checked, but not run
     with pytest.raises(Exception, match="no-such-option"):
         verb.make_context(name, [*words, "--no-such-option"])
 
@@ -572,7 +572,7 @@ def test_each_shell_gets_its_script(shell: str) -> None:
     assert "tieredstore" in script
     assert f"complete_{shell}" in script
     program = shutil.which(shell)
-    if program is not None:  # else nothing here can read it
+    if program is not None:  # without it, nothing here can read the script
         read = subprocess.run([program, "-n"], input=script, text=True, check=False)
         assert read.returncode == 0
 

@@ -1,4 +1,4 @@
-"""The verbs `verify`, `reindex` and `export`: what they say, what they change, and how they end."""
+"""The verbs `verify`, `reindex` and `export`: their output, changes and exit codes."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_dry_run_says_what_would_be_read(command: Command) -> None:
 
 
 def test_without_arrow_the_verb_says_what_to_install(tmp_path: Path) -> None:
-    """In a process of its own: modules imported anew would outlive the test in their packages."""
+    """It needs its own process: reimported modules would stay in their packages after the test."""
     program = (
         "import sys; sys.modules['pyarrow'] = None; "
         "from tieredstore.__main__ import main; sys.exit(main())"
@@ -255,7 +255,7 @@ def test_each_finding_leads_to_the_verb_that_mends_it(
 
 
 def scrubbing(*words: object) -> tuple[list[str], str]:
-    """What `verify --continuous` prints up to the end of its first pass, and after Ctrl-C."""
+    """What `verify --continuous` prints until its first pass ends, and after Ctrl-C."""
     with interruptible():
         process = started("verify", *words, "--continuous")
     with process:

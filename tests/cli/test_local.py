@@ -1,4 +1,4 @@
-"""`tieredstore local` on stores that Java wrote, that crashed and that are in use; its errors."""
+"""`tieredstore local` on stores that Java wrote, that crashed or that are in use; its errors."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_query_finds_what_a_scan_of_all_messages_finds(command: Command, name: s
         for query, _ in queries(name, "queryOffset", "queryMessage")
     }
     found_count = 0
-    # Some twenty, evenly: tests/local/test_golden_store.py asks the store itself all of them.
+    # About twenty, evenly spread: tests/local/test_golden_store.py asks the store all of them.
     for topic, key, begin, end in sorted(asked)[:: max(1, len(asked) // 20)]:
         wanted = [
             row
@@ -128,11 +128,11 @@ def test_offset_answers_as_java_does(command: Command, name: str) -> None:
             place = (query["topic"], query["queueId"], query["timestamp"])
             found = reader.offset_by_time(*place, Boundary[query["boundary"]])
             assert (found or 0) == result["offset"], query
-    for query, result in rows[::11]:  # each opens the store anew
+    for query, result in rows[::11]:  # each query opens the store anew
         asked = (GOLDEN / name, query["topic"], query["queueId"], query["timestamp"])
         upper = ["--upper"] if query["boundary"] == "UPPER" else []
         ran = command.golden("offset", *asked, *upper, "--json")
-        if ran.code == 3:  # Java answers 0 for a queue that is not there
+        if ran.code == 3:  # Java answers 0 for a missing queue
             assert result["offset"] == 0
             continue
         (row,) = ran.rows
@@ -221,7 +221,7 @@ def test_a_store_is_read_while_a_writer_has_it_open(
     put(writer, 200)
     live = tmp_path / "live"
     before = picture(live)
-    ran = command.run("local", "cat", live, "--json").done()  # the sizes are written down
+    ran = command.run("local", "cat", live, "--json").done()  # the store has recorded its sizes
     assert [row["queue_offset"] for row in ran.rows] == list(range(200))
     assert picture(live) == before
     put(writer, 300)
@@ -273,7 +273,7 @@ def test_sizes_that_were_written_down_win_over_defaults_and_not_over_words(
 
 
 def test_sizes_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
-    """In all their kinds of damage: tests/local/test_files.py."""
+    """tests/local/test_files.py covers every kind of damage."""
     store = tmp_path / "store"
     shutil.copytree(CLEAN, store)
     (store / "config").mkdir()
@@ -322,7 +322,7 @@ def test_the_sizes_of_a_file_of_settings_are_enough(
         ran = command.run("local", verb, "--config", conf, *rest).done()
         assert ran.out == command.golden(*words).out
     wrong = command.run("local", "info", CLEAN, "--config", conf, "--queue-file-bytes", 800)
-    assert wrong.code == 2  # what is said beside a file counts more than it
+    assert wrong.code == 2  # an option overrides the file
     assert "--config broker.conf, or --commit-log-file-bytes" in wrong.err
 
 
@@ -349,7 +349,7 @@ TORN = GOLDEN / "local-crash" / "torn"
 
 def survivors(variant: str) -> list[list[object]]:
     java = expected("local-crash.expect-recovery.json")["variants"][variant]
-    return [row for row in java["messages"] if not row[5] & 4]  # what is prepared is in no queue
+    return [row for row in java["messages"] if not row[5] & 4]  # a prepared message is in no queue
 
 
 def test_cat_shows_every_message_but_the_torn_one(command: Command) -> None:
@@ -401,7 +401,7 @@ def test_query_finds_the_keys_that_survived_also_without_an_index(
         query = row["query"]
         ran = command.golden("query", store, "--json", "--", query["topic"], query["key"])
         offsets = [message["log_offset"] for message in ran.rows]
-        # Java's answer also has what merely has the same hash.
+        # Java's answer also includes messages whose key only has the same hash.
         assert set(offsets) <= set(row["result"]["phyOffsets"])
         assert offsets == sorted(offsets, reverse=True)
         found_count += len(offsets)

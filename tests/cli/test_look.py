@@ -1,4 +1,4 @@
-"""The verbs that look at a tier that Java wrote: what they show, and that they change nothing."""
+"""The verbs that look at a tier: what they show of one that Java wrote, without changing it."""
 
 from __future__ import annotations
 
@@ -537,7 +537,7 @@ def test_a_place_that_cannot_be_written_is_read(command: Command, place: Path) -
 def test_every_file_is_opened_for_reading_only(
     command: Command, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever may write everything is not stopped by modes: so the opens themselves are seen."""
+    """File modes do not stop a user who may write everything, so the test watches the opens."""
     opened: list[int] = []
     real = os.open
 

@@ -1,4 +1,4 @@
-"""The command as a whole: help, errors, signals, and the process around them."""
+"""The command as a whole: help, errors, signals and its process."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def test_no_words_at_all_get_the_help(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_an_interrupt_ends_the_process_with_its_code(tmp_path: Path) -> None:
-    """While it waits for the next line of stdin; what it has put before is told."""
+    """It is waiting for the next line of stdin; what it has already put is reported."""
     words = ("put", "t", "--store-path", tmp_path, "--json")
     with interruptible():
         process = started(*words, stdin=subprocess.PIPE)
     with process:
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.write(b"one\n" * 256)  # which are put together
+        process.stdin.write(b"one\n" * 256)  # these are put together
         process.stdin.flush()
         assert b'"queue_offset": 0' in process.stdout.readline()
         process.send_signal(signal.SIGINT)
@@ -107,8 +107,8 @@ def test_the_list_of_all_verbs_imports_none_of_them() -> None:
 def test_help_takes_little_longer_than_the_library_below_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Twice as long. Of a processor: neither what else the machine does counts, nor its speed."""
-    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)  # all but the first find bytecode
+    """About twice as long, in CPU time: neither other load nor the machine's speed matters."""
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)  # later runs find bytecode
 
     def spent(run: Callable[[], object]) -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -167,7 +167,7 @@ def test_the_package_runs_as_the_command_does() -> None:
 
 
 def test_without_what_the_command_needs_it_says_how_to_get_it() -> None:
-    """The library alone is installed: the script is there, typer is not."""
+    """Only the library is installed: with the script, but without typer."""
     program = (
         "import sys; sys.modules['typer'] = None; "
         "from tieredstore.__main__ import main; sys.exit(main())"

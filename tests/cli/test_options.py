@@ -1,4 +1,4 @@
-"""The parser itself: one meaning for one option over all verbs, and help that fits a screen."""
+"""The parser: an option means the same in every verb, and help fits a screen."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def options_of(name: str) -> list[Any]:
 
 
 def test_an_option_means_one_thing_in_all_verbs() -> None:
-    """The same words in the help, and the same kind of value."""
+    """Its help text and its kind of value are the same."""
     meanings: dict[str, dict[tuple[object, ...], list[str]]] = defaultdict(dict)
     for name in EVERY:
         for known in options_of(name):
@@ -81,7 +81,7 @@ def test_an_old_name_is_taken_with_a_line_that_names_the_new_one(
     assert ran.err == "tieredstore: note: metadata is now catalogue\n"
     store = tmp_path / "store"
     ran = command.run("put", "T", "--body", "--count", "--store-path", store, "--", "--json")
-    assert ran.code == 2  # what stands behind -- is no option
+    assert ran.code == 2  # nothing after -- is an option
 
 
 def test_an_old_from_with_an_offset_is_still_one(command: Command) -> None:
@@ -116,7 +116,7 @@ def test_quiet_leaves_out_notes_and_hints_and_nothing_else(
     for said in (("-q", *words), (*words, "--quiet")):
         quiet = command.run(*said)
         assert (quiet.code, quiet.out, quiet.err) == (0, loud.out, "")
-    assert command.run(*words).err == loud.err  # it is forgotten with its command
+    assert command.run(*words).err == loud.err  # the option lasts for one command only
     command.run("-q", "cat", "Nobody", *named(TIER)).refused(3, "no topic 'Nobody'")
     store = tmp_path / "store"
     command.run("put", "T", "--store-path", store, "--body=-q", "-q").done()
@@ -134,8 +134,8 @@ def test_verbose_logs_on_stderr_and_changes_nothing_else(command: Command, tmp_p
     assert (ran.code, len(ran.rows)) == (0, 1)
     assert any(line.startswith("tieredstore: info: ") for line in ran.err.splitlines()), ran.err
     assert all(line.startswith("tieredstore: ") for line in ran.err.splitlines())
-    assert command.run(*words).done().rows == ran.rows  # and is silent again
-    command.run(*put, "--", "-v").refused(2, "-v")  # what stands behind -- is no option
+    assert command.run(*words).done().rows == ran.rows  # the next command is silent again
+    command.run(*put, "--", "-v").refused(2, "-v")  # nothing after -- is an option
 
 
 def test_help_in_a_process_of_its_own_names_every_verb() -> None:

@@ -1,4 +1,4 @@
-"""Where output goes: streams closed, full or of ASCII alone, and files that options name."""
+"""Where output goes: closed, full or ASCII-only streams, and files that options name."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def by_shell(
     others: Mapping[str, str] | None = None,
     at: Path = ROOT,
 ) -> subprocess.CompletedProcess[bytes]:
-    """By a shell, which closes a stream as an operator does."""
+    """Run in a shell, which closes a stream as an operator does."""
     command = f"{shlex.join([sys.executable, '-m', 'tieredstore', *words])} {redirected}"
     return subprocess.run(
         ["/bin/sh", "-c", command],
@@ -103,7 +103,7 @@ def test_a_reader_that_stops_ends_it_without_a_word(name: str) -> None:
 
 @pytest.fixture(scope="module")
 def other_names(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """A tier with a topic that ASCII has no letters for."""
+    """A tier with a topic whose name is not ASCII."""
     store = str(tmp_path_factory.mktemp("names") / "s")
     put = ["put", "ünï", "--store-path", store, "--body", "ß", "--key", "kü"]
     assert main(put) == main(["offload", "--store-path", store, "--broker", "b"]) == 0
@@ -130,7 +130,7 @@ def test_a_terminal_of_ascii_gets_ascii(
     said = b"".join(stream.detach().getvalue() for stream in (out, err))
     assert code == wanted.code
     assert said
-    assert said.isascii() or words[0] == "report"  # a page says itself what it speaks
+    assert said.isascii() or words[0] == "report"  # the page declares its encoding
     assert b"(a bug" not in said
 
 
@@ -145,7 +145,7 @@ def test_a_system_that_cannot_name_the_files_is_told(
     assert again.returncode == 0
 
 
-# A verb that writes a file, and how its content begins.
+# The verbs that write a file, and how its content begins.
 WRITING: dict[str, tuple[list[str], bytes]] = {
     "report": (["report", "--out"], b"<!doctype html>"),
     "verify": (["verify", "--report"], b'{\n  "job": "verify"'),
@@ -174,7 +174,7 @@ def test_a_link_stays_and_what_it_names_is_written(
     (tmp_path / "below").mkdir()
     real, link = tmp_path / "below" / "real", tmp_path / "link"
     link.symlink_to("below/real")
-    if verb != "catalogue snapshot":  # that one writes new files only: its link leads to none yet
+    if verb != "catalogue snapshot":  # it writes only new files, so its link leads to none yet
         real.write_text("old")
     assert written(command, verb, link)[0] == 0
     assert link.is_symlink()
@@ -201,7 +201,7 @@ def test_a_fifo_stays_one_and_its_reader_gets_it(tmp_path: Path, verb: str) -> N
     words, begin = WRITING[verb]
     with started(*words, fifo, *named(TIER)) as process, os.fdopen(held, "rb") as opened:
         first = b""
-        while not first and process.poll() is None:  # no writer has opened it yet
+        while not first and process.poll() is None:  # the writer has not opened it yet
             first = opened.read(1)
         data = first + opened.read()
         _, said = process.communicate()
@@ -235,7 +235,7 @@ def test_a_pipe_gets_the_file_and_nothing_else(verb: str) -> None:
 
 @pytest.mark.parametrize("name", ["-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
 def test_any_name_of_stdout_is_stdout(name: str, tmp_path: Path) -> None:
-    """Where that is a file: the shell's `> file`."""
+    """Stdout is a file here, as with the shell's `> file`."""
     if name != "-" and not Path(name).exists():
         pytest.skip("this system has no such name")
     words, begin = WRITING["report"]
@@ -279,7 +279,7 @@ def test_what_goes_to_null_is_gone_and_null_stays(command: Command, verb: str) -
 
 @pytest.mark.parametrize("kind", [stat.S_IFCHR, stat.S_IFBLK, stat.S_IFSOCK])
 def test_a_device_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: int) -> None:
-    """Asked of a file that says it is one: a test makes no nodes."""
+    """A test cannot make device nodes, so `os.stat` reports a plain file as one."""
     node = tmp_path / "node"
     node.write_bytes(b"kept")
     truth = os.stat

@@ -1,4 +1,4 @@
-"""The command line over a tier whose provider keeps the catalogue with the bytes."""
+"""The command line on a tier whose provider keeps the catalogue with the bytes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def bucket(tmp_path: Path) -> Iterator[Bucket]:
 
 @pytest.fixture
 def settings(tmp_path: Path, bucket: Bucket) -> Path:
-    """Of a tier in that bucket."""
+    """The settings of a tier in that bucket."""
     path = tmp_path / "tier.toml"
     path.write_text(
         f'[tieredstore]\nprovider = "{DOTTED}"\nbucket = "{tmp_path}"\nbroker_name = "{BROKER}"\n'
@@ -38,7 +38,7 @@ def settings(tmp_path: Path, bucket: Bucket) -> Path:
 
 @pytest.fixture
 def written(settings: Path, bucket: Bucket) -> Path:
-    """Three messages in it."""
+    """The settings of a tier that holds three messages."""
     config = StoreConfig.from_toml(settings)
     with TieredMessageStore(ListMessageStore(Runtime.inline()), config) as store:
         for number in range(3):

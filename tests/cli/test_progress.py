@@ -1,5 +1,5 @@
-"""How far long work is: the lines by a clock of the test's, and real processes on a terminal and
-under Ctrl-C."""
+"""Progress of long work: its lines under a test's clock, and real processes on a terminal or under
+Ctrl-C."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ GIB = 1 << 30
 
 
 class Watched:
-    """Work with a clock of its own, and what it said."""
+    """Work with its own clock, and what it printed."""
 
     def __init__(self, verb: str = "verify", *, on_terminal: bool = False) -> None:
         self.clock = ManualClock()
@@ -51,7 +51,7 @@ class Watched:
         self.work = Work(verb, self.out, self.clock, on_terminal=on_terminal)
 
     def pass_time(self, seconds: float) -> None:
-        """With the ticks of that time."""
+        """Advance the clock and run the ticks that fall due."""
         for _ in range(int(seconds * 4)):
             self.clock.advance(250)
             self.work.tick()
@@ -85,7 +85,7 @@ def test_a_log_gets_a_line_every_half_minute_and_nothing_before() -> None:
 
 
 def test_the_rate_and_what_is_left_are_those_of_the_last_half_minute() -> None:
-    """A gigabyte a minute for ten minutes; the time before that was slow."""
+    """A gibibyte in the last minute, after ten minutes without any."""
     watched = Watched()
     watched.work.of_job(progress(0, 0))
     watched.pass_time(600)
@@ -157,7 +157,7 @@ def test_a_terminal_has_one_line_that_is_redrawn_and_taken_away() -> None:
     watched = Watched(on_terminal=True)
     watched.work.of_job(progress(0, 0))
     watched.pass_time(FIRST_SECONDS - 0.25)
-    assert watched.out.getvalue() == ""  # what is quick shows nothing
+    assert watched.out.getvalue() == ""  # quick work shows nothing
     watched.pass_time(1)
     drawn = watched.out.getvalue()
     assert "\n" not in drawn
@@ -166,7 +166,7 @@ def test_a_terminal_has_one_line_that_is_redrawn_and_taken_away() -> None:
     assert watched.out.getvalue().endswith("\r\x1b[K")
     length = len(watched.out.getvalue())
     watched.work.make_room()
-    watched.pass_time(FIRST_SECONDS - 0.25)  # rows come by themselves
+    watched.pass_time(FIRST_SECONDS - 0.25)  # no line is drawn between rows
     assert len(watched.out.getvalue()) == length
 
 
@@ -243,7 +243,7 @@ ENVIRONMENT = {
 
 
 def interrupted(call: str, free: int, *words: object) -> str:
-    """What a command says that Ctrl-C meets at the call of a segment behind so many others."""
+    """What a command prints if Ctrl-C meets it at this segment call, after `free` earlier ones."""
     with interruptible():
         process = subprocess.Popen(
             [sys.executable, "-c", _HELD.format(call=call, free=free), *map(str, words)],
@@ -258,7 +258,7 @@ def interrupted(call: str, free: int, *words: object) -> str:
         assert process.stderr is not None
         assert process.stderr.readline() == "held\n"
         process.send_signal(signal.SIGINT)
-        out, said = process.communicate()  # which closes stdin: the call goes on
+        out, said = process.communicate()  # this closes stdin, and so the call goes on
         assert process.returncode == 130
         assert not out or out.endswith("\n")
         return said.replace("held\n", "")
@@ -303,7 +303,7 @@ def test_an_interrupted_offload_goes_on_where_it_was(command: Command, tmp_path:
 
 @contextmanager
 def on_a_terminal(*words: object) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """A command whose stderr is a terminal, and the other end of that."""
+    """A command whose stderr is a terminal, and that terminal's other end."""
     master, slave = pty.openpty()
     with closing(os.fdopen(master, "rb", buffering=0, closefd=False)):
         process = subprocess.Popen(
@@ -345,7 +345,7 @@ def rest_of(master: int) -> bytes:
 def test_a_real_terminal_sees_one_line_and_none_when_it_is_done(
     tmp_path: Path, words: tuple[str, ...]
 ) -> None:
-    """Lines of stdin are put: it goes on as long as the test wants."""
+    """The command puts lines of stdin, so it runs as long as the test wants."""
     with on_a_terminal("put", "t", "--store-path", tmp_path, *words) as (process, master):
         assert process.stdin is not None
         process.stdin.write(b"one\n" * 256)

@@ -1,4 +1,4 @@
-"""Messages of a tier, read in order and found by key: on the one that Java wrote, and on damage."""
+"""A tier's messages, read in order and found by key: on Java's tier and on damaged ones."""
 
 from __future__ import annotations
 
@@ -120,7 +120,8 @@ def test_cat_prints_what_is_asked_for(
 
 
 def test_an_offset_of_13_digits_is_no_time(command: Command) -> None:
-    """RocketMQ's offsets have 63 bits. As a time it is before all messages: all were printed."""
+    """RocketMQ's offsets have 63 bits. Read as a time, this one came before all messages, so all
+    were printed."""
     ran = asked(command, TIER, "cat", "GoldAa", "--from-offset", 10**12, "--json").done()
     assert ran.rows == []
 
@@ -132,7 +133,7 @@ def test_cat_goes_from_page_to_page(command: Command, monkeypatch: pytest.Monkey
 
 
 def by_scan(rows: list[Row], time: int, *, upper: bool) -> int:
-    """What a look at every message says."""
+    """The offset that a look at every message finds."""
     exact = [row["queue_offset"] for row in rows if row["store_timestamp"] == time]
     later = [row["queue_offset"] for row in rows if row["store_timestamp"] >= time]
     if upper and exact:
@@ -158,7 +159,7 @@ def test_offset_is_what_a_scan_finds(command: Command, queue: tuple[str, int]) -
             ]
 
 
-# The words behind the verb, of a tier and of a local store.
+# The words after the verb, for a tier and for a local store.
 CAT: dict[str, tuple[object, ...]] = {
     "tier": ("cat", "GoldAa", *named(TIER)),
     "local": ("local", "cat", CLEAN, "GoldAa", *SIZE_OPTIONS),
@@ -204,7 +205,7 @@ def keys_of(row: Row) -> set[str]:
 
 
 def test_query_finds_what_a_scan_finds_newest_first(command: Command) -> None:
-    """What Java's last index file had was not uploaded: the youngest messages are not found."""
+    """Java's last index file was not uploaded, so the youngest messages are not found."""
     found_count = 0
     for topic in TOPICS:
         rows = asked(command, TIER, "cat", topic, "--json").rows
@@ -257,7 +258,7 @@ def test_where_the_index_was_not_uploaded_to_the_end_a_note_says_what_helps(
         assert (ran.code, [row["keys"] for row in ran.rows], ran.err) == (0, [key], "")
         elsewhere = (*named, "--catalogue", "published")
         ran = command.run("query", "Orders", key, *elsewhere, "--json")
-        assert (ran.code, ran.out, ran.err.count("\n")) == (0, "", 2)  # it is a copy, too
+        assert (ran.code, ran.out, ran.err.count("\n")) == (0, "", 2)  # one line: it is a copy
         reach = ("0 of 1", "1 of 2")[key == "second"]
         assert f"of Orders/0 it has the offsets below {reach}" in ran.err
         assert "`offload --seal`" in ran.err
@@ -382,7 +383,7 @@ def test_cat_from_a_time_goes_on_where_the_search_meets_damage(
     command: Command, root: Path
 ) -> None:
     remove("GoldAa/0", "COMMIT_LOG", 13167)(root)
-    time = 1795171550000  # in the middle of what is missing
+    time = 1795171550000  # in the middle of the missing messages
     wanted = [
         row
         for row in in_store_order(java_messages("GoldAa"))
@@ -406,7 +407,7 @@ def test_what_was_committed_and_is_gone_is_told_by_every_verb(
 
 
 class Seen:
-    """What a walk seen of the reader."""
+    """What the reader reported of a walk."""
 
     def __init__(self) -> None:
         self.counts: list[int] = []

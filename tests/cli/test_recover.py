@@ -1,4 +1,4 @@
-"""An empty machine made ready by one command, and the broker that goes on there."""
+"""One command makes an empty machine ready, and the broker goes on there."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tieredstore.testing.disk import ForgetfulDisk
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
-    """A tier in a folder with ten messages a queue, and the disk that wrote it gone."""
+    """A tier in a folder with ten messages a queue; the disk that wrote it is lost."""
     machine = Machine(tmp_path)
     machine.open()
     machine.put(10)
@@ -85,7 +85,7 @@ def test_an_empty_machine_goes_on_with_its_folder(
 def test_a_tier_all_of_whose_messages_have_expired_is_no_empty_place(
     tmp_path: Path, command: Command
 ) -> None:
-    """Only what is published says which offsets were given."""
+    """Only what is published says which offsets were assigned."""
     machine = Machine(tmp_path)
     machine.open()
     machine.put(10)
@@ -105,8 +105,7 @@ def test_a_tier_all_of_whose_messages_have_expired_is_no_empty_place(
 
 
 class CutOff:
-    """`recover --apply` on a machine that dies at one of its steps on the disk, and once more on
-    what is left there."""
+    """`recover --apply` on a machine that dies at a step on the disk, then again on the remains."""
 
     def __init__(self, machine: Machine, command: Command) -> None:
         self.machine, self.command = machine, command
@@ -124,7 +123,7 @@ class CutOff:
         machine.disk.mkdir()
         machine.acked, machine.committed = deepcopy(self._known)
         machine.log_offsets.clear()
-        durable._durable_directories.clear()  # as in a process of its own
+        durable._durable_directories.clear()  # as in a new process
         with ForgetfulDisk(machine.disk, stop_at=stop_at) as disk:
             self.command.run("recover", "--apply", *words(machine))
         return disk
@@ -157,7 +156,7 @@ class CutOff:
 def test_cut_off_at_any_step_it_is_done_again_and_the_broker_publishes(
     machine: Machine, command: Command, published: bool, apart: int, has_power: bool
 ) -> None:
-    """Killed, or the power fails: the machine's disk has what was written, or what was synced."""
+    """A killed machine leaves what was written; a power failure leaves what was synced."""
     if not published:
         shutil.rmtree(machine.root / "tier" / ".catalog")
     cut_off = CutOff(machine, command)

@@ -1,4 +1,4 @@
-"""The page about a tier, which asks nobody for anything, and what a tier costs in a month."""
+"""The page about a tier, which makes no requests, and what a tier costs a month."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ VOID = {"meta", "br", "link", "img", "input", "hr"}
 
 
 class Checked(HTMLParser):
-    """Every tag is closed in its turn; what is on the page is kept."""
+    """Check that tags are closed in order, and keep what is on the page."""
 
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -131,7 +131,7 @@ def test_a_name_is_text_and_never_part_of_the_page() -> None:
 
 
 def test_the_only_script_that_may_run_is_the_one_of_the_page() -> None:
-    """The policy names it by its hash: another one would be refused by the browser."""
+    """The policy names the script by its hash: the browser would refuse any other."""
     checked = drawn(a_queue("t", 0))
     policy = next(value for _, value in checked.attributes if value and "default-src" in value)
     script = checked.words[max(at for at, word in enumerate(checked.words) if "search" in word)]
@@ -176,9 +176,9 @@ def test_each_trouble_is_told_in_words_and_its_queue_is_large() -> None:
         a_queue("halted", 0, stopped="others hold 1,000"),
         a_queue("gappy", 0, lost_count=1204),
         a_queue("old", 0, segments=(old, aged(80, 1, 100))),
-        a_queue("growing", 0, segments=(old,)),  # its last segment goes when it is rolled
+        a_queue("growing", 0, segments=(old,)),  # its last segment expires only once it is rolled
         a_queue("slow", 0, local_offset=10 + 4097),
-        a_queue("busy", 0, local_offset=10 + 4096),  # a batch: it is due
+        a_queue("busy", 0, local_offset=10 + 4096),  # a whole batch is due
     ]
     picture = a_picture(*queues, reserve_hours={"old": 72, "growing": 72})
     found = {queue.key.topic: list(picture.troubles(queue)) for queue in queues}
@@ -338,7 +338,7 @@ NAMES = (
 
 
 def complaints(found: Seen) -> list[str]:
-    """What is wrong with any page of ours, wherever it is shown."""
+    """What would be wrong with any of our pages on any screen."""
     wrong = [*found.complaints, *found.beside]
     if found.scroll_width > found.width:
         wrong.append(f"{found.scroll_width} wide on {found.width}")
@@ -356,7 +356,7 @@ def test_the_page_of_a_golden_tier_fits_asks_nobody_and_complains_of_nothing(
     found = seen(out.read_bytes(), tmp_path, width=width)
     assert complaints(found) == []
     assert (found.title, found.width, found.tables) == ("Tier of broker-gold-a", width, 3)
-    assert "page" in found.asked  # that what it asks for is noticed
+    assert "page" in found.asked  # proves that requests are noticed
     for row in asked(command, TIER, "queues", "--json").rows:
         assert f"{row['topic']}/{row['queue_id']}" in found.text
 
@@ -425,9 +425,9 @@ def requests(load: Load, **settings: Any) -> float:
 
 
 def test_a_round_every_forty_seconds_costs_what_its_put_and_its_look_cost() -> None:
-    """64 800 PUTs in 30 days are 0.32 dollars, and as many HEADs 0.03, as the list prices say.
+    """At list prices, 64 800 PUTs in 30 days cost 0.32 dollars, and as many HEADs 0.03.
 
-    A batch is due after 30 s, and looked at every 20.
+    A batch is due after 30 s, and a look for due batches comes every 20 s.
     """
     lines = {line.what: line for line in monthly_cost(SLOW, StoreConfig()).lines}
     rounds, looks = lines["rounds of all queues"], lines["looks for a newer writer, one an entry"]

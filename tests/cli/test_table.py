@@ -1,4 +1,4 @@
-"""Tables as people and programs get them, and the numbers, sizes and times in them."""
+"""Tables for people and for programs, and the numbers, sizes and times in them."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def test_what_is_put_by_hand_is_found_in_the_local_store_and_in_the_tier(
     assert offloaded["committed_offset"] == offloaded["max_offset"] == 1
     for key in ("order-1", "vip"):
         (found,) = command.run("query", "Orders", key, *tier_of(folder), "--json").rows
-        assert found["sha256"] == local["sha256"]  # at the same place in both logs: the first
+        assert found["sha256"] == local["sha256"]  # it is the first in both logs
         assert found["tags"] == "new"
     assert command.run("audit", *tier_of(folder)).code == 0
 

@@ -1,4 +1,4 @@
-"""Which tier a command looks at: options, then the environment, then a file that is named once."""
+"""Which tier a command uses: options come first, then the environment, then a settings file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PLACE = "path = 'tiered'\nstore_path = 'store'\n"
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a tier, and a command that is run elsewhere."""
+    """A folder with a tier; commands run in another folder."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
@@ -73,7 +73,7 @@ def test_a_tier_of_several_is_named(
     monkeypatch.setenv("TIEREDSTORE_TIER", "prod")
     assert topics(command.run("topics", "--json"))
     command.run("topics", "--tier", "test", "--json").refused(3, "place/nowhere")
-    # a variable says nothing of a file that is named in the command
+    # the variable does not apply to a file that the command names
     command.run("topics", "--config", file, "--json").refused(2, "which of its tiers?")
 
 
@@ -106,14 +106,15 @@ def test_variables_alone_name_a_tier(
         "STORE_PATH": str(place / "store"),
         "CLUSTER_NAME": "GoldenCluster",
         "BROKER_NAME": BROKER,
-        "BUCKET": "",  # as if it were not there
+        "BUCKET": "",  # empty counts as not set
     }.items():
         monkeypatch.setenv(f"TIEREDSTORE_{name}", value)
     assert topics(command.run("topics", "--json"))
 
 
 def test_a_provider_in_the_command_takes_no_file(command: Command, place: Path) -> None:
-    """What the file says of another tier, such as where its catalogue is, must not be mixed in."""
+    """The file describes another tier: its settings, such as the catalogue's place, must not be
+    mixed in."""
     written(Path("tieredstore.toml"), "metadata_path = 'of-another.json'\nbucket = 'another'\n")
     assert topics(command.run("topics", *named(place), "--json"))
 

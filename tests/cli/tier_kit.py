@@ -1,4 +1,4 @@
-"""Naming the golden tiers, copies of them, and what Java said of their messages."""
+"""The options that name golden tiers and copies, and what Java said of their messages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def verb_of(words: list[object]) -> str:
 
 
 def named(root: Path, **others: object) -> list[str]:
-    """The options that name a golden tier; `others` replace some, None leaves one out."""
+    """The options that name a golden tier; `others` replace some, and None leaves one out."""
     options: dict[str, object] = {
         "provider": "posix",
         "path": root / "tiered",
@@ -47,7 +47,7 @@ def named(root: Path, **others: object) -> list[str]:
 
 
 def asked(command: Command, root: Path, *words: object) -> Ran:
-    """A verb, its words, and which tier."""
+    """Run a verb with its words on the golden tier at this root."""
     return command.run(*words, *named(root))
 
 
@@ -61,7 +61,7 @@ def segment_file(root: Path, queue: str, kind: str, base: int) -> Path:
 
 
 def java_messages(topic: str | None = None, queue_id: int | None = None) -> list[Row]:
-    """By queue and offset, in the names of the command line."""
+    """Java's messages by queue and offset, under the command line's field names."""
     names = {
         "topic": "topic",
         "queue_id": "queueId",
@@ -86,12 +86,12 @@ def in_store_order(rows: list[Row]) -> list[Row]:
 
 
 def as_java_told(rows: list[Row]) -> list[Row]:
-    """The fields that Java told of, of what the command line printed."""
+    """Rows that the command line printed, with only the fields that Java described."""
     names = list(java_messages()[0])
     return [{name: row[name] for name in names} for row in rows]
 
 
 def tier_beside(store: Path) -> tuple[object, ...]:
-    """The tier in the folder of a local store, where `offload` makes it."""
+    """The options for the tier that `offload` makes in a local store's folder."""
     where = ("--provider", "posix", "--path", store / "tier", "--store-path", store)
     return (*where, "--broker", "b")

@@ -1,6 +1,6 @@
-"""Every verb of the command, and a row for each: its words on a tier that Java wrote.
+"""A row for every verb of the command: its words on a tier that Java wrote.
 
-A verb without a row fails `test_every_verb`.
+`test_every_verb` fails if a verb has no row.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ Rows = list[Row]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verb:
-    """The words behind a verb, and whether its rows are what Java's tier has to give.
+    """The words after a verb, and what its rows must be on Java's tier.
 
-    `{place}` is a folder of the test's own. `same` are the fields that are the same wherever the
-    tier lies. `without_catalogue`: what it ends with where there is none.
+    `{place}` is the test's own folder. `same` names the fields that do not depend on the tier's
+    place. `without_catalogue` is the verb's exit code if there is no catalogue.
     """
 
     words: tuple[object, ...] = ()
@@ -40,12 +40,12 @@ class Verb:
     same: tuple[str, ...] | None = None  # None: all of them
     without_catalogue: int = 3
     refused: int = 5
-    topic: bool = False  # the first word names one
+    topic: bool = False  # the first word names a topic
     queue: bool = False  # the second word names a queue
 
 
 def report_of(rows: Rows) -> Row:
-    """What a job told at its end."""
+    """What a job reported at its end."""
     return rows[-1] if rows[-1]["what"] == "report" else {"state": "", "counts": {}}
 
 
@@ -155,7 +155,7 @@ ON_A_LOCAL_STORE: Final[dict[str, Verb]] = {
         holds=_first(topic="GoldNew", queue_offset=0),
     ),
 }
-# Tested in tests/s3/test_care_verbs.py: it needs a store that has buckets.
+# Tested in tests/s3/test_care_verbs.py, as it needs a store with buckets.
 ON_A_STORE_OF_OBJECTS: Final[dict[str, Verb]] = {
     "create-bucket": Verb(words=("--provider", "s3", "--bucket", "tiers"), holds=_count(1)),
 }
@@ -163,7 +163,7 @@ EVERY: Final = {**ON_A_TIER, **ON_A_LOCAL_STORE, **ON_A_STORE_OF_OBJECTS}
 
 
 def documented_codes() -> dict[str, int]:
-    """The table of the documents: what happened, and the code of every verb that meets it."""
+    """The documented table: what happened, and the code of each verb that meets it."""
     page = (Path(__file__).parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
     table = page.partition("### Exit codes")[2].partition("\n#")[0]
     rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| ")]
@@ -172,7 +172,7 @@ def documented_codes() -> dict[str, int]:
 
 @cache
 def commands() -> dict[str, Any]:
-    """The verbs of the app by name, those of its families too: `catalogue show`."""
+    """The app's verbs by name, including those of its families, such as `catalogue show`."""
 
     def walked(command: Any, names: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
         if hasattr(command, "commands"):
@@ -185,13 +185,13 @@ def commands() -> dict[str, Any]:
 
 
 def key_of_golden(command: Command) -> str:
-    """A key that messages of GoldAa/0 in the middle of the tier have."""
+    """A key of messages of GoldAa/0 in the middle of the tier."""
     rows = command.run("cat", "GoldAa", "--queue", 0, *named(TIER), "--json").rows
     return next(str(row["unique_key"]) for row in rows if row["unique_key"])
 
 
 class Bench:
-    """A folder of a test's own, with all that the verbs need beside the tier."""
+    """A test's own folder, with everything that the verbs need beside the tier."""
 
     def __init__(self, command: Command, place: Path) -> None:
         self._command = command
@@ -201,7 +201,7 @@ class Bench:
         (place / "hour.toml").write_text("reserve_hours = 1\n")
 
     def prepare(self, name: str) -> None:
-        """What the golden tier has not: a queue that was stopped, a catalogue that was lost."""
+        """Make what the golden tier lacks, such as a stopped queue or a lost catalogue."""
         if name == "resume":
             with JsonMetadataStore.open(self.catalogue) as metadata:
                 path = queue_path(BROKER, "GoldAa", 0)
@@ -213,7 +213,7 @@ class Bench:
             assert self._command.run(*put, "--repeat", 3).code == 0
 
     def words(self, name: str) -> list[str]:
-        """Of this verb, with the places and the key filled in."""
+        """This verb's words, with the places and the key filled in."""
         key = key_of_golden(self._command) if name.endswith("query") else ""
         given = EVERY[name].words
         filled = [str(word).format(place=self._place, key=key) for word in given]
@@ -224,7 +224,7 @@ class Bench:
 
 
 def golden_copy(place: Path) -> Path:
-    """The folder of the golden tier, to be changed."""
+    """A copy of the golden tier's folder that a test may change."""
     return Path(shutil.copytree(TIER / "tiered", place / "tiered"))
 
 
@@ -233,14 +233,14 @@ def on_posix(bench: Bench, root: Path) -> list[str]:
 
 
 def told_in_one_line(ran: Ran, *, debug: bool = False) -> bool:
-    """The last line says it; a traceback comes before it with --debug, and never else."""
+    """Whether the last line says it, after a traceback only with --debug."""
     *before, last = ran.err.splitlines()
     has_traceback = any("Traceback" in line for line in before)
     return last.startswith("tieredstore: ") and (has_traceback if debug else not before)
 
 
 def same_rows(rows: Rows, fields: tuple[str, ...] | None) -> Rows:
-    """What is the same wherever the tier lies."""
+    """The fields that do not depend on the tier's place."""
     if fields is None:
         return rows
     return [{name: row[name] for name in fields if name in row} for row in rows] if fields else []
