@@ -1,4 +1,4 @@
-"""Processes die at requests in memory and over HTTP."""
+"""Processes that die at requests, in memory and over HTTP."""
 
 from tests.crash_stores import moto, s3_environment, stores
 

@@ -1,4 +1,4 @@
-"""One bucket and many processes in front of it, each of which can be made to fail or to stall."""
+"""One bucket and many processes that use it; a test can make each one fail or stall."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from tieredstore.testing.memory_objects import MemoryObjectClient, MemoryObjects
 T = TypeVar("T")
 
 CLUSTER = "DefaultCluster"
-FIRST, SECOND = 1, 2  # what the first writer claims, and the second
+FIRST, SECOND = 1, 2  # the epochs that the first and the second writer claim
 PATH = "broker-a/TopicTest/0"
 CRASHES = (Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.CRASH_HALF)
 FAILURES = (Fault.BEFORE, Fault.AFTER, Fault.HALF)
 
 
 class StruckClient(ObjectClientWrapper):
-    """A client whose requests fail as planned; `before` is told of each one first.
+    """A client whose requests fail as planned; it calls `before` ahead of each one.
 
-    Half of a delete deletes every other key and leaves the first, such as a segment's first part;
-    half of an upload leaves no object.
+    Half a delete removes every other key but keeps the first, such as a segment's first part.
+    Half an upload leaves no object.
     """
 
     def __init__(self, inner: ObjectClient, faults: Faults) -> None:
@@ -105,7 +105,7 @@ class StruckClient(ObjectClientWrapper):
         if fault in (Fault.HALF, Fault.CRASH_HALF):
             half()
         if fault in (Fault.AFTER, Fault.CRASH_AFTER):
-            with suppress(TieredStoreError):  # an answer, such as that there is nothing: lost too
+            with suppress(TieredStoreError):  # an error reply, such as "not found", is lost too
                 call()
         if fault in CRASHES:
             raise SimulatedCrash
@@ -115,7 +115,7 @@ class StruckClient(ObjectClientWrapper):
 
 
 class Bucket:
-    """What outlives the processes; `clients` is another store than one in memory."""
+    """What outlives the processes; `clients` replaces the store in memory by another one."""
 
     def __init__(self, clients: Callable[[], ObjectClient] | None = None, **settings: Any) -> None:
         self.objects = MemoryObjects()
@@ -157,7 +157,7 @@ class Process:
         inner.requests.clear()
 
     def sizes(self) -> dict[tuple[str, SegmentType, int], int]:
-        """Everything that a rebuild would find."""
+        """The size of each segment that a rebuild would find."""
         listed = list(self.provider.list())
         found = {(each.path, each.type, each.base): each.size for each in listed}
         assert len(found) == len(listed)

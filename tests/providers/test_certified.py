@@ -1,4 +1,4 @@
-"""A store proves that it keeps its word before the first write, once, or is not written to."""
+"""A store proves once, before its first write, that it keeps its word; else nothing is written."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_unless_it_is_told_otherwise(caplog: pytest.LogCaptureFixture) -> None:
 
 
 class Lucky(ObjectClientWrapper):
-    """A store that lies until it is said to be honest."""
+    """A store that lies until a test makes it honest."""
 
     lies = True
 
@@ -139,7 +139,7 @@ def test_a_store_that_failed_once_stays_refused_whatever_its_luck() -> None:
         client.requests.clear()
         with pytest.raises(BackendRefusedError, match="certify --again"):
             provider.open(PATH, LOG, 0).write(0, b"data")
-        assert client.requests["put"] == 0  # it was not even asked
+        assert client.requests["put"] == 0  # the store is not asked at all
     assert puts_of_a_write(client, "warn") == 3
 
 
@@ -152,7 +152,7 @@ def test_asked_again_it_may_be_trusted_and_a_running_writer_sees_that() -> None:
     again = examined(store, again=True, page_keys=PAGE_KEYS)
     assert not again.passed
     store.lies = False
-    assert examined(store, page_keys=PAGE_KEYS) == again  # what was kept
+    assert examined(store, page_keys=PAGE_KEYS) == again  # the kept verdict
     assert examined(store, again=True, page_keys=PAGE_KEYS).passed
     running.open(PATH, LOG, 0).write(0, b"data")
     assert puts_of_a_write(MemoryObjectClient(objects)) == 3
@@ -180,7 +180,7 @@ def test_of_two_processes_that_ask_at_once_the_failure_counts() -> None:
     objects = MemoryObjects()
 
     class Meanwhile(ObjectClientWrapper):
-        """While this one asks, another process has bad luck."""
+        """While this process checks the store, another one keeps a bad verdict."""
 
         asked = 0
 
@@ -239,7 +239,7 @@ def test_what_an_older_version_said_of_if_match_refuses_no_writer(create_only: b
     )
     keep(client, older)
     if create_only:
-        assert puts_of_a_write(client) == 3  # nothing is asked again
+        assert puts_of_a_write(client) == 3  # the check is not repeated
     else:
         with pytest.raises(BackendRefusedError, match="create-only-race: 2 writers won"):
             puts_of_a_write(client)
@@ -255,7 +255,7 @@ def test_a_network_that_fails_is_no_verdict() -> None:
 
 
 class KeysExpire(ObjectClientWrapper):
-    """At this put or listing; for the next one there are new ones."""
+    """Keys expire at this put or listing; the next one has new keys."""
 
     def __init__(self, inner: ObjectClient, requests: int) -> None:
         super().__init__(inner)
@@ -281,7 +281,7 @@ def test_keys_that_expire_meanwhile_are_no_verdict(requests: int) -> None:
     provider = a_provider(KeysExpire(MemoryObjectClient(objects), requests))
     with pytest.raises(KeysExpiredError):
         provider.open(PATH, LOG, 0).write(0, b"data")
-    assert puts_of_a_write(MemoryObjectClient(objects)) > 10  # asks, and is told that it may
+    assert puts_of_a_write(MemoryObjectClient(objects)) > 10  # it checks the store, which passes
 
 
 def test_what_a_client_says_itself_is_no_reason_to_refuse(

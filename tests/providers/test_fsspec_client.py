@@ -55,7 +55,7 @@ def test_a_filesystem_that_is_not_installed_is_named() -> None:
 
 
 class AilingFileSystem(MemoryFileSystem):  # type: ignore[misc]
-    """A remote file system whose connection breaks; it lists folder by folder."""
+    """A remote file system whose connection breaks; it is listed folder by folder."""
 
     protocol = "ailing"
     store: dict[str, Any] = {}  # noqa: RUF012 - as fsspec has it
@@ -105,7 +105,7 @@ def test_a_listing_that_lacks_a_folder_is_an_error(ailing: FsspecClient, folder:
 
 
 class OddError(Exception):
-    """As those of Google's and Azure's file systems: no OSError."""
+    """No OSError, like the errors of Google's and Azure's file systems."""
 
 
 def test_an_error_of_the_file_systems_own_is_one_of_the_backend(ailing: FsspecClient) -> None:

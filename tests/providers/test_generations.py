@@ -1,4 +1,4 @@
-"""Where catalogues are published: in a directory."""
+"""Catalogues published in a directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process dies or fails at every request: the next one goes on, nothing acknowledged is lost."""
+"""A process dies or fails at any request: the next one goes on with all that was acknowledged."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Key = tuple[str, SegmentType, int]
 
 
 class Life:
-    """What a writer does, what was acknowledged to it, and what it asked for last."""
+    """What a writer does, what the store acknowledged, and what the writer asked for last."""
 
     def __init__(self) -> None:
         self.acknowledged: dict[Key, int] = {}
@@ -68,7 +68,7 @@ class Life:
         return process.open(*key)
 
     def check(self, process: Process) -> None:
-        """What a new process finds."""
+        """Check what a new process finds."""
         for key, size in self.acknowledged.items():
             if self.doing_delete and key == self.doing:
                 continue
@@ -82,7 +82,7 @@ class Life:
         assert not self.deleted & sizes.keys()
 
     def go_on(self, process: Process) -> None:
-        """The next process does again, or goes on with, what the last one was at."""
+        """Let the next process repeat or continue what the last one was doing."""
         key = self.doing
         assert key is not None
         segment = process.open(*key)
@@ -91,7 +91,7 @@ class Life:
             self.acknowledged.pop(key, None)
             self.deleted.add(key)
         elif key[1] is INDEX:
-            with suppress(PositionMismatchError):  # it was whole
+            with suppress(PositionMismatchError):  # the segment was complete
                 process.provider.create(segment, iter([DATA]))
             assert segment.size() == len(DATA)
         else:
@@ -116,7 +116,7 @@ def _end(segment: FileSegment) -> int:
 
 
 def quiet_steps() -> range:
-    """The requests of a life in which nothing happens: as many in memory as with any client."""
+    """The requests of a life without faults: as many in memory as with any client."""
     faults, life = Faults(), Life()
     bucket = Bucket()
     life.live(bucket.process(faults))
@@ -161,7 +161,7 @@ def test_one_failure_of_any_request_is_tried_again(stores: Stores, fault: Fault)
 def test_a_writer_whose_requests_fail_finds_out_where_it_is_and_goes_on(
     stores: Stores, fault: Fault
 ) -> None:
-    """No retries below: each failure is seen, and the writer does as the tier does."""
+    """Nothing below retries: the writer sees each failure and acts as the tier does."""
     requests = range(write_to_the_end(Bucket(), Faults()))
     assert len(requests) > 5
     every_step(
@@ -171,7 +171,7 @@ def test_a_writer_whose_requests_fail_finds_out_where_it_is_and_goes_on(
 
 
 def write_to_the_end(bucket: Bucket, faults: Faults) -> int:
-    """Three times 60 bytes, whatever fails; how many requests it took."""
+    """Write three times 60 bytes, whatever fails; return how many requests this took."""
     process = bucket.process(faults)
     done = 0
     for number in range(3):

@@ -1,4 +1,4 @@
-"""Random histories of several writers whose requests are lost, stall, and land late or twice."""
+"""Random histories of several writers whose requests are lost, stall, or land late or twice."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ Place = tuple[str, SegmentType, int]
 
 @pytest.fixture(autouse=True)
 def _busy_background(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What comes after hours in a tier comes after a few rounds here."""
+    """Let chores that a tier does after hours come after a few rounds."""
     monkeypatch.setattr(upkeep, "ROUNDS_MERGED", 2)
     monkeypatch.setattr(upkeep, "CHUNKS_MERGED", 2)
     monkeypatch.setattr(upkeep, "STATE_EVERY", 3)
 
 
 def content(segment: FileSegment) -> bytes | None:
-    """Also for one that others seal, delete and make anew in between."""
+    """The segment's bytes, though others may seal, delete and make it anew in between."""
     for _ in range(9):
         try:
             return segment.read(0, segment.size())
@@ -54,12 +54,12 @@ def content(segment: FileSegment) -> bytes | None:
 
 
 class Network:
-    """Between one process and the bucket. What is lost may land at any time, also never."""
+    """The network between a process and the bucket. A lost request may land any time, or never."""
 
     def __init__(self, history: History, process: Process) -> None:
         self._history = history
         self._inner: Any = process.client.inner
-        self.late: list[tuple[int, Callable[[], object]]] = []  # and when it was sent
+        self.late: list[tuple[int, Callable[[], object]]] = []  # with the time it was sent
         process.client.inner = self  # type: ignore[assignment]
 
     def head(self, key: str) -> Any:
@@ -88,7 +88,7 @@ class Network:
     def _changed(self, call: Callable[[], Any]) -> Any:
         found = self._sent(call)
         if self._history.dice.random() < 0.03:
-            self._delay(call)  # on its way a second time
+            self._delay(call)  # it will land a second time
         return found
 
     def _sent(self, call: Callable[[], Any]) -> Any:
@@ -108,8 +108,8 @@ class Network:
 class History:
     """What was acknowledged, and who did what last.
 
-    `truth` is what must be there; `perhaps` are places of which a delete or a write went wrong, so
-    that less, or more, may be there until somebody is told.
+    `truth` holds what must be there. `doubted` holds the places where a delete or a write went
+    wrong, so that they may hold less or more until somebody hears the outcome.
     """
 
     def __init__(self, seed: int) -> None:
@@ -136,7 +136,7 @@ class History:
             assert isinstance(self.runtime.clock, ManualClock)
             self.runtime.clock.advance(self.dice.choice(PAUSES_MS))
             process, _ = self.dice.choice(self.processes[-3:])
-            if process not in self._busy:  # it stalls within a call of its own
+            if process not in self._busy:  # a busy one is stalled in its own call
                 self._busy.append(process)
                 self._act(process)
                 self._busy.remove(process)
@@ -145,7 +145,7 @@ class History:
             self.depth -= 1
 
     def check(self) -> None:
-        """For a process that knows nothing, whatever lands now and later."""
+        """Check what a new process finds, whatever lands now or later."""
         for _ in range(2):
             reader = self.bucket.process(runtime=self.runtime)
             for place in PLACES:
@@ -167,7 +167,7 @@ class History:
         self.dice.choice(actions)(process, place)
 
     def _others_acted(self, place: Place, before: int) -> bool:
-        """While one call lasted, others acted on the same segment: in which order, nobody knows."""
+        """Whether others acted on the segment during one call, in an order that nobody knows."""
         if self._acted[place] != before:
             self.doubted.add(place)
         return self._acted[place] != before
@@ -181,7 +181,7 @@ class History:
                 try:
                     late()
                 except (SegmentNotFoundError, OffsetOutOfRangeError, ObjectExistsError):
-                    pass  # the late request of somebody who does not wait for it any more
+                    pass  # nobody waits for a late request any more
 
     def _write(self, process: Process, place: Place) -> None:
         segment = process.open(*place)
@@ -193,7 +193,7 @@ class History:
         except (PositionMismatchError, SegmentSealedError):
             return
         except FencedError:
-            return  # it may have landed before the claim: more is there, never less
+            return  # it may have landed before the claim, so there may be more but never less
         except BackendUnavailableError:
             return
         if self._others_acted(place, before):
@@ -205,7 +205,7 @@ class History:
         self.doubted.discard(place)
 
     def _round(self, process: Process, place: Place) -> None:
-        """A pair and its rows: all of it or nothing, and the catalogue says what the bytes are."""
+        """A pair lands with its rows or not at all, and the catalogue's sizes match the bytes."""
         path, _, base = place
         queue_place = path, SegmentType.CONSUME_QUEUE, base
         log, queue = process.open(*place), process.open(*queue_place)
@@ -257,7 +257,7 @@ class History:
             return
 
     def _tend(self, process: Process, place: Place) -> None:
-        """What is done in the background: merge, write the state, delete what is dead."""
+        """The background work: merge, write the state, and delete what is dead."""
         try:
             process.provider.claim("broker-a")
             for _ in range(self.dice.randrange(6)):
@@ -269,11 +269,11 @@ class History:
         before = self._acted[place]
         try:
             process.open(*place).size()
-        except SegmentNotFoundError:  # as it knows: it deletes nothing and asks nobody
+        except SegmentNotFoundError:  # a delete would send no request
             return
         except (BackendUnavailableError, FencedError):
             pass
-        self.doubted.add(place)  # whoever hears of no success knows nothing
+        self.doubted.add(place)  # until a success is heard, the outcome is open
         try:
             process.open(*place).delete()
         except TieredStoreError:

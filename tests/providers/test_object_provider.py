@@ -1,4 +1,4 @@
-"""The object store provider passes the shipped contracts over the double, bare and wrapped."""
+"""The object store provider passes the shipped contracts on the double, bare and wrapped."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TestObjectFileSegment(FileSegmentContract):
 
 
 def test_any_history_with_restarts_equals_that_of_a_byte_string() -> None:
-    """Each new handle is that of a new process, which takes over as the writer."""
+    """Each new handle belongs to a new process, which takes over as the writer."""
     objects = MemoryObjects()
 
     class Machine(SegmentMachine):

@@ -1,4 +1,4 @@
-"""Requests are money: how many a commit, a read, an open and a seal take."""
+"""Requests cost money: how many a commit, a read, an open and a seal take."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_round_of_many_bytes_is_as_many_objects_and_an_entry() -> None:
     process.provider.claim("broker-a")
     process.forget_requests()
     send(process, a_round(process, 20, 0, bytes(MIB)))
-    assert process.requests == {"put": 3, "head": 1}  # 40 MiB are two of at most 32 MiB
+    assert process.requests == {"put": 3, "head": 1}  # 40 MiB make two objects of at most 32 MiB
 
 
 def test_rounds_that_wait_for_one_another_share_an_entry() -> None:
@@ -134,10 +134,10 @@ def test_opening_a_store_of_a_thousand_queues_takes_a_few_requests() -> None:
     for number in range(1_000):
         for kind in (LOG, QUEUE):
             assert process.open(f"broker-a/T/{number}", kind, 0).size() == 4
-    assert process.requests == {"list": 2, "get": 2}  # states, entries; two entries
+    assert process.requests == {"list": 2, "get": 2}  # lists of states and entries; two entries
     process.forget_requests()
     process.open("broker-a/T/0", LOG, 0).write(4, b"more")
-    assert sum(process.requests.values()) <= 14  # it reads all anew when it has claimed
+    assert sum(process.requests.values()) <= 14  # after its claim it reads everything anew
 
 
 def test_a_process_that_does_nothing_asks_for_nothing() -> None:
@@ -176,13 +176,13 @@ def test_sealing_reads_each_round_once_and_puts_one_object(is_new: bool) -> None
     segment = process.open(PATH, LOG, 0)
     for number in range(50):
         segment.write(number * 10, b"0123456789")
-    if is_new:  # else it has what it sent in memory
+    if is_new:  # the old process still holds in memory what it sent
         process = bucket.process()
         process.provider.claim("broker-a")
         segment = process.open(PATH, LOG, 0)
     process.forget_requests()
     segment.seal()
-    made = {"put": 2, "head": 1}  # the object and an entry
+    made = {"put": 2, "head": 1}  # puts of the object and an entry
     assert process.requests == (made | {"get": 50} if is_new else made)
     process.forget_requests()
     segment.seal()
@@ -206,4 +206,4 @@ def test_a_reader_whose_catalogue_is_newer_lists_again() -> None:
         assert process.open(PATH, LOG, 0).size() == 8
         assert [process.open(f"broker-a/T/{n}", LOG, 0).size() for n in range(10)] == [4] * 10
     assert writer.requests == {}
-    assert reader.requests == {"list": 1, "get": 11}  # what came since
+    assert reader.requests == {"list": 1, "get": 11}  # what was added since

@@ -1,4 +1,4 @@
-"""Segments in an object store that are long, large, damaged, or have odd names."""
+"""Long, large, damaged and oddly named segments in an object store."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_bytes_that_changed_are_not_read_and_not_sealed(size: int) -> None:
     for again in (segment, bucket.process().open(PATH, LOG, 0)):
         with pytest.raises(SegmentCorruptError, match="checksum"):
             again.read(0, size)
-    with pytest.raises(SegmentCorruptError, match="checksum"):  # who wrote them has them in memory
+    with pytest.raises(SegmentCorruptError, match="checksum"):  # the writer has them in memory
         bucket.process().open(PATH, LOG, 0).seal()
     assert segment.path not in bucket.objects.held_keys()
 
@@ -156,7 +156,7 @@ def test_a_sealed_object_that_is_not_what_the_log_says_is_damage(bytes_left: int
 
 
 def test_a_store_that_is_away_is_asked_no_more_often_by_a_sealing() -> None:
-    """Requests are tried again one by one; the sealing around them is not."""
+    """Each request is retried; the sealing as a whole is not."""
     process = Bucket().process(retries=3)
     segment = process.open(PATH, LOG, 0)
     segment.write(0, b"data")

@@ -1,4 +1,4 @@
-"""Settings of object stores: where they come from, what is refused, what never shows."""
+"""Settings of object stores: where they come from, what is refused, and what is never shown."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_an_old_setting_for_etags_changes_nothing_and_is_named(
 
 def test_a_scheme_in_capitals_is_the_same_address() -> None:
     settings = ObjectStoreSettings(bucket="b", endpoint="HTTP://Host:9000/s3")
-    assert settings.endpoint == "http://Host:9000/s3"  # obstore compares it
+    assert settings.endpoint == "http://Host:9000/s3"  # obstore compares the scheme
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The object store provider under its names, built from the settings of a store."""
+"""The object store provider under each of its names, built from a store's settings."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_any_filesystem_of_fsspec_holds_a_tier() -> None:
     config = StoreConfig(provider="fsspec", url=f"memory://{uuid.uuid4().hex}/tier")
     with Runtime.threads() as runtime:
         provider = provider_of(config, runtime, NoMetrics())
-        assert isinstance(provider, MeasuredProvider)  # and nothing around it that tries again
+        assert isinstance(provider, MeasuredProvider)  # no wrapper that retries
         assert isinstance(provider.inner, FsspecProvider)
         segment = provider.open("b/t/0", LOG, 0)
         pair = WritePair(log=SegmentWrite(segment, 0, b"data"), queue=None)

@@ -1,4 +1,4 @@
-"""Threads in front of an object store: writing and sealing beside reading and deleting."""
+"""Threads that use one object store: some write and seal while others read and delete."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DATA = bytes(range(250))
 
 @pytest.fixture
 def switching() -> Iterator[None]:
-    """Threads take turns between any two steps of theirs."""
+    """Let threads switch between any two of their steps."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield

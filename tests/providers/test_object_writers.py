@@ -1,4 +1,4 @@
-"""Two writers: what the older one does late counts for nobody, and it learns of it."""
+"""Two writers: late work of the older one counts for nobody, and it finds out."""
 
 from __future__ import annotations
 
@@ -79,15 +79,14 @@ def test_a_first_entry_that_comes_late_makes_no_segment() -> None:
 
 
 def landed_again(objects: MemoryObjects, requests: dict[str, bytes]) -> None:
-    """Every put once more: it meets its key taken, or lands where nobody looks."""
+    """Repeat every put: its key is taken, or it lands where nobody looks."""
     for key, data in requests.items():
         with suppress(ObjectExistsError):
             objects.put(key, data, {}, if_absent=True)
 
 
 def test_the_double_of_an_old_request_changes_nothing_however_late() -> None:
-    """Sent twice, it lands a second time days after it was acknowledged, and after what it made
-    was deleted."""
+    """The second copy lands days after the first was acknowledged and its object was deleted."""
     bucket, runtime = Bucket(), Runtime.inline()
     process = bucket.process(runtime=runtime)
     segment = process.open(PATH, LOG, 0)
@@ -103,7 +102,7 @@ def test_the_double_of_an_old_request_changes_nothing_however_late() -> None:
         runtime.clock.advance(60_000)
         while process.provider.tend(BROKER):
             pass
-    assert set(requests) - set(bucket.objects.held_keys())  # they have been released
+    assert set(requests) - set(bucket.objects.held_keys())  # some have been released
     landed_again(bucket.objects, requests)
     for each in (process, bucket.process(), bucket.process()):
         assert each.sizes() == {(PATH, QUEUE, 0): 800}
@@ -137,7 +136,7 @@ def test_the_double_of_a_delete_spares_a_segment_of_the_same_name() -> None:
     assert segment.path == key
     segment.write(0, b"another")
     segment.seal()
-    process.client.delete_many([key])  # and lands once more
+    process.client.delete_many([key])  # the same delete lands again
     for each in (process, bucket.process()):
         assert content(each.open(PATH, LOG, 0)) == b"another"
 
@@ -292,7 +291,7 @@ def test_a_writer_that_died_while_it_took_over_has_fenced_the_older_one(
         two.old.open(PATH, LOG, 0).write(10, b"late")
     two.new = two.bucket.process()
     found = content(two.new.open(PATH, LOG, 0))
-    assert found in (b"0123456789", b"0123456789late")  # it landed before anybody began an epoch
+    assert found in (b"0123456789", b"0123456789late")  # it landed before the new epoch began
     two.counts(found)
 
 
@@ -306,7 +305,7 @@ def test_who_only_reads_claims_nothing_and_changes_nothing() -> None:
     assert list(reader.provider.damage(BROKER)) == []
     assert two.bucket.objects.held_keys() == before
     assert {"put", "delete"}.isdisjoint(reader.requests)
-    two.old.open(PATH, LOG, 0).write(10, b"more")  # and the writer is still the writer
+    two.old.open(PATH, LOG, 0).write(10, b"more")  # the writer is not fenced
     assert reader.open(PATH, LOG, 0).read(10, 4) == b"more"
 
 
@@ -326,7 +325,7 @@ def test_a_reader_finds_what_was_sealed_or_deleted_meanwhile() -> None:
 
 
 def release(process: Process, runtime: Runtime) -> None:
-    """As much background work and time as it takes for what is dead to go."""
+    """Do background work, and let time pass, until dead objects are deleted."""
     assert isinstance(runtime.clock, ManualClock)
     other: FileSegment = process.open("broker-a/Other/0", LOG, 0)
     for number in range(800):
@@ -365,7 +364,7 @@ def test_a_writer_that_is_overtaken_while_it_takes_over_leaves_all_as_it_is(
         meanwhile,
     )
     is_first = when in [("list", "/broker-a/"), ("put", "/epoch/")]
-    if is_first:  # it had not claimed yet: it takes over from the third
+    if is_first:  # it had not claimed yet, so it takes over from the third
         with pytest.raises(PositionMismatchError):
             two.new.open(PATH, LOG, 0).write(10, b"late")
     else:
@@ -423,14 +422,14 @@ def test_a_bucket_with_open_segments_of_an_older_layout_is_not_written_to() -> N
     [
         (3_000, (), False),
         (3_000, (f"{0:020d}-0000002000", "sealing-0000003000"), False),
-        (3_000, (f"{0:020d}-0000003001",), True),  # begun again behind it
-        (2_000, (), True),  # a late mark of a writer that was overtaken
+        (3_000, (f"{0:020d}-0000003001",), True),  # begun again after the mark
+        (2_000, (), True),  # a late mark of an overtaken writer
     ],
 )
 def test_a_mark_that_an_older_layout_left_behind_its_sealing_is_no_open_segment(
     epoch: int, beside: Sequence[str], is_open: bool
 ) -> None:
-    """It stayed beside a sealed segment until the next claim, so the advice to seal and to
+    """The mark stayed beside a sealed segment until the next claim, so the advice to seal and to
     `rebuild` did not help."""
     bucket = Bucket()
     sealed = bucket.process().open(PATH, LOG, 0)

@@ -1,4 +1,4 @@
-"""Two writers over HTTP: the tests of `test_object_writers` that look through clients alone."""
+"""Two writers over HTTP: the tests of `test_object_writers` that use only clients to look."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.providers.two_writers import Two
 
 
 class TwoInFront(Two):
-    """Of a store that others made."""
+    """Two writers on a store that the test is given."""
 
     def __init__(self, clients: Clients) -> None:
         self.bucket = Bucket(clients)
@@ -39,7 +39,7 @@ CHECKS: list[Callable[[], None]] = [
 ]
 
 
-@pytest.mark.parametrize("stores", REMOTE, indirect=True)  # in memory they run where they stand
+@pytest.mark.parametrize("stores", REMOTE, indirect=True)  # memory is covered there
 @pytest.mark.parametrize("number", range(len(CHECKS)))
 def test_of_two_writers_the_older_one_changes_nothing(
     stores: Stores, monkeypatch: pytest.MonkeyPatch, number: int

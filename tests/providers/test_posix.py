@@ -92,7 +92,7 @@ def test_an_empty_root_is_refused() -> None:
 def test_a_file_without_bytes_is_no_segment_yet(provider: PosixProvider) -> None:
     segment = provider.open("b/t/0", LOG, 0)
     Path(segment.path).parent.mkdir(parents=True)
-    Path(segment.path).touch()  # as Java leaves one for each queue it has seen
+    Path(segment.path).touch()  # Java leaves such a file for each queue it has seen
     for call in (segment.size, lambda: segment.read(0, 0)):
         with pytest.raises(SegmentNotFoundError):
             call()
@@ -134,7 +134,7 @@ def test_what_is_no_file_is_no_segment_and_not_waited_for(
         with ThreadPoolExecutor(1) as pool:
             answer = pool.submit(call)
             done, _ = wait([answer], timeout=20)
-            if not done:  # it waits for the other end of the FIFO
+            if not done:  # the call is waiting for the FIFO's other end
                 os.close(os.open(segment.path, os.O_WRONLY))
         assert done
         with pytest.raises(error):

@@ -1,4 +1,4 @@
-"""The POSIX provider when it matters: what is synced when, and what a broken disk does."""
+"""The POSIX provider's durability: what is synced when, and what a broken disk does."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def provider(tmp_path: Path) -> PosixProvider:
 
 
 def held(disk: ForgetfulDisk, moment: str) -> dict[str, bytes]:
-    """The files that a power cut at this moment leaves, by where they were."""
+    """The files that a power cut at this moment leaves, by their original paths."""
     copy = disk.synced(disk.folder.with_name(f"{disk.folder.name}-{moment}"))
     return {str(disk.folder / name): data for name, data in contents(copy).items()}
 
@@ -86,11 +86,11 @@ class TestDurability:
             assert again.size() == 19
             assert held(disk, "look") == {segment.path: b"firstnot yet synced"}
             assert again.size() == 19
-            assert disk.syncs.count((segment.path, 19)) == 1  # known by now
+            assert disk.syncs.count((segment.path, 19)) == 1  # the handle knows it is synced
             with pytest.raises(PositionMismatchError) as caught:
                 segment.write(5, b"late")
         assert caught.value.actual == 19
-        assert disk.syncs.count((segment.path, 19)) == 2  # the other handle did not know
+        assert disk.syncs.count((segment.path, 19)) == 2  # this handle did not know
 
     def test_a_created_segment_appears_whole_and_durable(
         self, provider: PosixProvider, tmp_path: Path
@@ -201,7 +201,7 @@ class TestBrokenDisk:
         with pytest.raises(BackendUnavailableError):
             segment.write(5, b"second")
         monkeypatch.undo()
-        # The kernel may have dropped the pages: a second sync would lie. So the bytes are gone.
+        # The kernel may have dropped the pages, so a second sync would lie: the bytes are given up.
         assert provider.open("b/t/0", LOG, 0).size() == 5
 
     def test_a_system_that_takes_few_bytes_at_a_time_gets_them_all(

@@ -1,4 +1,4 @@
-"""Why a request failed and what helps: one line, the same from every client and in the command."""
+"""One line says why a request failed and what helps, alike from every client and the command."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ REFUSALS = {
 
 
 class Refusing(BaseHTTPRequestHandler):
-    """Answers each request with the error that the server was given."""
+    """Answers each request with the error set on the server."""
 
     protocol_version = "HTTP/1.1"
 
@@ -70,7 +70,7 @@ class Refusing(BaseHTTPRequestHandler):
 
 
 class Quiet(ThreadingHTTPServer):
-    """One that says nothing of what makes no sense to it."""
+    """A server that prints nothing about requests that it cannot parse."""
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Nothing."""
@@ -88,7 +88,7 @@ def refusing(code: str, *, status: int = 0) -> Iterator[str]:
 
 @contextmanager
 def closed_port() -> Iterator[str]:
-    with socket.socket() as bound:  # and not listening
+    with socket.socket() as bound:  # bound, but not listening
         bound.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{bound.getsockname()[1]}"
 
@@ -155,7 +155,7 @@ def name_of(served: Served) -> str:
 
 
 def patience_ms(served: Served) -> int:
-    """Long, but where waiting is all there is: how soon a busy machine answers is no verdict."""
+    """A long timeout, as a busy machine may answer late, but a short one for a silent server."""
     return 50 if served is silent else 20_000
 
 
@@ -220,7 +220,7 @@ def test_what_the_store_refuses_ends_with_what_its_code_means(code: str, client:
 @pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize("code", ["", "NoSuchKey"])
 def test_a_server_that_knows_no_bucket_is_no_missing_object(client: str, code: str) -> None:
-    """A web server, or a wrong path in the address: any request is answered by 404."""
+    """A web server, or a wrong path in the address, answers every request with 404."""
     with (
         refusing(code, status=404) as address,
         open_client(settings_at(address, client)) as opened,

@@ -1,4 +1,4 @@
-"""Where jobs stage: in a directory, and in an object store's double; no part of any tier."""
+"""Where jobs stage, in a directory and in an object store's double: outside every tier."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two writers of one segment, for tests: the older one stalls, and the newer one takes over."""
+"""Two writers of one segment: the older one stalls, and the newer one takes over."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOG = SegmentType.COMMIT_LOG
 def stalls(
     process: Process, when: Callable[[str, str], bool], meanwhile: Callable[[], None]
 ) -> None:
-    """Before the first request like this, everything of `meanwhile` happens."""
+    """Run all of `meanwhile` before the first request that matches `when`."""
     done = False
 
     def before(operation: str, key: str) -> None:
@@ -60,13 +60,13 @@ class Two:
         self.old.open(PATH, LOG, 0).write(0, b"0123456789")
 
     def stalled(self, meanwhile: Callable[[Process], None]) -> None:
-        """The older one sends an entry, and until that lands the newer one takes over."""
+        """The older one sends an entry, and the newer one takes over before that lands."""
         stalls(self.old, an_entry, lambda: meanwhile(self.new))
         with pytest.raises(FencedError, match=f"fenced by epoch {SECOND}"):
             self.old.open(PATH, LOG, 0).write(10, b"late and long")
 
     def counts(self, expected: bytes | None) -> None:
-        """For the newer writer, for who only reads, for a rebuild, for a third writer's seal."""
+        """Check what the newer writer, a reader, a rebuild and a third writer's seal find."""
         for process in (self.new, self.bucket.process()):
             assert content(process.open(PATH, LOG, 0)) == expected
             size = process.sizes().get((PATH, LOG, 0))
