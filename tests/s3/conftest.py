@@ -1,4 +1,4 @@
-"""An S3 server in this process, and clients that cannot reach any other."""
+"""An S3 server in this process, and clients that can reach no other."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def s3_environment() -> Iterator[None]:
-    """Made-up credentials, and nothing from the files of whoever runs the tests."""
+    """Made-up credentials, and nothing from the files of the user who runs the tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AWS_ACCESS_KEY_ID", "testing")
         patch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
@@ -28,14 +28,14 @@ def s3_environment() -> Iterator[None]:
         patch.setenv("AWS_CONFIG_FILE", "/nonexistent")
         patch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
         patch.setenv("NO_PROXY", "127.0.0.1")
-        # Each client of botocore would read some megabytes of JSON about AWS again: 0.3 seconds.
+        # Else each client of botocore reads some megabytes of JSON about AWS: 0.3 seconds.
         patch.setattr(botocore.session, "create_loader", lru_cache(create_loader))
         yield
 
 
 @pytest.fixture(scope="session")
 def s3_endpoint(s3_environment: None) -> Iterator[str]:
-    """The address of moto's server: s3fs cannot be used with moto's patches of botocore."""
+    """The address of moto's server: s3fs does not work with moto's patches of botocore."""
     with moto_server() as (endpoint, _):
         yield endpoint
 
@@ -49,7 +49,7 @@ def moto(s3_environment: None) -> Iterator[tuple[str, Door]]:
 
 @pytest.fixture
 def s3(s3_endpoint: str) -> S3FileSystem:
-    """A client with caches off: what another client wrote is seen at once."""
+    """A client without caches: it sees at once what another client wrote."""
     from s3fs import S3FileSystem
 
     return S3FileSystem(
@@ -59,7 +59,7 @@ def s3(s3_endpoint: str) -> S3FileSystem:
 
 @pytest.fixture
 def bucket(s3: S3FileSystem) -> str:
-    """An empty bucket that no other test knows."""
+    """An empty bucket that no other test uses."""
     name = f"tier-{uuid.uuid4().hex}"
     s3.mkdir(name)
     return name

@@ -1,7 +1,6 @@
-"""A writer of a tier in a bucket that is killed, stalled and overtaken, and tells what it did: see
-test_killed_writers.
+"""A writer of a tier in a bucket that is killed, stalled and overtaken, and reports what it did.
 
-No tests. Each line it writes is something that had happened by then.
+A program for test_killed_writers, without tests. Each line that it writes has happened by then:
 
     C                                  it has claimed the tier
     A <queue> <type> <start> <bytes> <seed>    these bytes were acknowledged
@@ -32,7 +31,7 @@ QUEUES: Final = 4
 TYPES: Final = (SegmentType.COMMIT_LOG, SegmentType.CONSUME_QUEUE)
 ROUNDS_MAX: Final = 2_000
 SEGMENT_BYTES: Final = 6_000
-# Chores come often: a life of a few rounds merges, writes states and deletes.
+# Chores come often, so that a life of a few rounds merges, writes states and deletes.
 OFTEN: Final = {"ROUNDS_MERGED": 4, "CHUNKS_MERGED": 3, "STATE_EVERY": 6}
 
 
@@ -57,7 +56,7 @@ def body(seed: int, length: int) -> bytes:
 
 
 class HastyClock(SystemClock):
-    """Minutes go by where chores wait for them."""
+    """A clock that skips the minutes for which chores wait."""
 
     ahead_ms = 0
 
@@ -66,7 +65,7 @@ class HastyClock(SystemClock):
 
 
 class Writer:
-    """Rounds of all queues, each a log's bytes and a queue's, as a broker makes them."""
+    """Writes rounds of all queues, each with a log's bytes and a queue's, as a broker does."""
 
     def __init__(self, provider: S3Provider, clock: HastyClock, dice: random.Random) -> None:
         self._provider = provider
@@ -109,7 +108,7 @@ class Writer:
                 self._provider.tend(BROKER)
 
     def _row(self, queue: int, kind: SegmentType) -> SegmentRecord:
-        """The segment to write to; a full one is sealed, and the next one begins behind it."""
+        """The segment to write to; a full one is sealed, and the next one begins at its end."""
         row = self._rows.get((queue, kind))
         if row is not None and row.size < SEGMENT_BYTES:
             return row
@@ -127,7 +126,7 @@ def _grown(row: SegmentRecord, length: int) -> SegmentRecord:
 
 
 def tell(line: str) -> None:
-    """One line in one piece: a pipe takes so few bytes whole or not at all."""
+    """Write one line in one piece: a pipe takes so few bytes whole or not at all."""
     os.write(1, f"{line}\n".encode()[:2_000])
 
 
@@ -147,7 +146,7 @@ def main(endpoint: str, bucket: str, client: str, seed: str) -> None:
     except FencedError:
         _says_so_again(provider)
     except BackendUnavailableError:
-        pass  # the server is gone: so is the test
+        pass  # the server is gone, and so is the test
     except BaseException:
         tell(f"BAD {traceback.format_exc()[-1_500:]!r}")
         raise

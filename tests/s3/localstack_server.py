@@ -1,8 +1,8 @@
 """Run a command beside LocalStack's S3, a stricter server than moto: `make test-s3`.
 
-The server is set up in `.s3srv`, an environment of its own, since it pins what we do not. It
-listens on this machine only, and ends with the command. Where TIEREDSTORE_S3_ENDPOINT names a
-server already, the command just runs.
+The server has its own environment, `.s3srv`, since it pins what we do not. It listens on this
+machine only, and ends with the command. If TIEREDSTORE_S3_ENDPOINT already names a server, the
+command just runs.
 
     python tests/s3/localstack_server.py <command> [<argument> ...]
 """
@@ -24,7 +24,7 @@ from pathlib import Path
 ENDPOINT = "TIEREDSTORE_S3_ENDPOINT"
 FOLDER = Path(__file__).parents[2] / ".s3srv"
 VERSION = "4.13.1"
-# What it needs and does not pin itself.
+# What LocalStack needs, with the versions that it does not pin itself.
 PACKAGES = (
     f"localstack-core[base-runtime]=={VERSION}",
     "cbor2<6",
@@ -32,7 +32,7 @@ PACKAGES = (
     "cryptography<47",
 )
 START_SECONDS = 120.0
-_TURN = threading.Event()  # nobody sets it: waiting for it is waiting
+_TURN = threading.Event()  # never set: waiting for it is a sleep
 
 
 def main(command: Sequence[str]) -> int:
@@ -49,7 +49,7 @@ def main(command: Sequence[str]) -> int:
 
 
 def set_up(folder: Path) -> Path:
-    """The Python of the environment; made where it is missing or of another version."""
+    """The environment's Python; the environment is made if missing or of another version."""
     python, stamp = folder / "bin" / "python", folder / f".has-{VERSION}"
     if not stamp.exists():
         _log(f"setting up LocalStack {VERSION} in {folder}: a minute or two, once")
@@ -62,7 +62,7 @@ def set_up(folder: Path) -> Path:
 
 @contextmanager
 def running(python: Path, folder: Path) -> Iterator[str]:
-    """The address of a server that ends with the block."""
+    """Run a server until the block ends, and give its address."""
     folder.mkdir(parents=True, exist_ok=True)
     port = _free_port()
     with (folder / "server.log").open("w") as said:

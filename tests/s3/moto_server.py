@@ -1,6 +1,6 @@
-"""moto's server with a door before it: it counts requests, and breaks them on demand.
+"""moto's server behind a door that counts requests and breaks them on demand.
 
-Faults are those of HTTP. The tests choose the client that meets them.
+The faults are those of HTTP. The tests choose the client that meets them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 BUSY = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
 SLOW_SECONDS = 0.02  # before the first byte
-STALLED_SECONDS = 60.0  # at most: the first byte comes when the fault is over
+STALLED_SECONDS = 60.0  # at most: the first byte comes once the fault is over
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +35,12 @@ class Made:
     """A request that makes an object or begins an upload in parts."""
 
     kind: str
-    key: str  # below the bucket and `some/tier/`
+    key: str  # relative to the bucket and `some/tier/`
     headers: Mapping[str, str] = field(repr=False)
 
 
 class Door:
-    """A WSGI application before moto's."""
+    """A WSGI application in front of moto's."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -48,8 +48,8 @@ class Door:
         self._seen: list[str] = []
         self._fault: Callable[[], str | None] = lambda: None
         self.answers: dict[str, Response] = {}
-        self.headers: dict[str, str] = {}  # of the last request that changes something
-        self.begun: dict[str, str] = {}  # of the last one that begins an upload in parts
+        self.headers: dict[str, str] = {}  # of the last request that changed something
+        self.begun: dict[str, str] = {}  # of the last one that began an upload in parts
         self.made: deque[Made] = deque(maxlen=10_000)
         self.asked = b""  # the body of the last scripted request
         self.last = "", ""  # host and path of the last request
@@ -80,14 +80,14 @@ class Door:
         return self._broken(fault, request, environ, start)
 
     def requests(self) -> Counter[str]:
-        """Kinds of requests since the last call."""
+        """Counts of the requests since the last call, by kind."""
         with self._guard:
             seen, self._seen = self._seen, []
         return Counter(seen)
 
     @contextmanager
     def breaking(self, *faults: str, rate: float, seed: int = 1) -> Iterator[None]:
-        """This share of all requests meets one of these faults."""
+        """Let this share of all requests meet one of these faults."""
         dice = random.Random(seed)
         self._fault = lambda: dice.choice(faults) if dice.random() < rate else None
         self._released.clear()
@@ -135,7 +135,7 @@ def _cut(whole: bytes, environ: WSGIEnvironment) -> Iterator[bytes]:
 
 
 def _half_refused(body: bytes) -> tuple[bytes, bytes]:
-    """A batch delete of every other key only, and what its reply says of the rest."""
+    """A batch delete of only every other key, and what its reply says of the rest."""
     objects = re.findall(rb"<Object>.*?</Object>", body, re.DOTALL)
     for left in objects[::2]:
         body = body.replace(left, b"", 1)
@@ -144,13 +144,13 @@ def _half_refused(body: bytes) -> tuple[bytes, bytes]:
         b"<Error>" + key + b"<Code>InternalError</Code><Message>no</Message></Error>"
         for key in keys
     )
-    if len(objects) < 2:  # there is no such request without a key
+    if len(objects) < 2:  # the request must name a key
         body = body.replace(b"</Delete>", b"<Object><Key>no/such/key</Key></Object></Delete>")
     return body, errors + b"</DeleteResult>"
 
 
 def _without_newest(listing: bytes, name: str) -> bytes:
-    """A listing that does not know the newest object yet."""
+    """A listing that does not have the newest object yet."""
 
     def kept(found: re.Match[bytes]) -> bytes:
         return b"" if f"{name}</Key>".encode() in found[0] else found[0]
@@ -187,9 +187,9 @@ class _Quiet(WSGIRequestHandler):
 
 @contextmanager
 def moto_server(*, tls: bool = False) -> Iterator[tuple[str, Door]]:
-    """A server on loopback that ends with the block: its address, and the door.
+    """Run a server on loopback until the block ends; give its address and the door.
 
-    With `tls` its certificate is its own, of no authority.
+    With `tls`, its certificate is self-signed.
     """
     door = Door(moto_application())
     with served(door, tls=tls) as endpoint:
@@ -198,7 +198,7 @@ def moto_server(*, tls: bool = False) -> Iterator[tuple[str, Door]]:
 
 @contextmanager
 def served(application: Any, *, tls: bool = False) -> Iterator[str]:
-    """The address of a server of this application, on loopback until the block ends."""
+    """Serve this application on loopback until the block ends, and give the address."""
     server = make_server(
         "127.0.0.1",
         0,

@@ -1,6 +1,6 @@
-"""The S3 clients under test, each over a place of its own, in moto or on a third party's server.
+"""The S3 clients under test, each with its own place, in moto or on a third party's server.
 
-The environment names a third party's server. What tests leave in a place is thrown away.
+The environment names a third party's server. Whatever tests leave in a place is thrown away.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from tieredstore.providers.s3_settings import ObjectStoreSettings
 
 CLIENTS = ("s3fs", "obstore")
 VARIABLES: Final = "TIEREDSTORE_S3_"
-# Of the settings below, those that a test sets for itself.
+# The settings below that each test sets for itself.
 _OURS: Final = ("client", "prefix", "prices")
 
 
 def settings_of(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Settings that TIEREDSTORE_S3_ENDPOINT, …_ACCESS_KEY, …_BUCKET, …_CHECKSUM and so on name."""
+    """The settings in TIEREDSTORE_S3_ENDPOINT, …_ACCESS_KEY, …_BUCKET, …_CHECKSUM and so on."""
     given: dict[str, Any] = {}
     for each in dataclasses.fields(ObjectStoreSettings):
         text = environ.get(f"{VARIABLES}{each.name.upper()}", "")
@@ -39,13 +39,13 @@ def settings_of(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 THIRD_PARTY: Final = settings_of(os.environ)
-_made: Final[list[ObjectStoreSettings]] = []  # on that server, and not thrown away yet
+_made: Final[list[ObjectStoreSettings]] = []  # places there that are not thrown away yet
 
 
 def settings_at(
     endpoint: str, client: str, *, bucket: str = "b", **options: Any
 ) -> ObjectStoreSettings:
-    """Settings for a bucket that may not be there, with keys that our own servers take."""
+    """Settings for a bucket that may not exist, with keys that our own servers accept."""
     return ObjectStoreSettings(
         bucket=bucket,
         endpoint=endpoint,
@@ -58,14 +58,14 @@ def settings_at(
 
 
 def new_settings(endpoint: str, client: str, **options: Any) -> ObjectStoreSettings:
-    """Settings for an empty place that no other test knows: a bucket, or below a given one."""
+    """Settings for an empty place that no other test uses: a bucket, or a prefix in a given one."""
     unique = f"tier-{uuid.uuid4().hex}"
     settings = settings_at(
         endpoint,
         client,
         bucket=unique,
         prefix="some/tier",
-        request_timeout_ms=60_000,  # moto on a busy machine
+        request_timeout_ms=60_000,  # moto is slow on a busy machine
     )
     third_party = THIRD_PARTY if endpoint == THIRD_PARTY.get("endpoint") else {}
     settings = dataclasses.replace(settings, **{**third_party, **options})
@@ -83,7 +83,7 @@ def new_client(endpoint: str, client: str, **options: Any) -> ObjectClient:
 
 
 def throw_away() -> None:
-    """All that tests left on a third party's server, and the buckets that were made for them."""
+    """Delete what tests left on a third party's server, and the buckets made for them."""
     while _made:
         settings = _made.pop()
         given = settings.bucket == THIRD_PARTY.get("bucket")
@@ -92,7 +92,7 @@ def throw_away() -> None:
         )
         with open_client(emptied) as client:
             client.delete_many([found.key for found in client.list()])
-            with suppress(BackendRefusedError):  # a store that lists none keeps them
+            with suppress(BackendRefusedError):  # a store that lists no uploads keeps them
                 for upload in client.abandoned_uploads():
                     client.abort_upload(upload)
         if not given:

@@ -1,4 +1,4 @@
-"""Audit, rebuild and certify of a tier in a bucket: that of Java, copied there file by file."""
+"""Audit, rebuild and certify on a tier that Java wrote, copied to a bucket file by file."""
 
 from __future__ import annotations
 
@@ -167,4 +167,4 @@ def test_a_store_that_fails_at_a_listing_is_told_as_that(
     assert "address" not in ran.err
     moto[1].answers.clear()
     with open_client(settings) as client:
-        assert list(client.list()) == []  # neither a verdict nor what the check had made
+        assert list(client.list()) == []  # no verdict, and nothing left of the check

@@ -1,4 +1,4 @@
-"""A reader with a bucket and nothing else, over moto, with each client."""
+"""A reader that has a bucket and nothing else, on moto, with each client."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def machine(tmp_path: Path, moto: tuple[str, Door], request: pytest.FixtureReque
 
 
 def elsewhere(machine: Machine, **settings: object) -> TieredReader:
-    """As another machine has it: the same bucket, none of the files."""
+    """A reader on another machine: with the same bucket, without the files."""
     nowhere = str(machine.folder / "nowhere")
     config = dataclasses.replace(machine.config(**settings), store_path=nowhere)
     return TieredReader(config, runtime=Runtime.inline())
@@ -83,7 +83,7 @@ def test_a_second_machine_goes_on_and_the_first_is_fenced(machine: Machine, tmp_
 
 
 def test_an_empty_machine_goes_on_where_the_bucket_ends(machine: Machine) -> None:
-    """Once without a word to the operator, and then without what was not committed."""
+    """It goes on without the operator, twice, and without what was not committed."""
     store = machine.open()
     machine.put(store, range(COUNT))
     assert store.flush()

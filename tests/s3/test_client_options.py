@@ -1,4 +1,4 @@
-"""Options of both S3 clients reach the wire, and degrade as they say."""
+"""Options of both S3 clients reach the wire and degrade as documented."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_checksum_goes_along_as_a_plain_header(
 def test_the_bucket_is_in_the_host_s_name_or_in_the_path(
     moto: tuple[str, Door], name: str, addressing: str
 ) -> None:
-    """Without a name server: bucket `127` at the host `0.0.1` is this machine."""
+    """This needs no name server: bucket `127` at the host `0.0.1` is this machine."""
     endpoint, door = moto
     virtual, port = addressing == "virtual", endpoint.rpartition(":")[2]
     settings = ObjectStoreSettings(
@@ -111,7 +111,7 @@ def test_the_bucket_is_in_the_host_s_name_or_in_the_path(
 def test_a_tier_is_written_to_once_the_store_has_proved_itself(
     moto: tuple[str, Door], name: str
 ) -> None:
-    """As `certify = require` does it, which is the default: asked once, and kept in the bucket."""
+    """The default, `certify = require`, checks the store once and keeps its verdict there."""
     endpoint, door = moto
     settings = new_settings(endpoint, name)
     config = StoreConfig(
@@ -137,7 +137,7 @@ def test_a_tier_is_written_to_once_the_store_has_proved_itself(
             provider.close()
         assert clock.monotonic() - started < 600
         puts = door.requests()["PUT"]
-        # Claim, the epoch that begins, and the entry with the bytes.
+        # The claim, the start of the epoch, and the entry with the bytes.
         assert (puts > 1_000) if position == 0 else (puts == 3), puts
 
 
@@ -158,7 +158,7 @@ def test_uploads_in_parts_are_encrypted_too(
 def test_no_secret_is_logged_by_anybody(
     moto: tuple[str, Door], name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Not by us, and not by the libraries below at the level that we leave them."""
+    """Neither we nor the libraries below log one, at the levels that we leave them."""
     secret = "a-very-secret-key-0123456789"
     settings = new_settings(moto[0], name, access_key="AKIDKNOWN", secret_key=secret)
     with caplog.at_level(logging.DEBUG, logger="tieredstore"), open_client(settings) as client:
@@ -188,7 +188,7 @@ def test_keys_that_one_client_puts_the_other_reads(moto: tuple[str, Door]) -> No
             assert s3fs.head(f"f/{key}").metadata == {"nonce": f"{number}"}
             assert fast.head(f"s/{key}").metadata == {"nonce": f"{number}"}
         assert list(fast.list()) == list(s3fs.list())
-        # Keys of others that obstore does not parse are listed by the second client.
+        # Foreign keys that obstore does not parse are listed by the second client.
         admin_client(settings).put_object(Bucket=settings.bucket, Key="some/tier/g//odd", Body=b"x")
         assert list(fast.list()) == list(s3fs.list())
         assert list(fast.list("g/")) == list(s3fs.list("g/"))

@@ -1,4 +1,4 @@
-"""Every verb there is, on a tier that Java wrote and that was moved into a bucket."""
+"""Every verb, on a tier that Java wrote and that was moved into a bucket."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tieredstore.providers import object_provider
 from tieredstore.providers.object_provider import open_client
 from tieredstore.providers.s3_settings import ObjectStoreSettings
 
-# A bucket has no catalogue to publish or to recover, and notes of its queues are in its log.
+# A bucket has no catalogue to publish or recover, and its log holds the notes of its queues.
 NOT_IN_A_BUCKET = ("catalogue snapshot", "resume", "recover")
 IN_A_BUCKET = [name for name in ON_A_TIER if name not in NOT_IN_A_BUCKET]
 WITH_A_LOG = (
@@ -65,7 +65,7 @@ def settings(moto: tuple[str, Door]) -> ObjectStoreSettings:
 
 @pytest.fixture
 def refusing(settings: ObjectStoreSettings, moto: tuple[str, Door]) -> Iterator[None]:
-    """Whoever asks has the wrong keys, from when the bucket is filled."""
+    """Once the bucket is filled, every request is refused for a wrong key."""
     text = b"<Error><Code>InvalidAccessKeyId</Code><Message>no such key</Message></Error>"
     for kind in KINDS:
         moto[1].answers[kind] = Response(text, 403, content_type="application/xml")
@@ -75,7 +75,7 @@ def refusing(settings: ObjectStoreSettings, moto: tuple[str, Door]) -> Iterator[
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request that fails is sent again as often as ever, and at once."""
+    """Retry a failed request as often as usual, but without the wait."""
     at_once = partial(RetryPolicy, first_wait_ms=0)
     monkeypatch.setattr(object_provider, "RetryPolicy", at_once)
 
@@ -102,7 +102,7 @@ def test_a_bucket_answers_as_a_folder_does(
 ) -> None:
     verb = ON_A_TIER[name]
     bench.prepare(name)
-    if name in WITH_A_LOG:  # sealed segments of Java lie there: they are taken in first
+    if name in WITH_A_LOG:  # Java's sealed segments are there and must be adopted first
         assert bench.run("rebuild", *in_bucket(bench, settings)).code == 0
     ran = bench.run(name, *in_bucket(bench, settings), "--json")
     assert (ran.code, ran.err) == (0, ""), ran.err
@@ -130,7 +130,7 @@ def test_a_machine_lacks_nothing_to_go_on_with_a_bucket(
 def test_a_log_that_is_lost_is_not_taken_for_one_that_never_was(
     bench: Bench, settings: ObjectStoreSettings
 ) -> None:
-    """The advice was to name another broker, as for a name that nobody has written under."""
+    """The advice used to be to name another broker, as for a name that nobody has written under."""
     there = in_bucket(bench, settings, catalogue_file=None)
     assert bench.run("rebuild", *in_bucket(bench, settings)).code == 0
     with open_client(settings) as client:
@@ -168,7 +168,7 @@ def test_wrong_keys_are_one_line_that_says_where_they_come_from(
 
 
 def check_refusal(name: str, code: int, told: str) -> None:
-    """Those that look at the catalogue only do their work."""
+    """Check the refusal; verbs that only look at the catalogue succeed."""
     wanted = 5 if name in WITH_A_LOG else ON_A_TIER[name].refused
     assert code == wanted, told
     assert told == "" if code == 0 else told.count("\n") == 1, told
@@ -181,7 +181,7 @@ def check_refusal(name: str, code: int, told: str) -> None:
 def test_an_address_where_nobody_answers_is_one_line(
     bench: Bench, settings: ObjectStoreSettings, name: str
 ) -> None:
-    """It ends: what refuses connections is asked again a few times only."""
+    """The verb ends: a refused connection is retried only a few times."""
     bench.prepare(name)
     ran = bench.run(name, *in_bucket(bench, settings, endpoint="http://127.0.0.1:9"))
     # the catalogue's file is enough to show it

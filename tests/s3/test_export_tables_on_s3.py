@@ -1,4 +1,4 @@
-"""Delta and Iceberg tables in a bucket: each range once, two exports at once."""
+"""Delta and Iceberg tables in a bucket hold each range once, even after two exports at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A provider over a server that fails: nothing acknowledged is lost, nothing wrong is served."""
+"""A provider on a failing server loses nothing acknowledged and serves nothing wrong."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def a_provider(settings: ObjectStoreSettings) -> ObjectProvider:
 
 
 def in_the_end(call: Callable[[], T]) -> T:
-    """As the tier does it: what the store could not do now is done in a later round."""
+    """Try until it succeeds, as the tier does what the store could not do in a later round."""
     for _ in range(TURNS_MAX):
         try:
             return call()
@@ -67,7 +67,7 @@ def test_a_tier_s_life_on_a_server_that_fails(
 
             def write(start: int = done, data: bytes = piece) -> None:
                 end = size_of(segment)
-                if end == start:  # else it had landed, though the answer was lost
+                if end == start:  # else it landed and its reply was lost
                     segment.write(start, data)
                 assert segment.size() == start + len(data)
 
@@ -103,7 +103,7 @@ def test_a_store_that_is_away_is_told_of_in_one_clear_line(
         segment = a_provider(settings).open(PATH, LOG, 0)
         with pytest.raises(BackendUnavailableError) as caught:
             segment.write(0, b"data")
-    assert door.requests().total() <= 7  # one request, tried again as often as the policy says
+    assert door.requests().total() <= 7  # one request, retried as often as the policy says
     assert "503" in str(caught.value)
     assert "SlowDown" in str(caught.value)
     assert "\n" not in str(caught.value)

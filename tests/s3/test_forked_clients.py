@@ -1,4 +1,4 @@
-"""A client, and a provider, that was used before a fork works on both sides of it."""
+"""A client or provider that was used before a fork works on both sides of it."""
 
 from __future__ import annotations
 
@@ -70,12 +70,12 @@ PATH = "broker-a/TopicTest/0"
 
 
 def read_in_child(provider: ObjectProvider, pipe: Connection) -> None:
-    """What Spark's and multiprocessing's workers do: the provider came along with the fork."""
+    """Do what a Spark or multiprocessing worker does with a provider that it got by the fork."""
     try:
         segment = provider.open(PATH, LOG, 0)
         seen = [segment.size(), segment.read(2, 5)]
         seen.append([each.size for each in provider.list()])
-        segment.write(10, b"child")  # it takes over: it is another process
+        segment.write(10, b"child")  # as another process, it takes over
         pipe.send([*seen, segment.read(0, 15)])
     except Exception as error:  # noqa: BLE001 - the parent says what went wrong
         pipe.send(repr(error))

@@ -1,4 +1,4 @@
-"""Faults on the wire: both clients understand them, and one layer of retries is enough."""
+"""Both clients understand faults on the wire, and one layer of retries is enough."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_an_upload_in_parts_survives_and_leaves_nothing_behind(
         assert bare.head("k").size == 40 * MIB
         for number in range(40):
             assert bare.get_range("k", number * MIB, 2) == bytes([number]) * 2
-        for upload in bare.abandoned_uploads():  # of a first request whose reply was lost
+        for upload in bare.abandoned_uploads():  # begun by a request whose reply was lost
             bare.abort_upload(upload)
             bare.abort_upload(upload)
         assert list(bare.abandoned_uploads()) == []
@@ -108,7 +108,7 @@ def test_a_client_alone_tries_once(moto: tuple[str, Door], name: str, kind: str)
             pytest.raises(BackendUnavailableError) as caught,
         ):
             client.get_range("k", 0, 1000)
-        # aiohttp, below s3fs, repeats a request by itself when a kept connection breaks.
+        # aiohttp, below s3fs, itself repeats a request when a kept-alive connection breaks.
         allowed = 2 if (name, kind) == ("s3fs", "lost-reply") else 1
         assert 1 <= door.requests()["GET"] <= allowed
         assert "\n" not in str(caught.value)
@@ -175,7 +175,7 @@ PAGE = "<html><head><title>Sign in</title></head><body>Who are you?</body></html
 
 @pytest.mark.parametrize("body", [b"", PAGE.encode()], ids=["empty", "a page"])
 def test_a_page_of_a_proxy_is_no_answer_of_the_store(moto: tuple[str, Door], body: bytes) -> None:
-    """obstore looks for itself at all but a page in place of a listing."""
+    """obstore itself refuses such a page, except in place of a listing."""
     endpoint, door = moto
     page = Response(body, 200, content_type="text/html")
     with new_client(endpoint, "s3fs") as client:
@@ -254,7 +254,7 @@ def test_a_list_of_uploads_that_is_none_comes_to_an_end(moto: tuple[str, Door], 
 def test_bytes_from_elsewhere_are_not_served(
     moto: tuple[str, Door], name: str, served: str
 ) -> None:
-    """Of a server that ignores ranges, or a proxy that answers with another one."""
+    """The server ignores ranges, or a proxy answers with another range."""
     endpoint, door = moto
     with new_client(endpoint, name) as client:
         client.put("k", b"0123456789")
@@ -324,7 +324,7 @@ def test_keys_are_listed_and_deleted_whatever_goes_wrong(
             assert client.delete_many(keys) == {}
         assert door.requests().total() < 120
         assert list(bare.list()) == []
-        for listed in listings:  # a listing that is not up to date is that, and never wrong
+        for listed in listings:  # a stale listing lacks only the newest key
             assert listed in (keys, keys[:-1]) if kind == "stale-listing" else listed == keys
 
 
@@ -342,7 +342,7 @@ def test_a_first_byte_that_does_not_come_in_time_is_not_waited_for(
                 bare.get_range("k", 0, 10)
             with pytest.raises(BackendUnavailableError):
                 bare.put("late", b"x", metadata={"nonce": "late"})
-        # On a busy machine an honest reply takes longer too: it is asked for until one does not.
+        # On a busy machine an honest reply can be late too, so retry until one is in time.
         policy = RetryPolicy(retries_max=200, deadline_ms=3_600_000)
         client = RetryingClient(bare, policy, Runtime.inline())
         assert client.get_range("k", 0, 10) == b"0123456789"

@@ -1,7 +1,7 @@
-"""Writers of one tier in a bucket, each a process: killed, stalled and overtaken by the next one,
-while a server delivers requests that make or delete objects a second time, at any later time.
+"""Processes that write one tier in a bucket are killed, stalled and overtaken by the next one,
+while the server repeats requests that make or delete objects, at any later time.
 
-Whatever was acknowledged is there, readers see one history, and who was overtaken says so.
+Whatever was acknowledged is there, readers see one history, and an overtaken writer says so.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from tieredstore.testing.memory_objects import moto_application
 
 ROOT: Final = Path(__file__).parents[2]
 SECONDS_MAX: Final = 120.0  # for a process to end
-REPEATED: Final = 0.15  # of the requests that change something
+REPEATED: Final = 0.15  # share of the requests that change something
 HELD_MAX: Final = 200
 
 
 class Repeating:
-    """A WSGI application before moto's that delivers some requests again, much later."""
+    """A WSGI application in front of moto's that delivers some requests again, much later."""
 
     def __init__(self, inner: Any, seed: int) -> None:
         self._inner = inner
@@ -64,7 +64,7 @@ class Repeating:
         return [answer]
 
     def deliver_all(self) -> None:
-        """As if days had passed."""
+        """Deliver all held requests again, as if days had passed."""
         with self._guard:
             late = self._taken(len(self._held))
         self._deliver(late)
@@ -82,7 +82,7 @@ class Repeating:
 
 
 class Process:
-    """One writer, and what it said."""
+    """One writer process, and what it said."""
 
     def __init__(self, endpoint: str, bucket: str, client: str, seed: int) -> None:
         command = [sys.executable, "-m", "tests.s3.killed_writer", endpoint, bucket, client]
@@ -95,7 +95,7 @@ class Process:
         self.has_claimed = False
 
     def read(self, count: int) -> list[list[int]]:
-        """The bytes that it says were acknowledged, in so many lines; fewer at its end."""
+        """The acknowledged bytes that its next `count` lines report; fewer lines at its end."""
         told: list[list[int]] = []
         for _ in range(count):
             line = self._lines.readline()
@@ -115,7 +115,7 @@ class Process:
         return self.end()
 
     def end(self) -> list[list[int]]:
-        """All that it still says."""
+        """What it still reports until it ends."""
         out, _ = self._process.communicate(timeout=SECONDS_MAX)
         return [each for line in out.splitlines() for each in self._told(line + b"\n")]
 
@@ -143,7 +143,7 @@ class History:
         alive: Process | None = None
         for _ in range(lives):
             new = self._begun()
-            if alive is not None:  # it was stalled, and wakes up beside the one behind it
+            if alive is not None:  # it was stalled, and wakes up beside its successor
                 alive.go_on()
                 self._acknowledged += alive.end()
                 assert alive.is_fenced
@@ -167,7 +167,7 @@ class History:
         self.check()
 
     def _begun(self) -> Process:
-        """A writer that has claimed the tier."""
+        """A new writer that has claimed the tier."""
         settings = self._place.settings
         new = Process(
             settings.endpoint or "", settings.bucket, self._client, self._dice.randrange(1 << 30)
@@ -177,7 +177,7 @@ class History:
         return new
 
     def check(self) -> None:
-        """A reader elsewhere has all that was acknowledged."""
+        """Check that a reader elsewhere finds all that was acknowledged."""
         settings = self._place.settings
         runtime = Runtime.threads()
         found = config(settings.endpoint or "", settings.bucket, self._client)
@@ -192,7 +192,7 @@ class History:
             assert there == body(seed, length), (queue, type_number, start)
 
     def _bytes_of(self, provider: S3Provider, queue: int, kind: SegmentType) -> bytes:
-        """All segments of a queue, which follow each other; the catalogue says the same."""
+        """A queue's bytes; check that its segments have no gap and that the catalogue agrees."""
         catalogue = provider.catalogue(BROKER, read_only=True)
         listed = [each for each in provider.list(path_of(queue)) if each.type is kind]
         listed.sort(key=lambda each: each.base)

@@ -1,4 +1,4 @@
-"""A 600 MB index goes up as a stream, in a process of its own whose memory is watched."""
+"""A 600 MB index is uploaded as a stream, in its own process whose memory is measured."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MIB = 1 << 20
 INDEX_MIB = 600
 MEMORY_MIB = 64
 
-# In a process of its own: what a test run holds already must not hide what an upload takes.
+# It needs its own process: memory that the test run holds would hide what an upload takes.
 UPLOAD = """
 import json, sys, threading
 from tieredstore.driver.runtime import Runtime
@@ -58,7 +58,7 @@ print(json.dumps({"made": made, "grown_mib": most - before}))
 
 
 class Discarding(BaseHTTPRequestHandler):
-    """As much of S3 as an upload needs; bytes are counted and thrown away."""
+    """As much of S3 as an upload needs: it counts bytes and throws them away."""
 
     protocol_version = "HTTP/1.1"
     sizes: dict[str, int] = {}  # noqa: RUF012 - one server, one test

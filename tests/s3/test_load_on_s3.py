@@ -1,4 +1,4 @@
-"""A bulk load into a bucket, and its index made anew, over moto."""
+"""A bulk load into a bucket, and a rebuild of its index, on moto."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a store on S3 shows: its requests, what they cost, what was tried again and given up."""
+"""The metrics of a store on S3: its requests, their cost, and what was retried and given up."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_every_metric_is_shown_with_its_labels_by_a_store_on_s3(
     assert found[OBJECT_BYTES.name, labels_of(operation="put")] > 0
 
     with door.breaking("503", rate=1.0):
-        assert broker.store.get_message(TOPIC, 0, 0, group="g").messages  # by the local store
+        assert broker.store.get_message(TOPIC, 0, 0, group="g").messages  # the local store answers
     failed = exporter.samples()
     fallback = labels_of(operation="get_message", topic=TOPIC, group="g")
     assert failed[GET_MESSAGE_FALLBACK.name, fallback] == 1
@@ -88,13 +88,13 @@ def test_every_metric_is_shown_with_its_labels_by_a_store_on_s3(
     failures = failed[OBJECT_REQUESTS.name, labels_of(operation="get", success="false")]
     assert 0 < failed[RETRIES.name, labels_of(operation="get")] < failures
 
-    broker.put(5, 6)  # which waits
+    broker.put(5, 6)  # these wait
     first = {**found, **failed, **exporter.samples()}
     broker.live_again()
     found = first | exporter.samples()
     broker.store.shutdown(drain=False)
     assert wrong_labels(found, ALL) == []
     names = {metric.name for metric in ALL}
-    cached = {metric.name for metric in ALL if "read_ahead" in metric.name}  # it is switched off
+    cached = {metric.name for metric in ALL if "read_ahead" in metric.name}  # read-ahead is off
     others = {name for name in names if "_scrub_" in name} | {KEYS_INCOMPLETE.name}
     assert shown_metrics(found, ALL) == names - cached - others

@@ -1,4 +1,4 @@
-"""A tier that Java wrote, moved into a bucket, to another one, and back into a directory."""
+"""A tier that Java wrote moves into a bucket, to another bucket, and back into a directory."""
 
 from __future__ import annotations
 
@@ -77,11 +77,11 @@ def test_a_writer_elsewhere_is_fenced_off_by_the_cut_over(
     tier = in_bucket(tmp_path / "new", bucket, s3_endpoint, **names, **sizes)
     moved(source, tier, cut_over=True)
     with Runtime.inline() as runtime:
-        # On another machine: its lock is not to be seen from here.
+        # It stands for another machine, whose lock cannot be seen here.
         elsewhere = provider_of(tier, runtime, NoMetrics())
         segment = elsewhere.open("broker-a/TopicTest/9", SegmentType.COMMIT_LOG, 0)
         segment.write(0, b"before")
-        segment.delete()  # what no catalogue names is in the way of a cut-over
+        segment.delete()  # a segment that no catalogue names would block a cut-over
         assert moved(tier, there, cut_over=True).facts["cut_over"] == "done"
         segment = elsewhere.open("broker-a/TopicTest/9", SegmentType.COMMIT_LOG, 64)
         with pytest.raises(BackendRefusedError, match="another writer has taken over"):

@@ -1,4 +1,4 @@
-"""Keys of an object store, given in every way there is, show in nothing that a verb leaves."""
+"""An object store's keys, given in any way, do not show in anything that a verb leaves."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ ACCESS = "AKIAHUSHEDHUSHEDHUSH"
 SECRET = "hushedSecretThatNobodySees0123456789"
 TOKEN = "hushedTokenThatNobodySees0123456789"
 KINDS = ("GET", "HEAD", "LIST", "PUT", "POST", "POST uploads", "DELETE", "DELETE-MANY")
-# As S3 does it: the key's id is quoted, and what was to be signed.
+# Like S3, it quotes the key's id and the string to sign.
 REFUSAL = f"""<Error><Code>SignatureDoesNotMatch</Code><Message>The signature does not match
 </Message><AWSAccessKeyId>{ACCESS}</AWSAccessKeyId><StringToSign>{ACCESS}</StringToSign></Error>"""
 
-# One of each way to a bucket: a reader, a list, a writer, a job, what is put to the proof.
+# One verb of each way to a bucket: a reader, a list, a writer, a job, a check of the store.
 SOME = ("cat", "ls", "rebuild", "migrate", "verify", "certify", "catalogue snapshot", "offload")
 
 Way = Callable[[pytest.MonkeyPatch, Path], list[str]]
@@ -81,7 +81,7 @@ def command(capsys: pytest.CaptureFixture[str]) -> Command:
 
 @pytest.fixture
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the files that may hold them."""
+    """The folder of the files that may hold the keys."""
     return tmp_path_factory.mktemp("keys")
 
 
@@ -139,7 +139,7 @@ def check_files(place: Path) -> None:
 
 
 def check_logs(caplog: pytest.LogCaptureFixture) -> None:
-    """All levels, of all loggers."""
+    """Check the records of every level and logger."""
     for record in caplog.records:
         text = f"{record.getMessage()} {record.exc_text}"
         assert shown(text) == [], record.name
@@ -154,7 +154,7 @@ def ready(command: Command, place: Path, name: str) -> Bench:
 
 @pytest.fixture
 def loud(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """DEBUG is on for all of the process, as by `logging.basicConfig(level=logging.DEBUG)`."""
+    """Turn DEBUG on for the process, as `logging.basicConfig(level=logging.DEBUG)` does."""
     loggers = [logging.getLogger(name) for name in ("botocore", "aiobotocore")]
     levels = [each.level for each in loggers]
     for each in loggers:
@@ -245,12 +245,12 @@ def test_a_verb_that_is_refused_shows_no_key(
     for number, name in enumerate(ON_A_TIER if way is by_toml else SOME):
         bench = ready(command, tmp_path / str(number), name)
         if "--config" in bench.words(name):
-            continue  # it has a file of its own
+            continue  # it has its own file
         words = [*options(bench, settings, given), *(["--json"] if number % 2 else [])]
         ran = bench.run(name, *words)
         check(ran, name)
         refused += ran.code == 5
-        # What AWS's chain found is not known here: a traceback may have the id that S3 quotes.
+        # We do not know what AWS's chain found: a traceback may show the id that S3 quotes.
         known = (SECRET, TOKEN) if way in (by_aws_variables, by_credentials_file) else HUSHED
         check(bench.run(name, *words, "--debug"), name, known)
     assert refused > len(SOME) - 2
@@ -262,7 +262,7 @@ def test_a_verb_that_is_refused_shows_no_key(
 def test_an_address_that_holds_a_password_is_refused_and_not_quoted(
     command: Command, tmp_path: Path, name: str
 ) -> None:
-    """Also where it is no option of the verb."""
+    """This holds even if the address is not an option of the verb."""
     bench = Bench(command, tmp_path)
     address = f"http://{ACCESS}:{SECRET}@127.0.0.1:9"
     words = bench.words(name)
@@ -330,7 +330,7 @@ def test_a_migration_into_a_bucket_writes_no_key(
     request: pytest.FixtureRequest,
     is_refused: bool,
 ) -> None:
-    """Its journal, its report and the settings that it prints."""
+    """Neither its journal, its report nor the settings that it prints show one."""
     by_toml(monkeypatch, keys)
     target = keys / "keys.toml"
     target.write_text(

@@ -1,4 +1,4 @@
-"""Both S3 clients keep the contract on moto, and send no request more than they say."""
+"""Both S3 clients keep the contract on moto, and send no more requests than they say."""
 
 from __future__ import annotations
 

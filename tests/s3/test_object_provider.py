@@ -1,4 +1,4 @@
-"""The object store provider passes the shipped contracts over moto, with each client."""
+"""The object store provider passes the shipped contracts on moto, with each client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options that go with every request of a tier, and the bounds of connections."""
+"""Options that go with every request of a tier, and the limits of connections."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_all_that_a_tier_writes_is_stored_and_encrypted_as_the_settings_say(
     segment = provider.open("broker-a/T/0", LOG, 0)
     segment.write(0, bytes(9 * MIB))
     segment.write(9 * MIB, bytes(9 * MIB))
-    segment.seal()  # in parts: it is long
+    segment.seal()  # so long that it goes up in parts
     provider.create(provider.open("broker-a/rmq_sys_INDEX/0", INDEX, 0), [bytes(MIB)] * 17)
     provider.create(provider.open("broker-a/rmq_sys_INDEX/0", INDEX, 1), [b"short"])
     provider.scratch("broker-a").put("a/small", [b"x"])
@@ -72,7 +72,7 @@ def test_all_that_a_tier_writes_is_stored_and_encrypted_as_the_settings_say(
 
 
 class Crowd:
-    """An application before moto's that counts how many requests are in it at once."""
+    """An application in front of moto's that counts how many requests are in it at once."""
 
     def __init__(self, inner: Any, bound: int) -> None:
         self._inner = inner
@@ -90,7 +90,7 @@ class Crowd:
             self._inside += 1
             self.most = max(self.most, self._inside)
             self._guard.notify_all()
-            # Until there are as many as there may be, and then a moment for one more.
+            # Wait until the bound is reached, and then a moment for one more.
             self._guard.wait_for(lambda: self.most >= self._bound, WAIT)
             self._guard.wait_for(lambda: self.most > self._bound, 0.2)
         body = [*self._inner(environ, start)]
@@ -126,7 +126,7 @@ def test_a_server_that_takes_no_connection_is_given_up_on_in_time(
     clock = SystemClock()
     with ExitStack() as opened:
         full = opened.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
-        for _ in range(8):  # nobody accepts: its queue is full then
+        for _ in range(8):  # nobody accepts, so the queue fills up
             waiting = opened.enter_context(socket.socket())
             waiting.setblocking(False)
             waiting.connect_ex(full.getsockname())
@@ -143,14 +143,14 @@ def test_a_server_that_takes_no_connection_is_given_up_on_in_time(
 def test_a_reply_that_drips_for_ever_is_given_up_on(
     s3_environment: None, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """It is never silent for long, and would keep a thread and a connection for days."""
+    """The reply is never silent for long, and would hold a thread and a connection for days."""
     monkeypatch.setattr(s3_settings, "WHOLE_REQUEST_MS", 700)
     wanted = [Range("k", 0, 1_000_000 + number) for number in range(3)]
     with dripping() as endpoint:
         settings = settings_at(endpoint, name, request_timeout_ms=600)
         with open_client(settings) as client:
             with pytest.raises(BackendUnavailableError, match=GIVEN_UP[name]):
-                client.head("k")  # even the head of the reply drips
+                client.head("k")  # the reply's header drips too
             with pytest.raises(BackendUnavailableError, match=GIVEN_UP[name]):
                 client.get_range("k", 0, 1_000_000)
             for each in client.get_ranges(wanted):
@@ -173,7 +173,7 @@ def test_a_put_that_nobody_answers_is_given_up_on_as_early_as_a_read(
 
 @contextmanager
 def dripping() -> Iterator[str]:
-    """A server whose replies start at once and come a byte at a time; of puts it says nothing."""
+    """A server whose replies start at once and come byte by byte; it does not answer puts."""
     ended = threading.Event()
 
     class Drip(BaseHTTPRequestHandler):
@@ -200,13 +200,13 @@ def dripping() -> Iterator[str]:
         def drip(self) -> None:
             self.close_connection = True
             with suppress(OSError):
-                for _ in range(1000):  # long, but whoever has no limit gets another error
+                for _ in range(1000):  # a client without a limit gets another error in the end
                     if ended.wait(0.02):
                         return
                     self.wfile.write(b".")
 
         def log_message(self, *_: object) -> None:
-            """Not into the output of the tests."""
+            """Keep the log out of the tests' output."""
 
     with running(ThreadingHTTPServer(("127.0.0.1", 0), Drip)) as endpoint:
         try:

@@ -1,4 +1,4 @@
-"""What stores answer that are not S3, and what the clients make of it."""
+"""What stores other than S3 answer, and what the clients make of it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ MIB = 1024 * 1024
     ("status", "code"),
     [
         (501, "NotImplemented"),
-        (400, "InvalidArgument"),  # one that has other rules than this
-        (409, "BucketAlreadyExists"),  # one that takes it for a request to create the bucket
+        (400, "InvalidArgument"),  # a store with other rules
+        (409, "BucketAlreadyExists"),  # a store that takes this for a request to create the bucket
     ],
 )
 def test_a_bucket_is_set_up_where_the_store_takes_no_rules(
@@ -38,7 +38,7 @@ def test_a_bucket_is_set_up_where_the_store_takes_no_rules(
     with pytest.raises(NoRulesError):
         abort_abandoned_uploads(settings)
     door.answers["PUT"] = Response("<Error><Code>BucketAlreadyExists</Code></Error>", 409)
-    create_bucket(settings)  # ours, since it lets us in
+    create_bucket(settings)  # the bucket is ours, since it lets us in
     door.answers["HEAD"] = Response("", 403)
     with pytest.raises(BackendRefusedError, match="create_bucket"):
         create_bucket(settings)

@@ -1,4 +1,4 @@
-"""Requests of a broker's log, counted where they arrive, with each client."""
+"""Requests of a broker's log, counted at the server, with each client."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MIB = 1 << 20
 
 
 def a_round(provider: ObjectProvider, number: int) -> None:
-    """100 bytes and one unit for each queue."""
+    """Write 100 bytes and one unit to each queue."""
     pairs = []
     for queue in range(QUEUES):
         path = f"broker-a/T/{queue}"
@@ -49,7 +49,7 @@ def test_a_round_of_all_queues_is_two_requests_and_a_bucket_opens_with_few(
         assert provider.open("broker-a/T/7", LOG, 0).size() == 300
         assert not door.requests()
 
-    entries = 4  # the claim's and three rounds: no state yet
+    entries = 4  # the claim's and those of three rounds; no state yet
     with ObjectProvider(open_client(settings), "c", Runtime.inline()) as reader:
         assert reader.catalogue("broker-a", read_only=True) is not None
         seen = door.requests()

@@ -1,7 +1,7 @@
-"""Contracts and the whole proof on a stricter server than moto, where one is running.
+"""The contracts and the whole certification on a stricter server than moto, if one is running.
 
-TIEREDSTORE_S3_ENDPOINT is its address; `make test-s3` starts one and runs this. Keys, a bucket that
-is there and other settings of a third party's server: see `s3_clients.py`.
+TIEREDSTORE_S3_ENDPOINT is its address; `make test-s3` starts one and runs these tests. See
+`s3_clients.py` for a third party's server: its keys, an existing bucket and other settings.
 """
 
 from __future__ import annotations

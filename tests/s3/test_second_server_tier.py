@@ -1,4 +1,4 @@
-"""A whole tier on a third party's server, by the commands that operate one, with each client.
+"""A whole tier on a third party's server, operated by the commands, with each client.
 
 TIEREDSTORE_S3_ENDPOINT is its address, as for `test_second_server.py`.
 """
@@ -24,7 +24,7 @@ from tieredstore.providers.s3_settings import ObjectStoreSettings
 ENDPOINT = THIRD_PARTY.get("endpoint", "")
 TOPICS = ("Orders", "%RETRY%a|b")
 COUNT = 200
-# Those of `ObjectStoreSettings` that have another name there, or none.
+# Fields of `ObjectStoreSettings` with another name in a config file, or with none.
 _OTHER_NAMES = {"client": "object_client", "prices": ""}
 
 if not ENDPOINT:
@@ -40,7 +40,7 @@ def settings(request: pytest.FixtureRequest) -> Iterator[ObjectStoreSettings]:
 
 
 def config_file(folder: Path, settings: ObjectStoreSettings, store: Path) -> Path:
-    """As an operator writes it."""
+    """Write the settings file as an operator would."""
     lines = ["[tieredstore]", 'broker_name = "broker-a"', 'provider = "s3"']
     lines += [f"store_path = {json.dumps(str(store))}", 'cluster_name = "c"', "reserve_hours = 1"]
     for each in dataclasses.fields(settings):
@@ -65,7 +65,7 @@ def test_the_commands_of_an_operator_work(
         assert ran.code == 0, (verb, *words, ran)
         return ran.out
 
-    if settings.conditional_put:  # else writers at once may both win, and it says so
+    if settings.conditional_put:  # else `certify` fails, as two writers may both win
         said("certify")
     for sealed in ([], ["--seal"]):
         for topic in TOPICS:
@@ -81,7 +81,7 @@ def test_the_commands_of_an_operator_work(
     said("why", "Orders", 0, 17)
     for lost in (store / "config").glob("tieredStoreMetadata*"):
         lost.rename(tmp_path / lost.name)
-    refused = command.run("rebuild", "--config", config)  # the log has it all
+    refused = command.run("rebuild", "--config", config)  # the log has everything
     assert refused.code == ExitCode.REFUSED, refused
     assert said("cat", TOPICS[1], "--max", 1000, "--json").count("\n") == 2 * COUNT
     assert said("audit", "--json") == ""

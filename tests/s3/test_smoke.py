@@ -1,4 +1,4 @@
-"""What the S3 provider builds on holds with this s3fs and this server."""
+"""What the S3 provider relies on holds with this s3fs and this server."""
 
 from __future__ import annotations
 

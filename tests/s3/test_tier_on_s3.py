@@ -1,5 +1,5 @@
-"""A broker's store with its tier in a bucket, over moto, with each client: the whole way of a
-message, and what another machine sees of it."""
+"""A broker's store with its tier in a bucket, on moto, with each client: a message's whole way, and
+what another machine sees of it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ GONE = "主题 gone|%"
 
 
 class Machine:
-    """A broker whose tier is in a bucket of its own; `open` is what a new process does."""
+    """A broker whose tier has its own bucket; `open` acts as a new process."""
 
     def __init__(self, folder: Path, endpoint: str, client: str) -> None:
         self.folder = folder
@@ -86,7 +86,7 @@ class Machine:
             self.clock.advance(1_000)
 
     def copied_to(self, folder: Path) -> StoreConfig:
-        """The bucket as a folder, and the settings for a tier in it."""
+        """Copy the bucket to a folder, and give the settings for a tier in it."""
         with open_client(self.settings) as client:
             for each in client.list():
                 path = folder / each.key
@@ -155,7 +155,7 @@ def test_what_is_too_old_and_a_topic_that_is_deleted_leave_the_bucket(machine: M
     first = store._loaded().tier.files.files()[0].min_offset
     assert 0 < first <= COUNT
     assert all_of(store)[COUNT + 4]
-    machine.clock.advance(HOUR_MS)  # what is dead is deleted some time later
+    machine.clock.advance(HOUR_MS)  # dead objects are deleted some time later
     provider = store._loaded().tier.provider
     while provider.tend("broker-a"):
         pass

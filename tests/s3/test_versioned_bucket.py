@@ -1,6 +1,6 @@
-"""A bucket that keeps old versions, as many companies want it: a tier does not notice.
+"""A tier does not notice a bucket that keeps old versions, as many companies require.
 
-Deletes leave markers there, and what was deleted may be created again.
+Deletes leave markers in it, and what was deleted may be created again.
 """
 
 from __future__ import annotations

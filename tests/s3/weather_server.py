@@ -1,6 +1,7 @@
-"""An S3 server in a process of its own, whose weather changes: lines on its input say how.
+"""An S3 server in its own process, whose weather lines on its input change.
 
-No tests. It writes its address first, and ends with its input. A line is a weather of `WEATHERS`.
+A program without tests. It writes its address first, and ends when its input ends. Each line of
+the input is one of `WEATHERS`.
 """
 
 from __future__ import annotations
@@ -28,21 +29,21 @@ SLOW_SHARE: Final = 0.02
 
 
 class Weather:
-    """What a backend does to requests just now."""
+    """What a backend currently does to requests."""
 
     def __init__(self) -> None:
         self.now = FINE
         self._dice = random.Random(5)
 
     def is_away(self) -> bool:
-        """Whether a request fails, after the time that it takes."""
+        """Take the time that a request takes, and say whether it fails."""
         if self.now == SLOW and self._dice.random() < SLOW_SHARE:
             threading.Event().wait(SLOW_SECONDS)
         return self.now == AWAY
 
 
 class Outside:
-    """A WSGI application before moto's."""
+    """A WSGI application in front of moto's."""
 
     def __init__(self, inner: Any, weather: Weather) -> None:
         self._inner = inner
