@@ -1,4 +1,4 @@
-"""Bytes that only tests make, or read back: what RocketMQ writes and this project does not."""
+"""Bytes that only tests write or read back: RocketMQ writes them and this project does not."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _COMPACTED_ITEM: Final = Struct(">iiiqii")
 
 
 def encode_stored(message: StoredMessage) -> bytes:
-    """The bytes that the message was decoded from."""
+    """The bytes from which the message was decoded."""
     return encode_message(
         topic=message.topic,
         queue_id=message.queue_id,
@@ -62,7 +62,7 @@ def decode_coda(data: Buffer, position: int = 0, *, path: str = "") -> int:
 
 
 def rewrite_log_offset(record: Buffer, log_offset: int) -> bytes:
-    """A copy of the record with another log offset: the one change a message takes on its way."""
+    """A copy of the record with another log offset, which is all that changes on its way."""
     copy = bytearray(record)
     patch_log_offset(copy, log_offset)
     return bytes(copy)
@@ -79,7 +79,7 @@ def patch_log_offset(buffer: bytearray | memoryview, log_offset: int, *, positio
 
 
 def java_store_timestamp(record: bytes) -> int:
-    """What Java's tier takes for the store timestamp: part of the address if born on IPv6."""
+    """What Java's tier reads as store timestamp: part of the address if the born host is IPv6."""
     timestamp: int = INT64.unpack_from(record, STORE_TIMESTAMP_POSITION)[0]
     return timestamp
 
@@ -106,7 +106,7 @@ def tiered_key_hash(text: str) -> int:
 
 
 def tiered_key_hashes(texts: Sequence[str]) -> NDArray[np.int32]:
-    return np.abs(string_hashes(texts))  # numpy's abs leaves -2^31 too
+    return np.abs(string_hashes(texts))  # numpy's abs keeps -2^31 too
 
 
 def tiered_masked_hash(text: str) -> int:

@@ -19,7 +19,7 @@ BROKER = "broker-gold-a"
 
 @cache
 def expected(name: str) -> Any:
-    """The content of an expectation file: shared, so not to be changed."""
+    """The content of an expectation file; callers share it and must not change it."""
     return json.loads((GOLDEN / name).read_text(encoding="ascii"))
 
 
@@ -62,7 +62,7 @@ def tiered_bytes(root: str, queue_path: str, kind: str) -> dict[int, bytes]:
 
 
 class Subscription:
-    """What RocketMQ does with a subscription: the low 32 bits of the code, nothing else."""
+    """What RocketMQ does with a subscription: it compares only the low 32 bits of the code."""
 
     def __init__(self, tags: list[str]) -> None:
         self._codes = {tags_code(tag) & 0xFFFFFFFF for tag in tags}

@@ -1,4 +1,4 @@
-"""Conditions as RocketMQ's consumers write them, odd and wrong ones among them, drawn by a seed."""
+"""Conditions as RocketMQ's consumers write them, some odd or wrong, drawn from a seed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DAMAGE = [" ", "(", ")", "'", "!", "!=", "--", "/*", ",", "NOT", "AND", "IS", "N
 
 
 class _Drawn:
-    """One random condition; what stands deep is simple."""
+    """One random condition; deep parts are simple."""
 
     def __init__(self, dice: random.Random) -> None:
         self.dice = dice
@@ -61,7 +61,7 @@ class _Drawn:
         return self.word(self.dice.choice(["TRUE", "FALSE", "NULL"]))
 
     def plain(self, depth: int) -> str:
-        """A comparison that is mostly one."""
+        """Mostly a valid comparison."""
         left, space = self.operand(depth), self.space()
         kind = self.dice.randrange(10)
         is_not = self.word("NOT") + " " if self.dice.random() < 0.4 else ""

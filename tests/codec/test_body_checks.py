@@ -1,4 +1,4 @@
-"""Many bodies checked together: the same verdict on each as on that body alone."""
+"""Many bodies checked together get the same verdicts as each body alone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SIZES = st.sampled_from(
 
 
 class Bodies:
-    """Bodies of random bytes, of sizes between two, with other bytes before, between and behind."""
+    """Random bodies with sizes from a range, and other bytes before, between and after them."""
 
     def __init__(self, sizes: tuple[int, int], count: int, *, seed: int, before: int = 88) -> None:
         random = np.random.default_rng(seed)
@@ -115,7 +115,7 @@ def test_sound_bodies_take_a_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
         return zlib.crc32(data, value)
 
     bodies = Bodies((1, 300), 4_000, seed=1)
-    assert all(bodies.matches())  # tables are made
+    assert all(bodies.matches())  # this builds the tables
     monkeypatch.setattr(body_checks, "crc32", counted)
     assert all(bodies.matches())
     assert calls < 200

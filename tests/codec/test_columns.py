@@ -1,4 +1,4 @@
-"""One verdict on a record, whoever reads it: alone, among many, for the index, in the local log."""
+"""All readers agree on a record: alone, among many, for the index and in the local log."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def records(draw: st.DrawFn) -> bytes:
 
 @st.composite
 def damaged(draw: st.DrawFn) -> bytes:
-    """Records with wrong lengths, flags and magics, cut off, or with bytes behind their end."""
+    """Records with wrong lengths, flags and magics, cut off, or with bytes after their end."""
     record = bytearray(draw(records()))
     way = draw(st.sampled_from(["whole", "byte", "length", "cut", "longer", "claims"]))
     if way == "byte":
@@ -69,7 +69,7 @@ def damaged(draw: st.DrawFn) -> bytes:
 
 
 def is_message(record: bytes, *, check_crc: bool = False) -> bool:
-    """The codec's own verdict; it looks at nothing behind the size that a record claims."""
+    """The codec's own verdict; it ignores bytes beyond the size that a record claims."""
     try:
         message = decode_message(record, check_crc=check_crc)
     except SegmentCorruptError:
@@ -94,7 +94,7 @@ def run_of(found: list[bytes]) -> MessageRun:
 
 
 def local_verdict(record: bytes) -> bool:
-    """What a scan of the local log says, but for the two things that it asks for beyond."""
+    """The verdict of a local log's scan, without the two checks that only it makes."""
     check = check_record(record, check_crc=False)
     is_torn = "zeros" in check.reason and check.reason != "zeros"
     is_record = check.state is RecordState.MESSAGE and check.size == len(record)
@@ -197,7 +197,7 @@ def test_tags_codes_of_many_texts_are_those_of_each(texts: list[bytes]) -> None:
 def test_values_are_those_of_each_text_be_the_texts_alike_or_not(
     names: list[str], values: list[list[str]], odd: bytes
 ) -> None:
-    """An empty value does not count, so it too makes a text unlike the others."""
+    """An empty value does not count, so it also makes a text differ from the others."""
     pairs = [zip(names, row, strict=False) for row in values]
     texts = ["".join(f"{name}\x01{value}\x02" for name, value in each).encode() for each in pairs]
     for many in (texts, [*texts, odd], [odd, *texts]):

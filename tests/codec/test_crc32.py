@@ -1,4 +1,4 @@
-"""Bodies have the same checksum, whichever library computes it."""
+"""Every library computes the same checksum of a body."""
 
 from __future__ import annotations
 

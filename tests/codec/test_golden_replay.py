@@ -1,4 +1,4 @@
-"""Java's files that follow from other files of Java, and its damaged ones read up to the damage."""
+"""Java's files are derived from its other files, and its damaged ones are read up to the damage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Java's hashes, slots, division and text, against vectors of Java and simple models."""
+"""Java's hashes, slots, division and text, against Java's vectors and simple models."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TEXTS: list[str] = [row["text"] for row in VECTORS]
 
 
 def plain_hash(text: str) -> int:
-    """The definition: one unit after the other."""
+    """The hash by its definition: one unit after the other."""
     value = 0
     data = text.encode("utf-16-be", "surrogatepass")
     for high, low in zip(data[::2], data[1::2], strict=True):

@@ -1,4 +1,4 @@
-"""Damaged records are told from whole ones, and where the damage is."""
+"""Damaged records are told from whole ones, and the damage is located."""
 
 from __future__ import annotations
 

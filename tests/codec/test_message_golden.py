@@ -1,4 +1,4 @@
-"""Records that the Java broker wrote: every field read, every byte written again."""
+"""Records that the Java broker wrote: every field is read and every byte written again."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def shown(host: Host) -> str:
 
 
 def fields_of(message: StoredMessage, size: int) -> dict[str, Any]:
-    """The message in the words of the expectation file."""
+    """The message under the field names of the expectation file."""
     magic = fields.MESSAGE_MAGIC_V1 if message.version == 1 else fields.MESSAGE_MAGIC_V2
     return {
         "topic": message.topic,
@@ -78,10 +78,10 @@ def test_the_whole_local_log_is_read_field_by_field() -> None:
         assert sha256(record) == row["sha256"]
         seen = fields_of(message, len(record))
         wanted = {name: row[name] for name in seen}
-        # Java shows a message without any property with empty keys, not with none.
+        # For a message without properties, Java shows empty keys instead of none.
         assert seen == {**wanted, "keys": wanted["keys"] or None}
         assert message.keys == split_keys(row["keys"])
-        if row["topic"] != "SCHEDULE_TOPIC_XXXX":  # there it is the time of delivery
+        if row["topic"] != "SCHEDULE_TOPIC_XXXX":  # its codes are delivery times
             assert message.tags_code == row["tagsCode"]
 
 
@@ -161,7 +161,7 @@ def test_segments_of_old_brokers_end_in_a_marker() -> None:
         assert hashlib.sha256(record).hexdigest() == row["sha256"]
         assert message.tags_code == row["tagsCode"]
         assert message.store_timestamp == row["storeTimestamp"]
-        # A unit may point at the marker before its message: the reader steps over it.
+        # A unit may point at the marker before its message, which the reader skips.
         assert offset == row["physicalOffset"] or is_coda(log, offset)
     marks = [at for at in range(len(log)) if is_coda(log, at)]
     assert marks == facts["codaOffsets"]

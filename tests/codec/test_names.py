@@ -1,4 +1,4 @@
-"""Names, against the names that the Java classes gave."""
+"""Names, against those that the Java classes made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts of a record: log offset, properties, checksums, ids, end marks."""
+"""The parts of a record: log offset, properties, checksums, ids and end marks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conditions in SQL92 beside what RocketMQ's own filter said of them."""
+"""Conditions in SQL92, against the verdicts of RocketMQ's own filter."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tieredstore.model.errors import InvalidArgumentError
 from tieredstore.testing.samples import TOPIC, a_message
 
 ROWS: list[dict[str, Any]] = expected("sql-filter.json")
-ENDS_BEFORE = "the condition ends before this"  # Java does not look at what follows it
+ENDS_BEFORE = "the condition ends before this"  # Java ignores what follows it
 
 WORDS = [
     *["a", "b", "'x'", "5", "5.5", "NULL", "TRUE", "NOT", "AND", "OR", "IN", "IS", "BETWEEN"],

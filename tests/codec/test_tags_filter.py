@@ -1,4 +1,4 @@
-"""Tags as consumers ask for them."""
+"""Tag expressions of consumers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tieredstore.testing.message_store_contract import ListMessageStore
 from tieredstore.testing.samples import TOPIC, a_message
 
 WIDE = "\u3000\xa0A\x85"
-SENT = ["A", "B", None, "Aa", "BB", "A || B", "*", "ü", WIDE]  # "Aa" and "BB" have one hash
+SENT = ["A", "B", None, "Aa", "BB", "A || B", "*", "ü", WIDE]  # "Aa" and "BB" have the same hash
 
 
 def found(store: MessageStore, expression: str) -> list[str | None]:
@@ -30,7 +30,7 @@ def found(store: MessageStore, expression: str) -> list[str | None]:
 
 @pytest.fixture(params=["local", "list"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> MessageStore:
-    """One that chooses by codes, many at once, and one that asks the filter."""
+    """One store that selects many messages at once by their codes, and one that asks the filter."""
     store: MessageStore = (
         opened(tmp_path) if request.param == "local" else ListMessageStore.opened(Runtime.inline())
     )

@@ -63,7 +63,7 @@ def items_by_slot(data: bytes, slot_count: int) -> list[tuple[int, CompactedItem
 
 
 def newest_items(data: bytes, slot_count: int) -> NDArray[np.int32]:
-    """What the slots of a file before upload name."""
+    """The item that each slot of a file before upload names."""
     return np.frombuffer(data, ">i4", 2 * slot_count, 28)[::2]
 
 
@@ -200,7 +200,7 @@ def test_slots_round_trip(position: int, item_count: int) -> None:
         (1, 1000, 0),
         (0, 1000, -1),
         (-1500, 1000, -2),
-        # Part of an IPv6 address taken for a timestamp: 64 bits wrap, then 32, as in Java.
+        # Part of an IPv6 address is read as a timestamp: first 64 bits wrap, then 32, as in Java.
         (720619920815973931, 1795171532107, -77213031),
         (2**63 - 1, -1, 1511828489),
     ],

@@ -1,4 +1,4 @@
-"""Damaged index files of the tier, and values that their encoders refuse."""
+"""Damaged index files of the tier, and values that the encoders refuse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hypothesis strategies for the values that the codecs take."""
+"""Hypothesis strategies for the values that the codecs accept."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ INT32 = st.integers(-(2**31), 2**31 - 1)
 INT64 = st.integers(-(2**63), 2**63 - 1)
 COUNT32 = st.integers(0, 2**31 - 1)
 
-# Surrogates without a partner too: Java's strings may hold them.
+# This includes lone surrogates, which Java's strings may hold.
 ANY_TEXT = st.text(st.characters())
 PLAIN_TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 

@@ -1,4 +1,4 @@
-"""A store that does not keep its word is found out, by the check for it."""
+"""A store that does not keep its word fails the check made for that."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class IgnoresConditions(ObjectClientWrapper):
 
 
 class IgnoresThemAtTheEndOfUploads(ObjectClientWrapper):
-    """As some do that honour them for an object in one request."""
+    """Like some stores that honour conditions for an object put in one request."""
 
     def put_stream(self, key: str, blocks: Iterable[Buffer], **options: Any) -> ObjectFacts | None:
         return self.inner.put_stream(key, blocks, **{**options, "if_absent": False})
 
 
 class HasNoIfMatch(ObjectClientWrapper):
-    """Creates only where there is nothing, and replaces without a condition."""
+    """Creates only if the key is free, but replaces without a condition."""
 
     def put(
         self,
@@ -57,7 +57,7 @@ class HasNoIfMatch(ObjectClientWrapper):
 
 
 class MixesRacersUp(ObjectClientWrapper):
-    """Says another length than it sends: no client takes that for an answer."""
+    """States another length than it sends, which no client accepts as an answer."""
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         if "/race-" in key:
@@ -66,7 +66,7 @@ class MixesRacersUp(ObjectClientWrapper):
 
 
 class IgnoresRanges(ObjectClientWrapper):
-    """Sends all of an object."""
+    """Sends the whole object."""
 
     def get_ranges(self, ranges: Sequence[Range]) -> list[bytes | TieredStoreError]:
         return [BackendUnavailableError(ranges[0].key, "get", "9 bytes came")] * len(ranges)
@@ -79,7 +79,7 @@ class LosesMetadata(ObjectClientWrapper):
 
 
 class CutsRanges(ObjectClientWrapper):
-    """The last byte is zero, and what is beyond the end is nothing."""
+    """Returns a zero as the last byte, and no bytes for a range beyond the end."""
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         try:

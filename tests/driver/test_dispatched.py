@@ -1,4 +1,4 @@
-"""Batches of messages as dispatchers get them: columns that are requests."""
+"""Batches of messages as dispatchers get them: columns that act as requests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def heard(tmp_path: Path, messages: list[Message]) -> DispatchColumns:
 
 
 def some_messages(count: int) -> list[Message]:
-    """Of three queues; every fifth one is prepared, and so in none."""
+    """Messages of three queues; every fifth is prepared, and so is in no queue."""
     return [
         replace(
             a_message(

@@ -1,4 +1,4 @@
-"""Durable files, atomic replacement, and the lock that Java honours too."""
+"""Durable files, atomic replacement, and the lock that Java also honours."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class TestReplacement:
             real(descriptor)
 
         monkeypatch.setattr(os, "fsync", note)
-        (tmp_path / "a").mkdir()  # a process that died before it synced the name
+        (tmp_path / "a").mkdir()  # as a process that died before it synced the name
         make_directories(tmp_path / "a" / "b")
         assert {str(tmp_path), str(tmp_path / "a")} <= set(synced)
         synced.clear()
@@ -110,7 +110,7 @@ class TestLock:
         assert lock is not None
         assert FileLock.acquire(path) is None
         assert FileLock.acquire(tmp_path / "." / "lock") is None
-        # The refused attempts must not have let go of what the process holds.
+        # The refused attempts must not have released the lock that the process holds.
         assert not free_for_others(path)
         lock.release()
         lock.release()
@@ -121,7 +121,7 @@ class TestLock:
 
     def test_a_forked_child_does_not_hold_what_its_parent_holds(self, tmp_path: Path) -> None:
         path = tmp_path / "lock"
-        # In a process of its own: to fork one with threads is what no one should do.
+        # In its own process, as a process with threads must not fork.
         subprocess.run([sys.executable, "-c", FORK, str(path)], check=True)
 
     def test_a_lock_of_another_process_is_seen_and_ends_with_it(self, tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_a_lock_that_is_removed_is_never_held_by_two(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     lock = FileLock.acquire(path)
     assert lock is not None
-    late = os.open(path, os.O_RDWR)  # of one that waits for it
+    late = os.open(path, os.O_RDWR)  # held by one who waits for the lock
     lock.release(remove=True)
     assert not path.exists()
     again = FileLock.acquire(path)

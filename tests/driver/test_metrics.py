@@ -28,7 +28,7 @@ from tieredstore.providers.memory import MemoryProvider
 
 
 class Noted(NoMetrics):
-    """Keeps what was recorded."""
+    """Keeps whatever was recorded."""
 
     def __init__(self) -> None:
         self.records: list[tuple[str, float, dict[str, str]]] = []

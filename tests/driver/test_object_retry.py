@@ -1,4 +1,4 @@
-"""Requests that fail at a rate: nothing is lost, nothing wrong is served, tries are bounded."""
+"""Requests fail at a rate: nothing is lost, nothing wrong is served, and tries are bounded."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tieredstore.testing.object_client_contract import ObjectClientContract
 
 RATES = (0.01, 0.1, 0.5)
 POLICY = RetryPolicy()
-# A listing that lags is no failure that a client could see: who counts on listings finds out.
+# A client cannot see that a listing lags; tests of those who rely on listings cover that.
 SEEN = [fault for fault in ObjectFault if fault is not ObjectFault.STALE_LISTING]
 
 
@@ -58,7 +58,7 @@ class TestWithAFault(ObjectClientContract):
         return RetryingClient(FaultyClient(new_store(), faults, runtime.clock), policy, runtime)
 
     def test_a_counted_client_sends_the_same(self, client: ObjectClient) -> None:
-        """It would count each try."""
+        """It does not apply, as each try would be counted."""
 
 
 @pytest.mark.parametrize("rate", RATES)
@@ -138,7 +138,7 @@ def test_a_put_that_meets_another_after_a_lost_reply_is_a_conflict() -> None:
 
 
 class Expiring(ObjectClientWrapper):
-    """The first put lands and its reply is lost; from then on the keys have expired."""
+    """The first put lands but its reply is lost; the keys have expired from then on."""
 
     expired = False
 
@@ -186,7 +186,7 @@ def test_an_object_that_may_not_be_looked_at_is_perhaps_our_own() -> None:
 
 
 class Listing(ObjectClientWrapper):
-    """A store that lists these keys."""
+    """A store that lists given keys."""
 
     def __init__(self, keys: Iterable[str]) -> None:
         super().__init__(new_store())
@@ -237,7 +237,7 @@ def test_slow_first_bytes_end_at_the_deadline() -> None:
     faults = ObjectFaults(1.0, ObjectFault.SLOW)
     inner = FaultyClient(new_store(), faults, runtime.clock)
     client = RetryingClient(inner, POLICY, runtime)
-    client.put("k", b"x")  # late is not lost
+    client.put("k", b"x")  # the slow put lands
     inner.faults = ObjectFaults(1.0, ObjectFault.BUSY)
     runtime.clock.sleep(1)
     with pytest.raises(BackendUnavailableError):

@@ -1,4 +1,4 @@
-"""A plugin that changes nothing: every call reaches the next store as it came."""
+"""A plugin that changes nothing passes every call to the next store as it came."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ METHODS = sorted(name for name in vars(MessageStore) if not name.startswith("_")
 
 
 def arguments_of(name: str) -> tuple[list[object], dict[str, object]]:
-    """Something of its own for each parameter, so that none can take another's place."""
+    """A distinct object for each parameter, so that a swap shows."""
     parameters = list(inspect.signature(getattr(MessageStore, name)).parameters.values())[1:]
     by_place = [object() for each in parameters if each.kind is not each.KEYWORD_ONLY]
     named = {each.name: object() for each in parameters if each.kind is each.KEYWORD_ONLY}
@@ -54,7 +54,7 @@ def test_its_methods_take_what_those_of_the_protocol_take(name: str) -> None:
 
 
 class Loud(AbstractPluginMessageStore):
-    """A plugin of somebody's own."""
+    """A user's own plugin."""
 
     def put_message(self, message: Message) -> PutResult:
         return super().put_message(
@@ -74,11 +74,11 @@ def test_a_plugin_overrides_one_method_and_the_tier_below_it_has_the_rest(tmp_pa
     quiet = Message(topic=TOPIC, queue_id=0, body=b"quiet")
     store.put_message(quiet)
     store.put_messages([quiet, quiet])
-    assert store.put_at_once(quiet) is None  # it would pass by what the plugin overrides
+    assert store.put_at_once(quiet) is None  # it would bypass the plugin's override
     assert store.put_messages_at_once([quiet]) is None
     assert store.put_message_future(quiet).result(0).stored
     assert store.put_messages_future([quiet]).result(0)[0].stored
-    assert store.flush()  # which asks the plugin, and that the local store, to confirm
+    assert store.flush()  # it has the plugin, and so the local store, confirm
     found = store.get_message(TOPIC, 0, 0).messages
     assert [b"QUIET" in one.record for one in found] == [True] * 5
     store.shutdown()
@@ -114,7 +114,7 @@ def test_damage_and_lost_ends_of_the_store_are_known_through_a_plugin(tmp_path: 
 
 
 class Forwarding:
-    """Somebody's wrapper, which forwards what it does not have."""
+    """A user's wrapper, which forwards whatever it does not define."""
 
     def __init__(self, store: MessageStore) -> None:
         self._store = store

@@ -1,4 +1,4 @@
-"""Names to classes: built in, dotted, from entry points; clear errors."""
+"""Names lead to classes, built in, dotted or from entry points, or to clear errors."""
 
 from __future__ import annotations
 

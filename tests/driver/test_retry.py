@@ -1,4 +1,4 @@
-"""Retry: bounded, jittered, with a deadline, counted, only for what is worth it."""
+"""Retries are bounded, jittered, counted, end at a deadline, and happen only if they may help."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LOG = SegmentType.COMMIT_LOG
 
 
 def failing(times: int, error: Exception) -> tuple[Callable[[], str], list[int]]:
-    """A call that fails so many times, and where its calls are noted."""
+    """A call that fails so many times, and the list that notes its calls."""
     calls: list[int] = []
 
     def call() -> str:
@@ -147,7 +147,7 @@ def test_a_lost_reply_tells_the_writer_the_true_end() -> None:
     segment = RetryingProvider(inner, RetryPolicy(), runtime).open("b/t/0", LOG, 0)
     with pytest.raises(PositionMismatchError) as caught:
         segment.write(0, b"first")
-    assert caught.value.actual == 5  # it landed: nothing is missing
+    assert caught.value.actual == 5  # it landed whole
 
 
 def test_a_retried_listing_skips_and_repeats_nothing() -> None:
@@ -161,7 +161,7 @@ def test_a_retried_listing_skips_and_repeats_nothing() -> None:
 
 
 class Together(ProviderWrapper):
-    """Reads together, and notes how many at a time."""
+    """Reads together, and notes how many reads each call has."""
 
     def __init__(self, inner: SegmentProvider, runtime: Runtime) -> None:
         super().__init__(inner, runtime)
@@ -183,7 +183,7 @@ def test_of_reads_made_together_those_that_failed_are_tried_again() -> None:
     provider = RetryingProvider(together, RetryPolicy(retries_max=3), runtime)
     provider.report_to(metrics)
     reads = [SegmentRead(f"b/t/{number}", LOG, 0, 0, 1) for number in range(4)]
-    beyond = SegmentRead("b/t/0", LOG, 0, 0, 2)  # of its own, however often it is asked for
+    beyond = SegmentRead("b/t/0", LOG, 0, 0, 2)  # it fails for good, so a retry does not help
     *answers, refused = provider.read_together([*reads, beyond])
     assert answers == [b"0", b"1", b"2", b"3"]
     assert isinstance(refused, OffsetOutOfRangeError)
@@ -205,7 +205,7 @@ class Counted(NoMetrics):
 
 @pytest.mark.parametrize(
     ("failures", "counted"),
-    [(0, []), (1, ["get"]), (3, ["get"] * 3), (9, ["get"] * 4)],  # the policy ends it
+    [(0, []), (1, ["get"]), (3, ["get"] * 3), (9, ["get"] * 4)],  # the policy ends the retries
 )
 def test_each_further_call_is_counted_once(failures: int, counted: list[str]) -> None:
     metrics, left = Counted(), [failures]

@@ -1,4 +1,4 @@
-"""The runtime: clocks, pools, services, and calls that may never end."""
+"""The runtime: clocks, pools, services and calls that may never end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tieredstore.driver.runtime import (
 from tieredstore.model.errors import StoreClosedError
 from tieredstore.model.values import INT64_MAX
 
-LONG = 240.0  # for what has to come; nobody waits that long
+LONG = 240.0  # an upper bound: no sound run waits that long
 
 
 def test_inline_runs_at_once_in_the_callers_thread_and_in_order() -> None:
@@ -57,7 +57,7 @@ def test_the_system_clock_goes_on() -> None:
 
 
 def test_no_thread_starts_before_the_first_call() -> None:
-    before = set(threading.enumerate())  # one that another test left may end meanwhile
+    before = set(threading.enumerate())  # threads of earlier tests may end meanwhile
     runtime = Runtime.threads()
     assert set(threading.enumerate()) <= before
     assert runtime.fetch.submit(lambda: 7).result(LONG) == 7
@@ -163,7 +163,7 @@ def test_an_inline_service_runs_only_when_woken() -> None:
     def step() -> None:
         steps.append(threading.get_ident())
         if len(steps) == 1:
-            service.wake()  # asks for another step, and does not take it inside of this one
+            service.wake()  # asks for another step, which must not run inside this one
 
     service = Runtime.inline().service("test", step, interval_ms=1)
     assert steps == []
@@ -260,7 +260,7 @@ def test_a_call_that_does_not_end_is_left_behind() -> None:
 
 
 def test_a_call_is_made_though_its_thread_comes_after_the_deadline() -> None:
-    """Whoever waits no longer may have left it a lock to give back."""
+    """The caller no longer waits, but the call may have a lock to release."""
     may_come = threading.Event()
 
     class Late(ThreadService):
@@ -289,7 +289,7 @@ def test_what_a_call_returns_or_raises_is_in_the_future() -> None:
 
 
 def test_a_call_is_made_once_though_its_service_goes_on() -> None:
-    """A machine may be halted for a day between the end of the call and that of the wait."""
+    """A machine may halt for a day between the end of the call and the end of the wait."""
     services: list[InlineService] = []
 
     class Halted(Runtime):

@@ -1,7 +1,7 @@
 """A crash at every step of opening, committing, compacting and closing.
 
 The process stops at its n-th call that writes, for every n. The store is then opened from two
-pictures of the disk: all that was written is there, and only what was synced is there.
+pictures of the disk: one has all that was written, the other only what was synced.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def state(store: JsonMetadataStore) -> State:
 
 
 class History:
-    """What was asked for and what was acknowledged: any sound reopening shows one of `allowed`."""
+    """What was requested and acknowledged: any sound reopening shows one of `allowed`."""
 
     def __init__(self, states: list[State]) -> None:
         self.states = states
@@ -81,7 +81,7 @@ def only_a_backup(folder: Path) -> None:
 
 
 def a_journal(folder: Path) -> None:
-    """A journal with a torn tail, as a writer leaves it that was killed."""
+    """A journal with a torn tail, as a killed writer leaves it."""
     java_files(folder)
     with JsonMetadataStore.open(folder / NAME) as store:
         store.put(log_segment(70))
@@ -135,7 +135,7 @@ def expected_states(start: Path, scratch: Path) -> list[State]:
 
 
 def reopened(folder: Path) -> State:
-    """What a reader sees, which must be what a writer sees and can go on with."""
+    """What a reader sees; check that a writer sees the same and can go on."""
     with JsonMetadataStore.open(folder / NAME, read_only=True) as reader:
         seen = state(reader)
     with JsonMetadataStore.open(folder / NAME) as store:
@@ -165,7 +165,9 @@ def test_a_crash_at_any_step_leaves_all_that_was_acknowledged(
         disk, history = life
         assert reopened(disk.written(tmp_path / f"written-{stop_at}")) in history.allowed
         assert reopened(disk.synced(tmp_path / f"synced-{stop_at}")) in history.allowed
-        if prepare is not an_overtaken_journal:  # our own crash is not taken for RocketMQ's work
+        if (
+            prepare is not an_overtaken_journal
+        ):  # our own crash must not be mistaken for RocketMQ's work
             assert not list(tmp_path.glob("*/*.stale"))
         assert disk.died or history.acknowledged == len(BATCHES)
         return disk.died

@@ -1,4 +1,4 @@
-"""Random histories of a JsonMetadataStore beside plain dicts: crashes and RocketMQ included."""
+"""Random histories of a JsonMetadataStore, with crashes and RocketMQ, against plain dicts."""
 
 from __future__ import annotations
 
@@ -108,10 +108,10 @@ class Model:
 
 
 class Histories(RuleBasedStateMachine):
-    """`now` is what the store must show, `compacted` what its snapshot holds.
+    """`now` is what the store must show, and `compacted` is what its snapshot holds.
 
-    Every acknowledged change survives a crash. RocketMQ, started after one, sees and keeps only
-    what is in the snapshot, and what it writes is then the truth.
+    Every acknowledged change survives a crash. If RocketMQ starts after a crash, it sees and keeps
+    only the snapshot, and what it then writes is the truth.
     """
 
     journal_bytes_max: int | None = None
@@ -170,7 +170,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(torn=st.binary(max_size=40) | st.integers(1, 60))
     def crash(self, torn: bytes | int) -> None:
-        """The process stops; of a line that was under way any part may have been written."""
+        """The process stops; any part of a line in progress may have been written."""
         self.crashed_folder()
         journal = self.folder / f"{NAME}.journal"
         if journal.exists():
@@ -201,7 +201,7 @@ class Histories(RuleBasedStateMachine):
         assert (self.store.report.stale_journal is not None) == journal_counts
 
     def crashed_folder(self) -> None:
-        """Go on in a copy of the folder as it is now, in which nothing was closed."""
+        """Go on in a copy of the folder as it is now, where nothing was closed."""
         folder = self.root / str(next(self.folders))
         shutil.copytree(self.folder, folder)
         self.store.close()
@@ -229,7 +229,7 @@ class Histories(RuleBasedStateMachine):
 
 
 class HistoriesWithAShortJournal(Histories):
-    """The same, compacting all the time; what the snapshot holds is then not the test's to say."""
+    """The same with constant compaction, so the test cannot know what the snapshot holds."""
 
     journal_bytes_max = 300
     crash_and_let_rocketmq_write = None  # type: ignore[assignment]
@@ -244,5 +244,5 @@ TestHistoriesWithAShortJournal.settings = settings(max_examples=20)
 @pytest.mark.torture
 @pytest.mark.parametrize("machine", [Histories, HistoriesWithAShortJournal])
 def test_long_histories(machine: type[Histories]) -> None:
-    """The same, as long and as often as the profile says."""
+    """Run the same histories, as long and as often as the profile says."""
     run_state_machine_as_test(machine, settings=settings())

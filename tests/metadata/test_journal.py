@@ -1,4 +1,4 @@
-"""The journal: cut at every byte, flipped at every byte, and writes that fail."""
+"""The journal: cut at every byte, a bit flipped in every byte, and failed writes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def written(path: Path) -> tuple[bytes, list[int], list[tuple[bytes, object]]]:
 
 
 def abandon(store: JsonMetadataStore) -> None:
-    """Let go of the files as a crash would, writing nothing."""
+    """Release the files without writing anything, as in a crash."""
     with mock.patch("tieredstore.metadata.files.CatalogueWriter.compact"):
         store.close()
 
@@ -103,11 +103,11 @@ def test_a_flipped_bit_is_noticed(path: Path) -> None:
         damaged = bytearray(journal)
         damaged[at] ^= 1 << at % 8
         journal_of(path).write_bytes(damaged)
-        if at < last:  # whole lines follow: nothing is cut, nothing is guessed
+        if at < last:  # whole lines follow, so nothing is cut or guessed
             with pytest.raises(MetadataError, match=r"journal: damaged at byte \d+"):
                 JsonMetadataStore.open(path)
             assert journal_of(path).read_bytes() == damaged
-        else:  # as if torn: it is the one line that a crash may have left half done
+        else:  # the last line counts as torn, as a crash may leave it
             store = JsonMetadataStore.open(path)
             assert state(store) == states[-2]
             assert store.report.torn_bytes == len(journal) - last
@@ -160,7 +160,7 @@ def test_sound_lines_that_make_no_sense_are_an_error(tmp_path: Path, lines: list
 
 
 def test_a_line_below_makes_the_name_of_the_next_snapshot_void(tmp_path: Path) -> None:
-    """It named the lines above it; the snapshot does not hold the one below."""
+    """The name covers the lines above it; the snapshot does not hold the line below."""
     path = tmp_path / "catalogue"
     with JsonMetadataStore.open(path) as store:
         store.compact()
@@ -199,7 +199,7 @@ def test_after_a_failed_write_nothing_is_written_until_the_store_is_reopened(
     with pytest.raises(StoreClosedError):
         store.put(log_segment(3))
     with JsonMetadataStore.open(path) as store:
-        # The outcome was unknown; here the line was taken back.
+        # The outcome was unknown; in this case the line was taken back.
         assert [row.base_offset for row in store.segments("broker-a/Orders/0")] == [0]
         store.put(log_segment(4))
 
@@ -266,7 +266,7 @@ def test_a_full_disk_during_compaction_costs_no_commit(
                 store.put(log_segment(number))
             with pytest.raises(MetadataError, match="no space left"):
                 store.compact()
-        # It does not try at every commit: each attempt waits for a journal twice as long.
+        # It does not try at every commit: each attempt waits until the journal is twice as long.
         assert 2 <= caplog.text.count("not compacted") <= 6
         assert len(store.segments("broker-a/Orders/0")) == 40
     with JsonMetadataStore.open(path) as store:

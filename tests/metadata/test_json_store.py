@@ -1,5 +1,5 @@
-"""JsonMetadataStore keeps the contract: beside other threads and processes, killed, and with files
-that are damaged, missing or overtaken by RocketMQ.
+"""JsonMetadataStore keeps the contract beside other threads and processes, after a kill, and if its
+files are damaged, missing or overtaken by RocketMQ.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def test_the_journal_may_grow_as_long_as_a_large_snapshot(
         for number in range(400):
             store.put(log_segment(number))
             snapshots += not beside(path, ".journal").exists()
-    assert 5 < snapshots < 40  # each snapshot is paid for by a journal of its length
+    assert 5 < snapshots < 40  # each snapshot comes after a journal of its length
 
 
 def test_compaction_on_demand_writes_what_snapshot_bytes_says(path: Path) -> None:
@@ -130,7 +130,7 @@ def test_compaction_on_demand_writes_what_snapshot_bytes_says(path: Path) -> Non
         assert path.read_bytes() == expected
         assert not beside(path, ".journal").exists()
         stamp = path.stat()
-        store.compact()  # nothing changed: nothing is written
+        store.compact()  # without a change, nothing is written
         assert path.stat() == stamp
 
 
@@ -268,7 +268,7 @@ def test_a_journal_whose_snapshot_is_damaged_is_not_called_stale(
         older = path.read_bytes() if number else older
         with JsonMetadataStore.open(path) as store:
             store.put(log_segment(number))
-    beside(path, ".bak").write_bytes(older)  # as a process leaves it that died just before
+    beside(path, ".bak").write_bytes(older)  # as left by a process that died just before
     killed(path, log_segment(7))
     before = {file.name: file.read_bytes() for file in path.parent.iterdir()}
     if damage is None:
@@ -317,7 +317,7 @@ with JsonMetadataStore.open(sys.argv[1]) as store:
 
 
 def test_a_forked_child_writes_nothing_and_harms_nothing(path: Path) -> None:
-    # In a process of its own: to fork one with threads is what no one should do.
+    # In its own process, as a process with threads must not fork.
     subprocess.run([sys.executable, "-c", FORK, str(path)], check=True)
     with JsonMetadataStore.open(path, read_only=True) as reader:
         assert [row.base_offset for row in reader.segments()] == [
@@ -357,7 +357,7 @@ def test_files_of_which_none_can_be_used_are_no_empty_store(path: Path, suffix: 
     for read_only in (False, True):
         with pytest.raises(MetadataError, match="indexFileSegmentTable p 0: size -5"):
             JsonMetadataStore.open(path, read_only=read_only)
-    JsonMetadataStore.open(path.with_name("other")).close()  # the lock was given back
+    JsonMetadataStore.open(path.with_name("other")).close()  # the lock was released
 
 
 def test_a_snapshot_that_went_away_is_no_empty_store(path: Path) -> None:
@@ -511,7 +511,7 @@ def test_batches_that_wait_for_one_sync_share_the_next(
         with ThreadPoolExecutor(THREADS) as pool:
             leader = pool.submit(store.put, log_segment(1))
             assert first.wait(240)
-            assert store.segment(*key(1)) is None  # not durable yet, so nobody sees it
+            assert store.segment(*key(1)) is None  # nobody sees it before it is durable
             others = [pool.submit(store.put, log_segment(10 + n)) for n in range(THREADS - 1)]
             while len(store._pending) < THREADS - 1:
                 os.sched_yield()
@@ -638,7 +638,7 @@ def kill_and_look(path: Path, first: int, lines_before: int) -> None:
                 for name in ("p", "q"):
                     row = log_segment(int(offset), path=f"{name}{thread}")
                     assert store.segment(row.path, row.type, row.base_offset) == row
-        for number in range(4):  # both rows of a batch or none
+        for number in range(4):  # a batch has both rows or none
             of_p = [row.base_offset for row in store.segments(f"p{number}")]
             assert of_p == [row.base_offset for row in store.segments(f"q{number}")]
 
@@ -657,7 +657,7 @@ def test_a_process_killed_over_and_over_loses_nothing(path: Path) -> None:
     rounds(path, 60, lambda number: 1 + 37 * number % 500)
 
 
-# Each child has imported the rows and read none: what its threads meet is the first use.
+# Each child has imported the rows but read none, so its threads meet the first use.
 FIRST_USE = """
 import os, sys, threading
 from tieredstore.metadata.tables import read_queue, read_segment, read_topic

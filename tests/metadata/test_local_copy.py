@@ -1,4 +1,4 @@
-"""RocketMQ's JSON file as a copy of a catalogue that lies elsewhere."""
+"""RocketMQ's JSON file as a copy of a catalogue that is kept elsewhere."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def topics(path: Path) -> list[str]:
 
 
 def beside(path: Path) -> set[str]:
-    """But for the lock: it stays."""
+    """The suffixes of the files beside it, without the lock, which stays."""
     return {found.name.removeprefix(path.name) for found in path.parent.iterdir()} - {".lock"}
 
 
@@ -129,7 +129,7 @@ def test_what_another_tier_left_there_is_kept_aside(
 
 
 def test_so_is_what_rocketmq_left_there(path: Path, source: MemoryMetadataStore) -> None:
-    """It has no lock and no notes, and publishes nothing: the file is all there is of it."""
+    """RocketMQ keeps no lock and no notes and publishes nothing: it has only this file."""
     path.parent.mkdir()
     path.write_bytes(b'{"of": "a tier of Java"}')
     next_life(path, source)
@@ -180,7 +180,7 @@ def test_a_folder_that_cannot_be_made_is_an_error_of_the_catalogue(tmp_path: Pat
         LocalCopy.locked(tmp_path / "file" / "catalogue.json")
 
 
-# What a reader sees in it
+# What a reader sees in the copy
 
 
 def test_what_was_copied_is_read_as_a_copy(

@@ -1,4 +1,4 @@
-"""The published catalogue: what a publisher writes, tries and lists, and a store that reads it."""
+"""The published catalogue: a publisher's writes, tries and lists, and the store that reads it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ BROKER = "broker-a"
 
 
 class Process:
-    """One that holds the catalogue, with a client of its own."""
+    """A process that holds the catalogue, with its own client."""
 
     def __init__(self, folder: Path, objects: MemoryObjects, faults: Faults | None = None) -> None:
         self.memory = MemoryObjectClient(objects)
@@ -50,7 +50,7 @@ class Process:
         self.publisher: Publisher = publisher
 
     def grow(self, size: int = 100, topic: str = "topic") -> None:
-        """A change that readers want to know of."""
+        """Make a change that readers want to know of."""
         record = SegmentRecord(
             path=f"{BROKER}/{topic}/0", type=SegmentType.COMMIT_LOG, base_offset=0, size=size
         )
@@ -58,7 +58,7 @@ class Process:
         self.store.put(record)
 
     def requests(self) -> dict[str, int]:
-        """Since the last call."""
+        """The requests since the last call."""
         found = dict(self.memory.requests)
         self.memory.requests.clear()
         return found
@@ -68,7 +68,7 @@ class Process:
 
 
 class ClientGenerations(Generations):
-    """Behind a client of objects, whose requests can be counted and fail."""
+    """Generations behind an object client whose requests can be counted and made to fail."""
 
     def __init__(self, calls: ObjectCalls) -> None:
         self._calls = calls
@@ -107,7 +107,7 @@ def generations_of(client: ObjectClient, retries: int = 0) -> Generations:
 
 
 def published(objects: MemoryObjects) -> PublishedMetadataStore | None:
-    """As a reader elsewhere finds it."""
+    """The catalogue as a reader elsewhere finds it."""
     return PublishedMetadataStore.open(generations_of(MemoryObjectClient(objects)))
 
 
@@ -120,7 +120,7 @@ def published_size(objects: MemoryObjects, topic: str = "topic") -> int | None:
 
 
 def copy_of(folder: Path, target: Path) -> Path:
-    """The catalogue's files, as they are on the disk now."""
+    """Copy the catalogue's files as they are on the disk now."""
     shutil.copytree(folder, target, ignore=shutil.ignore_patterns("*.lock"))
     return target
 
@@ -163,7 +163,7 @@ def test_what_is_published_costs_three_requests_and_nothing_more_while_idle(
     folder: Path, objects: MemoryObjects
 ) -> None:
     process = Process(folder, objects)
-    assert process.publisher.publish() is None  # nothing is in it
+    assert process.publisher.publish() is None  # the catalogue is empty
     assert process.requests() == {}
     process.grow()
     assert process.publisher.publish() == 1
@@ -212,13 +212,13 @@ def test_of_two_writers_that_race_one_wins_and_the_other_learns(
     first.publisher.publish()
     other = Process(copy_of(folder, folder.parent / "other"), objects)
     other.grow(500)
-    assert other.publisher.publish() == 2  # it knows all that was published, and goes on
+    assert other.publisher.publish() == 2  # it knows everything published, so it may go on
     first.grow(300)
     first.requests()
     for _ in range(3):
         with pytest.raises(StaleCatalogueError, match="another writer"):
             first.publisher.publish()
-    assert first.requests() == {"list": 1, "get": 1}  # it has learned
+    assert first.requests() == {"list": 1, "get": 1}  # it learned at the first try
     assert "another writer" in (first.publisher.problem or "")
     assert first.publisher.failure_count == 3
     other.grow(600)
@@ -231,7 +231,7 @@ def test_of_two_writers_that_race_one_wins_and_the_other_learns(
 def test_who_comes_second_to_a_generation_changes_nothing(
     folder: Path, objects: MemoryObjects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both have listed before either has created."""
+    """Both list before either creates."""
     first = Process(folder, objects)
     other = Process(folder.parent / "other", objects)
     first.grow(100)
@@ -377,13 +377,13 @@ def test_one_that_no_reader_would_take_is_not_published(
     with pytest.raises(MetadataError, match="more than 100"):
         process.publisher.publish()
     assert objects.held_keys(".catalog/") == []
-    process.store.put_note("a", "b", 1)  # and the catalogue itself goes on
+    process.store.put_note("a", "b", 1)  # the catalogue itself goes on
     process.close()
 
 
 @pytest.fixture
 def one_generation(tmp_path: Path) -> MemoryObjects:
-    """With one generation."""
+    """Objects that hold one generation."""
     made = MemoryObjects()
     process = Process(tmp_path, made)
     process.grow()
@@ -471,7 +471,7 @@ def test_refresh_shows_the_newest_and_costs_one_listing_where_there_is_none(
     store.refresh()
     assert dict(client.requests) == {"list": 2, "get": 1}
     process = Process(tmp_path, one_generation)
-    for size in range(200, 206):  # the one that was read is deleted meanwhile
+    for size in range(200, 206):  # the generation that was read is deleted meanwhile
         process.grow(size)
         process.publisher.publish()
     process.close()
@@ -525,7 +525,7 @@ def test_its_contents_fill_an_empty_catalogue(
 ) -> None:
     first = Process(tmp_path, one_generation)
     first.store.add_topic("second")
-    first.store.delete_topic("second")  # its number stays taken
+    first.store.delete_topic("second")  # its number stays in use
     first.store.put_note("kind", "key", {"a": [1]})
     first.publisher.publish()
     found = published(one_generation)
@@ -544,7 +544,7 @@ def test_its_contents_fill_an_empty_catalogue(
 def test_who_lost_a_race_still_has_lost_it_after_a_restart(
     folder: Path, objects: MemoryObjects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It had noted the number that it wanted, which is the winner's."""
+    """It has noted the number that it wanted, which is the winner's."""
     first = Process(folder, objects)
     first.grow(100)
     first.publisher.publish()
@@ -574,7 +574,7 @@ def test_a_copy_from_between_two_tries_does_not_undo_the_second(
     first.grow(100)
     first.publisher.publish()
     first.grow(200)
-    faults.strike(Fault.BEFORE, after=1)  # listed, noted, not created
+    faults.strike(Fault.BEFORE, after=1)  # listed and noted, but not created
     with pytest.raises(BackendUnavailableError):
         first.publisher.publish()
     old = copy_of(folder, folder.parent / "old")
@@ -592,7 +592,7 @@ def test_a_copy_from_between_two_tries_does_not_undo_the_second(
 def test_of_several_tries_of_several_processes_whichever_landed_is_known(
     folder: Path, objects: MemoryObjects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """None of them was told, and the first landed when the last had given up."""
+    """None of them heard of it, and the first try landed after the last one gave up."""
     sent: list[bytes] = []
 
     def send(number: int, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Readers: they change nothing, and see what a writer does, also while it does it."""
+"""Readers change nothing, and see what a writer does even while it does it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def reader_of(path: Path) -> JsonMetadataStore:
 
 
 def with_journal(path: Path) -> bytes:
-    """Leave a journal of two lines behind, as a writer does that was killed."""
+    """Leave a journal of two lines behind, as a killed writer does."""
     journal = path.with_name(path.name + ".journal")
     with JsonMetadataStore.open(path) as store:
         store.put(log_segment(0))
@@ -127,7 +127,7 @@ def test_while_only_the_journal_grows_only_its_new_lines_are_read(
         store.put(log_segment(0))
         with reader_of(path) as reader:
             with monkeypatch.context() as patch:
-                patch.setattr(files, "load", None)  # nothing is read as a whole
+                patch.setattr(files, "load", None)  # no file is read as a whole
                 for number in range(1, 5):
                     store.put(log_segment(number))
                     store.put_note("kind", "key", number)
@@ -161,7 +161,7 @@ def test_a_compaction_to_the_same_bytes_is_no_trap(path: Path) -> None:
             store.put(log_segment(0, number))
             store.delete_segment(PLACE, log_segment(0).type, 0)
             store.put_note("kind", "key", number)
-            store.compact()  # the snapshot is what it was
+            store.compact()  # the snapshot has the same bytes
             store.put(log_segment(number))
             store.put(log_segment(7))
             reader.refresh()
@@ -236,7 +236,7 @@ def test_a_reader_whose_files_go_says_so_and_sees_no_empty_catalogue(
 def test_a_reader_that_a_compaction_overtakes_reads_again(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between any two of its reads a writer compacts and commits; it never sees a mixture."""
+    """A writer compacts and commits between any two of its reads, and it never sees a mixture."""
     read_bytes = Path.read_bytes
     with JsonMetadataStore.open(path) as store:
         for overtaken_at in range(1, 5):

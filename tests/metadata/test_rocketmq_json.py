@@ -1,4 +1,4 @@
-"""RocketMQ's JSON: its own files byte for byte, every form it accepts, and garbage."""
+"""RocketMQ's JSON: its own files byte for byte, every form that it accepts, and garbage."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def written(content: Tables) -> bytes:
 
 
 def plain(data: bytes) -> dict[str, dict[str, dict[str, dict[str, object]]]]:
-    """An independent reading: these files hold no string that looks like a key."""
+    """An independent parser, for files in which no string looks like a key."""
     quoted = re.sub(rb"([{,]\s*)(\d+)\s*:", rb'\1"\2":', data)
     found: dict[str, dict[str, dict[str, dict[str, object]]]] = json.loads(quoted)
     return found
@@ -50,7 +50,7 @@ def test_a_store_serves_and_keeps_what_java_wrote(file: Path, tmp_path: Path) ->
     path.write_bytes(file.read_bytes())
     with JsonMetadataStore.open(path) as store:
         assert store.snapshot_bytes() == file.read_bytes()
-        store.put_note("kind", "key", 1)  # the file is written again, and is the same
+        store.put_note("kind", "key", 1)  # this writes the file again, with the same bytes
     assert path.read_bytes() == file.read_bytes()
 
 
@@ -212,7 +212,7 @@ def test_fields_that_are_not_ours_survive_reading_changing_and_writing(tmp_path:
     with JsonMetadataStore.open(path) as store:
         store.delete_segment("p", SegmentType.COMMIT_LOG, 0)
         store.put(log_segment(0, 2, path="p"))
-        assert b"colour" not in store.snapshot_bytes()  # they went with their row
+        assert b"colour" not in store.snapshot_bytes()  # unknown fields went with their row
 
 
 DEEP = b"[" * 150 + b"]" * 150
@@ -289,7 +289,7 @@ NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 
 
 def quoted(text: str) -> str:
-    """Bare keys between quotes, character by character."""
+    """Put quotes around bare keys, character by character."""
     parts, at, is_behind_opening = [], 0, False
     while at < len(text):
         found = re.compile(r'"(?:\\.|[^"\\])*"?', re.DOTALL).match(text, at)
@@ -330,7 +330,7 @@ WRITTEN = Path(__file__).parent / "rocketmq-5.5.0.json"
 def test_every_row_of_rocketmq_5_5_is_read_and_the_store_goes_on_with_it(tmp_path: Path) -> None:
     path = tmp_path / "tieredStoreMetadata.json"
     shutil.copy(WRITTEN, path)
-    for _ in range(2):  # as Java wrote it, and as we wrote it again
+    for _ in range(2):  # first as Java wrote it, then as we rewrote it
         with JsonMetadataStore.open(path) as store:
             assert [record.topic for record in store.topics()] == ["TopicTest", "主题-grün"]
             queues = [(one.topic, one.queue_id, one.min_offset) for one in store.queues()]
@@ -347,7 +347,7 @@ def test_every_row_of_rocketmq_5_5_is_read_and_the_store_goes_on_with_it(tmp_pat
 
 @pytest.mark.parametrize("count", [0, 1, 2])
 def test_the_number_of_a_topic_that_is_deleted_is_not_given_again(count: int) -> None:
-    """Nor by tables that are made of what these say, as a log's state is."""
+    """Nor do tables made of these contents, such as a log's state, give it again."""
     content = Tables()
     for number in range(count):
         content.apply([Put(content.new_topic(f"T{number}", None, 1))])
