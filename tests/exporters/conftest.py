@@ -1,4 +1,4 @@
-"""Both exporters, one after the other: they get the same and must show the same."""
+"""Both exporters, one after the other: from the same input they must show the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables of docs/metrics.md, made from the declarations themselves.
+"""The tables of docs/metrics.md, made from the metrics' declarations.
 
 python -m tests.exporters.metrics_page     writes them into the page
 """
@@ -19,7 +19,7 @@ TABLES: Final[dict[str, tuple[Metric, ...]]] = {
 
 
 def with_tables(text: str) -> str:
-    """The page with its tables made anew."""
+    """The page with new tables."""
     for name, metrics in TABLES.items():
         begin, end = f"<!-- {name} -->", f"<!-- end of the {name} -->"
         before, _, rest = text.partition(begin)

@@ -1,4 +1,4 @@
-"""What exporters show, as one kind of samples; and a store that has lived through something."""
+"""What each exporter shows, as the same kind of samples; and a store with an eventful life."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Prometheus:
 
 
 class OpenTelemetry:
-    """Shown as Prometheus shows it, so that both can be compared."""
+    """Shows samples as Prometheus does, so that the two can be compared."""
 
     def __init__(self, without: Collection[str] = ()) -> None:
         self._reader = InMemoryMetricReader()
@@ -94,7 +94,7 @@ def labels_of(**own: str) -> tuple[tuple[str, str], ...]:
 
 
 def sample_names(metric: Metric) -> set[str]:
-    """Under which names a metric shows."""
+    """The sample names under which a metric is shown."""
     if metric.kind is MetricKind.HISTOGRAM:
         return {f"{metric.name}_{part}" for part in ("bucket", "count", "sum")}
     return {metric.name}
@@ -106,7 +106,7 @@ def shown_metrics(samples: Samples, metrics: Iterable[Metric]) -> set[str]:
 
 
 def wrong_labels(samples: Samples, metrics: Iterable[Metric]) -> list[str]:
-    """Samples that no declaration knows, or whose labels are not those declared."""
+    """Samples of undeclared metrics, or with other labels than declared."""
     declared = {name: metric for metric in metrics for name in sample_names(metric)}
     found = []
     for name, labels in samples:
@@ -120,7 +120,7 @@ def wrong_labels(samples: Samples, metrics: Iterable[Metric]) -> list[str]:
 
 @contextmanager
 def measured_store(folder: Path, metrics: Metrics) -> Iterator[TieredMessageStore]:
-    """One whose reads all go to the tier, below a folder, over messages in a list."""
+    """A store over a list of messages, with its tier in a folder; all reads go to the tier."""
     config = StoreConfig(
         provider="posix",
         path=str(folder / "tier"),
@@ -136,7 +136,7 @@ def measured_store(folder: Path, metrics: Metrics) -> Iterator[TieredMessageStor
 
 
 class EventfulBroker:
-    """Two lives of a broker: uploads, reads, an index file; then a gap, and a queue that stops."""
+    """Two lives of a broker: uploads, reads and an index file; then a gap and a stopped queue."""
 
     def __init__(self, folder: Path, metrics: Metrics, **settings: Any) -> None:
         self.runtime = Runtime.inline(now_ms=STORE_TIMESTAMP)
@@ -170,14 +170,14 @@ class EventfulBroker:
             self.runtime.clock.sleep(1)
 
     def live(self) -> None:
-        """The first life, in order."""
+        """Live the first life, without trouble."""
         self.put(*range(5))
         assert self.store.flush(seal=True)
         assert len(self.store.get_message(TOPIC, 0, 0, group="g").messages) == 5
 
     def live_again(self) -> None:
-        """The broker comes back with a disk that has other messages under the same numbers, and
-        loses messages before their upload."""
+        """The broker returns with a disk that has other messages under the same numbers, and loses
+        messages before their upload."""
         self.store.shutdown()
         self.local = ListMessageStore(self.runtime)
         self.local.load()

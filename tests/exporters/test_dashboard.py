@@ -1,4 +1,4 @@
-"""The dashboard and the alerts ask for metrics and labels that exist."""
+"""The dashboard and the alerts use only metrics and labels that exist."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _VARIABLE = re.compile(r"\$\{?(\w+)\}?")
 
 @dataclass(slots=True)
 class Named:
-    """What an expression names: metrics, each with the labels in braces behind it, and the rest."""
+    """What an expression names: metrics, each with the labels in its braces, and the rest."""
 
     metrics: list[tuple[str, set[str]]] = field(default_factory=list)
     grouped_by: set[str] = field(default_factory=set)
@@ -56,7 +56,7 @@ class Named:
 
 
 def read(expression: str) -> Named:
-    """Takes every name of a PromQL expression apart, and evaluates nothing."""
+    """Find the names in a PromQL expression, without evaluating it."""
     found = Named()
     tokens = [(str(each.lastgroup), each.group()) for each in _TOKEN.finditer(expression)]
     place = 0
@@ -81,7 +81,7 @@ def read(expression: str) -> Named:
 
 
 def _until(tokens: list[tuple[str, str]], place: int, end: str) -> tuple[int, set[str]]:
-    """The names up to a closing bracket, and the place behind it."""
+    """The names up to a closing bracket, and the place after it."""
     labels = set()
     while tokens[place][1] != end:
         if tokens[place][0] == "name":
@@ -91,7 +91,7 @@ def _until(tokens: list[tuple[str, str]], place: int, end: str) -> tuple[int, se
 
 
 def complaints(expression: str, *, shown: AbstractSet[str] = frozenset()) -> list[str]:
-    """What an expression names that there is not; `shown` are labels of its result."""
+    """Names in an expression that do not exist; `shown` holds labels of its result."""
     named = read(expression)
     found = [f"function {each}" for each in named.unknown]
     if not named.metrics:
@@ -139,7 +139,7 @@ def test_a_query_of_the_dashboard_names_what_exists(name: str, target: dict[str,
     shown = set(_LEGEND.findall(target["legendFormat"]))
     assert complaints(target["expr"], shown=shown) == []
     named = read(target["expr"])
-    if named.grouped_by:  # what a legend shows is left after the grouping
+    if named.grouped_by:  # the grouping must keep the labels of the legend
         assert shown <= named.grouped_by
 
 
@@ -172,7 +172,7 @@ def test_panels_have_ids_of_their_own_and_do_not_overlap() -> None:
 def test_the_dashboard_has_what_grafana_wants_and_names_only_its_own_variables() -> None:
     whole = dashboard()
     assert whole["schemaVersion"] >= 39
-    assert whole["id"] is None  # it gets one where it is imported
+    assert whole["id"] is None  # Grafana assigns one at the import
     variables = {each["name"]: each for each in whole["templating"]["list"]}
     assert variables["datasource"]["type"] == "datasource"
     used = set(_VARIABLE.findall(json.dumps(whole["panels"])))
@@ -228,7 +228,7 @@ def test_alerts_have_names_of_their_own() -> None:
         'tieredstore_queues{never="x"}',
         "sum by (never) (tieredstore_queues)",
         "never(tieredstore_queues)",
-        "rocketmq_tiered_store_api_latency",  # a histogram has only its parts
+        "rocketmq_tiered_store_api_latency",  # only the parts of a histogram are shown
         "sum by (le) (tieredstore_queues)",
         "vector(0)",
     ],

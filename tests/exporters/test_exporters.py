@@ -1,7 +1,7 @@
-"""Every declared metric shows with its labels, in both exporters and in the docs, and is true.
+"""Both exporters and the docs show every declared metric with its labels, and its values are true.
 
-Both exporters get the same measurements and must show the same. What only an object store has is in
-tests/s3/test_metrics_on_s3.py.
+Both exporters get the same measurements and must show the same. tests/s3/test_metrics_on_s3.py has
+the metrics that only an object store has.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def test_every_metric_is_shown_with_its_labels_by_a_store_on_posix(
     exporter: Exporter, broker: EventfulBroker
 ) -> None:
     broker.live()
-    broker.put(5, 6)  # which waits
+    broker.put(5, 6)  # these wait
     first = exporter.samples()
     broker.live_again()
     found = first | exporter.samples()
@@ -127,7 +127,7 @@ def test_storage_is_what_the_catalogue_says(exporter: Exporter, broker: Eventful
     assert stored("commit_log") == log_bytes > 0
     assert stored("consume_queue") == 5 * UNIT_BYTES
     assert stored("index", "broker-a/rmq_sys_INDEX/0") > 0
-    # Five messages a second apart, each put when the one before was.
+    # The five messages were put a second apart.
     reserve = found[STORAGE_RESERVE_TIME.name, labels_of(topic=TOPIC, queue_id="0")]
     assert reserve == 5_000
 
@@ -259,7 +259,7 @@ def test_a_store_that_was_shut_down_shows_no_gauges_and_one_loaded_again_shows_i
     }
     closed = exporter.samples()
     assert not observed & {name for name, _ in closed}
-    assert closed  # what was counted stays
+    assert closed  # counts stay
     broker.store.load()
     broker.store.start()
     again = exporter.samples()

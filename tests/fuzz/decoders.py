@@ -1,7 +1,7 @@
-"""Every decoder of the codecs, of a bucket's log and of catalogues, as a function of an input and
+"""Every decoder of the codecs, of a bucket's log and of catalogues, as a function of its input and
 of random arguments.
 
-Each is called the way its users call it, and starts from golden bytes.
+Each is called as its users call it, and starts from golden bytes.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ FOOTER_AT = tiered_index.compacted_file_bytes(slot_count=FOOTER_SLOTS, item_coun
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A decoder, what it is fed with, and what it may raise."""
+    """A decoder, its seeds, and the errors that it may raise."""
 
     name: str
     decode: Decode
@@ -71,7 +71,7 @@ class Target:
 
     @property
     def expected(self) -> tuple[type[Exception], ...]:
-        """All that it may raise of damaged bytes."""
+        """All errors that it may raise for damaged bytes."""
         return (*self.refusals, ValueError) if self.is_text_parser else self.refusals
 
 
@@ -282,7 +282,7 @@ def _snapshot(data: Buffer, random: Random) -> object:
 
 
 def _side_file(data: Buffer, random: Random) -> object:
-    """The table of queue ends; `QueueEnds.load` would log each, and the test keeps that."""
+    """The table of queue ends; `QueueEnds.load` would log each input, and pytest keeps logs."""
     with NamedTemporaryFile(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as file:
         file.write(data)
         file.flush()
@@ -295,7 +295,7 @@ def _checkpoint(data: Buffer, random: Random) -> object:
 
 
 def _items(data: Buffer, random: Random) -> object:
-    """A run of items of an uploaded file, with its checksum and without one."""
+    """A run of items of an uploaded file, with or without its checksum."""
     group = footer.Group(0, len(data), random.choice((int.from_bytes(footer.checksum(data)), None)))
     footer.check_items(data, group, path="")
     return tiered_index.view_compacted_items(data).tolist()

@@ -1,7 +1,7 @@
-"""The decoders again, with inputs that grow towards code which none has reached:
+"""The same decoders with inputs that evolve towards code that none has reached:
 `python -m tests.fuzz.guided TEXT --count N` for each decoder whose name contains the text.
 
-atheris chooses them. It ends its process, so each decoder has one of its own. What it finds stays
+atheris chooses the inputs. It ends its process, so each decoder gets its own. What it finds stays
 in a file called guided-NAME-….
 """
 
@@ -21,7 +21,7 @@ from tests.fuzz.mutations import INPUT_BYTES_MAX
 
 
 def fuzz_one(name: str, count: int, folder: Path) -> None:
-    """Never returns: the library ends the process, and not with 0 where it found something."""
+    """Never return: the library ends the process, with a status other than 0 after a finding."""
     import atheris
 
     with atheris.instrument_imports(include=["tieredstore"], enable_loader_override=False):

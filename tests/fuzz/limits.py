@@ -18,14 +18,14 @@ HEADROOM_BYTES = 512 << 20
 
 
 class TooSlow(BaseException):
-    """One input took too long. No Exception, so that no decoder can swallow it."""
+    """One input took too long. It is no Exception, so that no decoder can swallow it."""
 
 
 @contextmanager
 def time_limits() -> Iterator[Callable[[], None]]:
-    """Yields what starts the time of the next input anew.
+    """Yield a function that restarts the timer for the next input.
 
-    The timer counts the time this process computes: on a busy machine waiting is no fault.
+    The timer counts only CPU time of this process, so a busy machine does no harm.
     """
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -44,7 +44,7 @@ def time_limits() -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def limited_address_space() -> Iterator[None]:
-    """Whoever allocates more than the headroom at once gets a MemoryError."""
+    """Raise MemoryError if the process grows by more than the headroom."""
     before, hard = resource.getrlimit(resource.RLIMIT_AS)
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     most = pages * resource.getpagesize() + HEADROOM_BYTES
@@ -56,7 +56,7 @@ def limited_address_space() -> Iterator[None]:
 
 
 def peak_bytes(action: Callable[[], object]) -> int:
-    """How much memory the call held at once, numpy's included."""
+    """The most memory that the call held at once, including numpy's."""
     tracemalloc.start()
     try:
         action()

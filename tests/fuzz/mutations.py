@@ -12,7 +12,7 @@ WIDTHS = (1, 2, 4, 8)
 
 
 def extreme_number(random: Random, near: int) -> int:
-    """A number that tends to be one too many, far too many, or negative."""
+    """A number that is often one too many, far too many, or negative."""
     choice = random.randrange(4)
     if choice == 0:
         return random.choice(EXTREMES) * random.choice((1, -1))
@@ -55,7 +55,7 @@ def _overwrite(random: Random, data: bytearray, seeds: Sequence[bytes]) -> None:
 
 
 def _write_number(random: Random, data: bytearray, seeds: Sequence[bytes]) -> None:
-    """Mostly where headers have their lengths and counts: at even places near the start."""
+    """Write mostly at even places near the start, where headers hold lengths and counts."""
     width = random.choice(WIDTHS)
     if len(data) < width:
         return
@@ -73,7 +73,7 @@ MUTATIONS: tuple[Callable[[Random, bytearray, Sequence[bytes]], None], ...] = (
 
 
 def mutated(random: Random, seeds: Sequence[bytes]) -> bytes:
-    """One input: now and then pure noise, mostly a seed with one to three mutations."""
+    """One input: mostly a seed with one to three mutations, sometimes pure noise."""
     if random.randrange(20) == 0:
         return random.randbytes(random.randrange(400))
     data = bytearray(random.choice(seeds))

@@ -1,7 +1,7 @@
-"""Damaged bytes make decoders raise SegmentCorruptError, and nothing else: no crash, no hang, no
-large allocation. The same inputs every time: a number names an input for good.
+"""Damaged bytes make decoders raise SegmentCorruptError and nothing else: no crash, no hang, no
+large allocation. A number names the same input in every run.
 
-FUZZ_INPUTS in the environment says how many of them each decoder gets from `make fuzz`.
+The variable FUZZ_INPUTS says how many inputs each decoder gets in `make fuzz`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TARGETS = targets()
 QUICK_INPUTS = 300
 ALL_INPUTS = int(os.environ.get("FUZZ_INPUTS") or 100_000)
 SAMPLED_EVERY = 50
-# Texts and lists of small tuples take some ten times the room of the bytes they were read from.
+# Texts and lists of small tuples take about ten times the room of their bytes.
 PEAK_BYTES_FLOOR = 128 << 10
 PEAK_BYTES_PER_BYTE = 48
 
@@ -86,7 +86,7 @@ def test_undamaged_inputs_can_be_read(target: Target) -> None:
         except ValueError:
             assert target.is_text_parser
         except SegmentCorruptError:
-            pass  # a position chosen at random may lie anywhere
+            pass  # a random position may lie anywhere
     assert read
 
 

@@ -1,4 +1,4 @@
-"""Settings: names, defaults, ranges, and where they are read from."""
+"""Settings: names, defaults, ranges and sources."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tieredstore.model.settings import facts_of, settings_of
 from tieredstore.model.values import StorageLevel
 
 MIB = 1024 * 1024
-# Section 10 of RocketMQ's facts: key, our name, default. None: computed from the machine.
+# Key, our name and default, from section 10 of RocketMQ's facts. None: computed from the machine.
 JAVA_DEFAULTS: list[tuple[str, str, Any]] = [
     ("brokerName", "broker_name", None),
     ("brokerClusterName", "cluster_name", "DefaultCluster"),
@@ -47,7 +47,7 @@ JAVA_DEFAULTS: list[tuple[str, str, Any]] = [
     ("readAheadMessageSizeThreshold", "read_ahead_bytes", 16777216),
     ("readAheadCacheExpireDuration", "read_ahead_ms", 15000),
     ("tieredStoreMaxPendingLimit", "pending_count_max", 10000),
-    ("tieredStoreCrcCheckEnable", "crc_check_enabled", None),  # False, and ignored
+    ("tieredStoreCrcCheckEnable", "crc_check_enabled", None),  # False in RocketMQ, which ignores it
     ("tieredStoreFilePath", "path", ""),
     ("objectStoreEndpoint", "endpoint", ""),
     ("objectStoreBucket", "bucket", ""),
@@ -222,7 +222,7 @@ class TestToml:
             assert LocalConfig.from_file(named).store_path == f"{tmp_path}/l"
         assert StoreConfig.from_toml(write(tmp_path, "empty.toml", "")) == StoreConfig()
         conf = write(tmp_path, "broker.conf", "brokerName=a\nstorePathRootDir=s\n")
-        assert StoreConfig.from_file(conf).store_path == "s"  # as RocketMQ reads it
+        assert StoreConfig.from_file(conf).store_path == "s"  # RocketMQ reads it so
 
     def test_one_of_several_tiers_is_whole_in_itself(self, tmp_path: Path) -> None:
         text = "[tier.a]\nbucket = 'of-a'\n[tier.b]\nprefix = 'x'\npath = 'p'\n"
@@ -474,7 +474,7 @@ def test_a_text_that_is_no_broker_conf_is_refused(
 @pytest.mark.parametrize(
     "text",
     [
-        "brokerIP1 10.0.0.1\nany thing\n",  # Java's rules hold for the rest of a real one
+        "brokerIP1 10.0.0.1\nany thing\n",  # a line that follows Java's rules
         "namesrvAddr: 127.0.0.1:9876\n",
         "tieredStoreFilePath=/data\n",
         "mappedFileSizeCommitLog=1048576\n",
@@ -496,7 +496,7 @@ def test_a_broker_conf_of_any_version_is_taken(
     ],
 )
 def test_a_broker_conf_with_its_log_elsewhere_opens_no_store(tmp_path: Path, text: str) -> None:
-    """The tier of that broker can be read all the same."""
+    """That broker's tier can still be read."""
     text = f"storePathRootDir={tmp_path}/store\n{text.format(root=tmp_path)}\n"
     file = write(tmp_path, "broker.conf", text)
     with pytest.raises(InvalidConfigError, match=f"conf: {text.splitlines()[1].split('=')[0]}"):
@@ -520,7 +520,7 @@ KEYS = [
 ]
 KINDS = pytest.mark.parametrize("kind", [StoreConfig, LocalConfig])
 LONG = 60_000
-SECONDS_MAX = 5.0  # it takes a tenth of it; the square of these lengths took up to 20
+SECONDS_MAX = 5.0  # it takes a tenth of this; quadratic code took up to 20
 
 
 @KINDS
@@ -534,7 +534,7 @@ def test_no_setting_of_rocketmq_is_called_unknown(
         file.write_text(f"brokerName=b\n{key}=1\n")
         try:
             kind.from_file(file)
-        except InvalidConfigError as error:  # 1 is no value of some settings of ours
+        except InvalidConfigError as error:  # some of our settings do not accept 1
             if "unknown" in str(error):
                 unknown.append(key)
     assert unknown == []

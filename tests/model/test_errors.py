@@ -1,4 +1,4 @@
-"""The error tree: kinds, facts, one line, pickling."""
+"""The tree of errors: kinds, facts, messages of one line, and pickling."""
 
 from __future__ import annotations
 

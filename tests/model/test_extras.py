@@ -1,4 +1,4 @@
-"""What is not installed is one line, in Python as in the command, and names an extra there is."""
+"""A missing package is one line, in Python and in the command, that names an existing extra."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EXTRAS = {
     name: {Requirement(each).name for each in wanted}
     for name, wanted in PROJECT["optional-dependencies"].items()
 }
-# What a user imports or calls, which package it needs, and how that is called where it is shipped.
+# What a user imports or calls, the package that it needs, and that package's name on PyPI.
 NEEDS = {
     "import tieredstore.jobs.export": ("pyarrow", "jobs"),
     "from tieredstore.spark import load": ("pyspark", "spark"),
@@ -32,7 +32,7 @@ SHIPPED_AS = {"prometheus_client": "prometheus-client", "opentelemetry": "opente
 
 
 def test_what_is_missing_is_one_line_that_says_how_to_get_it() -> None:
-    """In one process: each is forgotten again, with all of tieredstore."""
+    """All share one process, which forgets each of them, and all of tieredstore, in between."""
     program = "import sys\n"
     for statement, (package, _) in NEEDS.items():
         program += (

@@ -1,4 +1,4 @@
-"""Old names of modules lead to the modules, with a warning, and no others do."""
+"""Only old names of modules lead to the modules, with a warning."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from tieredstore.model.lazy_names import MOVED
 
-# In a process of its own: what a module is called stays in sys.modules.
+# In its own process, as the names stay in sys.modules.
 CHECK = """
 import sys, warnings
 from importlib import import_module

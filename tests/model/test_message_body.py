@@ -1,4 +1,4 @@
-"""A body that its producer compressed is made plain, whole or not at all, and never without end."""
+"""A body that its producer compressed is made plain, whole or not at all, and within a limit."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ Compress = Callable[[bytes], bytes]
 
 
 def lz4_frames(body: bytes) -> bytes:
-    """As Java's LZ4FrameOutputStream: blocks, an end mark, and no size of the whole."""
+    """Compress like Java's LZ4FrameOutputStream: blocks and an end mark, without the total size."""
     made: bytes = pytest.importorskip("lz4.frame").compress(body, store_size=False)
     return made
 
 
 def zstd_frames(body: bytes) -> bytes:
-    """As Java's ZstdOutputStream: no size of the whole either."""
+    """Compress like Java's ZstdOutputStream, also without the total size."""
     made: bytes = (
         pytest.importorskip("zstandard").ZstdCompressor(write_content_size=False).compress(body)
     )
@@ -51,7 +51,7 @@ WAYS = pytest.mark.parametrize(
 def test_what_was_compressed_comes_back(flag: int, compress: Compress, body: bytes) -> None:
     stored = compress(body)
     assert plain_body(stored, flag, limit=len(body)) == body
-    assert plain_body(stored, flag & ~1) == stored  # as the flag says it is plain already
+    assert plain_body(stored, flag & ~1) == stored  # the flag says that it is plain already
     if body:
         with pytest.raises(BodyNotPlainError, match=f"more than {len(body) - 1} bytes"):
             plain_body(stored, flag, limit=len(body) - 1)
@@ -62,7 +62,7 @@ def test_what_was_compressed_comes_back(flag: int, compress: Compress, body: byt
 def test_damage_is_an_error_or_the_same_body_and_never_anything_else(
     flag: int, compress: Compress, data: st.DataObject
 ) -> None:
-    """Of flipped bits only checksums can tell, where there are any; a cut is always found out."""
+    """Only a checksum, if there is one, reveals flipped bits; a cut is always noticed."""
     body = b"an order of a customer, " * 50
     stored = compress(body)
     cut = data.draw(st.integers(1, len(stored) - 1))
@@ -83,7 +83,7 @@ def test_damage_is_an_error_or_the_same_body_and_never_anything_else(
 def test_bytes_that_nobody_compressed_end_in_one_error(
     flag: int, compress: Compress, junk: bytes
 ) -> None:
-    compress(b"")  # skips where the package is missing
+    compress(b"")  # skips if the package is missing
     try:
         found = plain_body(junk, flag, limit=MEGABYTE)
     except BodyNotPlainError:

@@ -1,4 +1,4 @@
-"""Columns that are a sequence of messages."""
+"""Columns that act as a sequence of messages."""
 
 from __future__ import annotations
 

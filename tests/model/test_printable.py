@@ -1,4 +1,4 @@
-"""Text from outside stands on one line, in errors and in the log."""
+"""Text from outside stays on one line, in errors and in the log."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_line_that_is_kept_keeps_no_error_and_nothing_that_it_met(
 
 
 class _FailingUpload:
-    """Its traceback reaches it, and so all that it would have sent."""
+    """The error's traceback refers to it, and so to all that it would have sent."""
 
     def fail(self) -> None:
         raise OSError("it is away")
@@ -92,4 +92,4 @@ def test_every_module_has_its_logger_from_one_place() -> None:
     root = Path(tieredstore.__file__).parent
     unsafe = "logging.getLogger(__name__)"
     found = [file.name for file in root.rglob("*.py") if unsafe in file.read_text()]
-    assert found == ["memory_objects.py"]  # it stands before a server, which has no store of ours
+    assert found == ["memory_objects.py"]  # it fronts a server without a store of ours

@@ -1,4 +1,4 @@
-"""One rule says which topics there are, and every store and provider keeps it."""
+"""One rule says which topics are valid, and every store and provider follows it."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_every_provider_opens_what_the_rule_takes(topic: str) -> None:
         found = layout.segment_of(key)
         assert found is not None
         assert found.path == f"b/{topic}/0"
-        assert len(key.encode()) < 1024 - 200  # with the names of parts, and a prefix
+        assert len(key.encode()) < 1024 - 200  # leaves room for the names of parts and a prefix
 
 
 @given(topic=st.text(st.characters(), max_size=90))

@@ -1,4 +1,4 @@
-"""Values that everybody shares: numbers that are on disk, and names that somebody gives."""
+"""Values that all modules share: numbers on disk, and names that users choose."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tieredstore.model.values import AppendStatus, SegmentType
 
 
 def test_types_of_segments_have_rocketmqs_codes() -> None:
-    """RocketMQ's FileSegmentTypeTest."""
+    """A port of RocketMQ's FileSegmentTypeTest."""
     codes = {0: SegmentType.COMMIT_LOG, 1: SegmentType.CONSUME_QUEUE, 2: SegmentType.INDEX}
     assert {code: SegmentType(code) for code in codes} == codes
     assert {int(each): each for each in SegmentType} == codes

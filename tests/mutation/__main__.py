@@ -1,7 +1,7 @@
 """Mutants of a package, and which of them the quick tests kill: `python -m tests.mutation flat`.
 
-Everything is imported and collected once. Each mutant is a fork of that process, in which one
-function has got other code, and which runs the tests that reach the changed line until one fails.
+Everything is imported and collected once. Each mutant is a fork of that process in which one
+function has other code. The fork runs the tests that reach the changed line until one fails.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from tests.mutation.mutants import ROOT, Mutant, Unit, sample
 
 QUICK = "not (slow or spark or s3 or fuzz or torture or interop or cluster)"
 SURVIVORS = Path(__file__).with_name("survivors.txt")
-KILLED_MIN = 0.85  # of those that are not equal
-TESTS_SECONDS_MAX = 20.0  # of clean time for one mutant, those that are likeliest to see it first
-MEMORY_BYTES_MAX = 8 << 30  # addresses, of which pyarrow takes many
-PATIENCE_SECONDS = 5.0  # beyond five times the clean time of a test
+KILLED_MIN = 0.85  # share of the mutants that are not equal
+TESTS_SECONDS_MAX = 20.0  # for one mutant, in times without mutants; likely killers come first
+MEMORY_BYTES_MAX = 8 << 30  # of address space, of which pyarrow takes much
+PATIENCE_SECONDS = 5.0  # added to five times a test's time without mutants
 MEMORY = "/dev/shm"
 SURVIVED, KILLED, BROKEN = 0, 1, 2
 
 
 @dataclass(frozen=True)
 class Package:
-    """Files that are changed, folders of tests of their own, and others that use what they do."""
+    """Files to change, the folders of their own tests, and of other tests that use them."""
 
     files: Sequence[str]
     tests: Sequence[str]
@@ -66,13 +66,13 @@ PACKAGES = {
 
 @dataclass
 class Reached:
-    """Which tests came to which line, and how long each of them takes."""
+    """Which tests reach which line, and how long each test takes."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     lines: dict[str, dict[str, list[str]]] = field(default_factory=dict)
 
     def tests(self, mutant: Mutant) -> list[str]:
-        """Those of the module's own file first, then the quickest."""
+        """The tests for a mutant: first those of the module's own file, then the quickest."""
         stem = f"test_{Path(mutant.unit.path).stem}"
         by_line = self.lines[mutant.unit.path]
         reached = {test for line in mutant.lines for test in by_line.get(str(line), [])}
@@ -89,8 +89,8 @@ class Reached:
 
 
 class Killing:
-    """A plugin of pytest that runs tests on mutants instead of once: those of the package itself
-    on each, the others on what these let through."""
+    """A pytest plugin that runs the tests on mutants: the package's own tests on every mutant, and
+    the others on those that survive these."""
 
     def __init__(
         self, package: Package, mutants: Sequence[Mutant], equal: set[str], scratch: Path
@@ -148,7 +148,7 @@ class Killing:
         return killed
 
     def _in_fork(self, work: Callable[[], int]) -> int:
-        """What the work says, or the signal that ended it; what it started ends with it."""
+        """Do the work in a fork, end its children, and return its status or the ending signal."""
         folder = self._scratch / "tests"
         folder.mkdir()
         child = os.fork()
@@ -189,7 +189,7 @@ def run(items: Sequence[pytest.Item], seconds: dict[str, float]) -> int:
 
 
 def measure(items: dict[str, pytest.Item], package: Package, answer: Path) -> int:
-    """Run all tests once as they are; those that fail, or are skipped, are of no use."""
+    """Run all tests once without mutants; those that fail or are skipped are not used."""
     reached = Reached()
     watch = coverage.Coverage(
         data_file=None, config_file=False, include=[str(ROOT / path) for path in package.paths()]
@@ -212,7 +212,7 @@ def measure(items: dict[str, pytest.Item], package: Package, answer: Path) -> in
 
 
 def live_functions(paths: set[str]) -> dict[Unit, list[FunctionType]]:
-    """Every function of these files, whatever holds it: a module, a class, a decorator."""
+    """Every function of these files, whether a module, a class or a decorator holds it."""
     for path in paths:
         importlib.import_module(
             path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
@@ -228,12 +228,12 @@ def live_functions(paths: set[str]) -> dict[Unit, list[FunctionType]]:
 
 
 def known_survivors() -> dict[str, str]:
-    """The word of each that is listed: `equal`, `left` or `open`."""
+    """The word of each listed survivor: `equal`, `left` or `open`."""
     return {key: word for word, key, _ in survivors()}
 
 
 def survivors() -> list[tuple[str, str, str]]:
-    """Word, key and reason of each; a key may have a bar in it."""
+    """The word, key and reason of each listed survivor; a key may contain a bar."""
     lines = [line for line in SURVIVORS.read_text().splitlines() if line[:1] != "#"]
     rows = [(*line.partition(" | ")[::2],) for line in lines]
     return [(word, *rest.rpartition(" | ")[::2]) for word, rest in rows]

@@ -1,8 +1,8 @@
-"""What a mutant is: one small change in the body of one function, as a syntax tree.
+"""Mutants: each is one small change in the body of one function, as a syntax tree.
 
-Left out is what no behaviour depends on: annotations, texts, what an error is made of, logging.
-Values of modules, classes and default arguments are left out too: only bodies can be exchanged in
-a process that has imported everything.
+Code on which no behaviour depends is left alone: annotations, texts, what an error is made of,
+logging. So are values of modules and classes and default arguments, as only bodies can be replaced
+in a process that has imported everything.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ LOGGED = ("_log", "log", "_logger", "logger", "logging")
 
 
 class Unit(NamedTuple):
-    """The code of a function or method, by what stays the same while its body changes."""
+    """Names the code of a function or method by what stays the same when its body changes."""
 
     path: str
     name: str
@@ -56,21 +56,21 @@ class Unit(NamedTuple):
 @dataclass(frozen=True)
 class Mutant:
     unit: Unit
-    lines: range  # from the beginning of the statement to the change
+    lines: range  # from the start of the statement to the change
     change: str
     tree: ast.Module
     holder: ast.AST
     field: str
-    index: int | None  # in a list of the holder
+    index: int | None  # in the holder's list
     new: ast.AST
 
     @property
     def key(self) -> str:
-        """How a list of survivors names it: without a number of a line, which others move."""
+        """Its name in the list of survivors, without a line number, which other changes move."""
         return f"{self.unit.path} {self.unit.name}: {self.change}"
 
     def code(self) -> CodeType:
-        """The function with the change in it."""
+        """The code of the changed function."""
         old = self._put(self.new)
         try:
             module = compile(self.tree, str(ROOT / self.unit.path), "exec", dont_inherit=True)
@@ -89,7 +89,7 @@ class Mutant:
 
 
 def codes(module: CodeType, path: str) -> dict[Unit, CodeType]:
-    """The code of each function and method; what is nested in one belongs to it."""
+    """The code of each function and method; nested code belongs to the outer function."""
     found: dict[Unit, CodeType] = {}
     for constant in module.co_consts:
         if isinstance(constant, CodeType):
@@ -100,7 +100,7 @@ def codes(module: CodeType, path: str) -> dict[Unit, CodeType]:
 
 
 def mutants_of(path: str) -> list[Mutant]:
-    """All of a file, a path below the root of the tree; equal ones in a function are numbered."""
+    """All mutants of a file of the repository; equal ones in a function are numbered."""
     tree = ast.parse((ROOT / path).read_text())
     found: dict[str, Mutant] = {}
     for name, function in functions(tree):
@@ -119,9 +119,9 @@ def mutants_of(path: str) -> list[Mutant]:
 
 
 def sample(paths: Sequence[str], seed: int, count: int) -> list[Mutant]:
-    """So many of all, by a seed, in the order of the files.
+    """Draw `count` mutants by a seed, in the order of the files.
 
-    Each is drawn by its own name, so other code that changes moves none of them.
+    Each is drawn by its own key, so changes to other code do not affect it.
     """
     every = [mutant for path in paths for mutant in mutants_of(path)]
     draws = [sha256(f"{seed} {mutant.key}".encode()).digest() for mutant in every]
@@ -140,7 +140,7 @@ def functions(tree: ast.Module | ast.ClassDef, within: str = "") -> Iterator[tup
 def places(
     node: ast.AST, begins: int = 0
 ) -> Iterator[tuple[ast.AST, str, int | None, ast.AST, range]]:
-    """All below a node that may be changed, with the field that holds it and its lines."""
+    """Every node below this one that may be changed, with its holder, field, place and lines."""
     for field, value in ast.iter_fields(node):
         if field in {"annotation", "returns", "decorator_list", "args"} and not isinstance(
             node, ast.Call
@@ -165,9 +165,9 @@ def is_idle(node: ast.AST) -> bool:
 
 
 def changes(node: ast.AST, field: str) -> Iterator[tuple[str, ast.AST]]:
-    """Each change of one node: what it says, and the node that comes in its place.
+    """Each change of one node: its description, and the node that replaces it.
 
-    What is dropped stays as code that is never reached, so the function keeps all of its names.
+    Dropped code stays as code that is never reached, so the function keeps all of its names.
     """
     was = ast.unparse(node).split("\n")[0]
     match node:

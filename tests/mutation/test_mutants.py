@@ -1,4 +1,4 @@
-"""The tool that counts mutants makes those that it says, and its list names real ones."""
+"""The mutation tool makes the mutants that it describes, and its list names real ones."""
 
 from __future__ import annotations
 

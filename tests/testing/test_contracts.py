@@ -1,4 +1,4 @@
-"""The shipped suites: they pass for what is right and fail for what is wrong."""
+"""The shipped suites pass for correct classes and fail for wrong ones."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_the_segment_contract_catches_a_wrong_segment(wrong: type[SegmentWrapper
         test: Callable[..., None] = getattr(Wrong(), name)
         if not name.startswith("test_") or "segment" not in test.__annotations__:
             continue
-        if len(test.__annotations__) > 2:  # wants parameters
+        if len(test.__annotations__) > 2:  # it needs parameters
             continue
         provider = MemoryProvider(Runtime.inline())
         try:
@@ -308,7 +308,7 @@ def test_the_message_store_contract_catches_a_wrong_store(wrong: type[ListMessag
     for name in dir(Wrong):
         test: Callable[..., None] = getattr(Wrong(), name)
         wanted = [one for one in getattr(test, "__annotations__", {}) if one != "return"]
-        if not name.startswith("test_") or wanted not in ([], ["store"]):  # others want parameters
+        if not name.startswith("test_") or wanted not in ([], ["store"]):  # others need parameters
             continue
         store = wrong(Runtime.inline())
         store.load()

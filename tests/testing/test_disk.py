@@ -1,4 +1,4 @@
-"""The disk of the tests forgets each kind of change that was not synced, and stops at any step."""
+"""The tests' disk forgets each kind of change that was not synced, and stops at any step."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def truncate(path: Path, size: int) -> None:
 def map_and_write(path: Path, data: bytes) -> Path:
     with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
         mapped[: len(data)] = data
-        mapped.flush()  # writes the pages; what counts here is the sync of the file
+        mapped.flush()  # writes the pages; this disk counts only the file's sync
     return path
 
 

@@ -1,4 +1,4 @@
-"""`every_step` misses no step, and takes no script without one."""
+"""`every_step` misses no step, and refuses a script without steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A WSGI application is asked one thing at a time, with all of the body there."""
+"""A WSGI application gets one request at a time, with its whole body."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_no_two_requests_are_in_it_at_once() -> None:
         return b"".join(call(asked, start))  # type: ignore[arg-type]
 
     before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)  # else each would be through before another one has its turn
+    sys.setswitchinterval(1e-6)  # else each request would end before another one has its turn
     try:
         with ThreadPoolExecutor(ASKERS) as pool:
             answers = list(pool.map(ask, range(ASKERS)))
@@ -69,7 +69,7 @@ def test_a_body_ends_where_the_request_says(told: dict[str, object], body: bytes
 
 
 def test_a_server_to_try_a_tier_on_loses_no_race() -> None:
-    """As the documents start it."""
+    """It starts as the documents say."""
     words = [sys.executable, "-m", "tieredstore.testing.memory_objects", "--port", "0"]
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as server:
         try:
