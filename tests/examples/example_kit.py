@@ -1,4 +1,4 @@
-"""Running an example as its user does: in a process of its own."""
+"""Run an example as its user does, in its own process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def environment(**others: str) -> dict[str, str]:
 
 
 def output(name: str, *words: object, **env: str) -> str:
-    """What it printed; it must end well, and say nothing to stderr."""
+    """Run the example and return what it prints; it must end well and write nothing to stderr."""
     done = subprocess.run(
         command(name, *words), env=environment(**env), capture_output=True, text=True, check=False
     )
@@ -36,8 +36,8 @@ def output(name: str, *words: object, **env: str) -> str:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Ctrl-C ends a process that is started meanwhile, also where this one ignores it: a shell
-    has its background jobs ignore it, and what they start inherits that."""
+    """Let Ctrl-C end a process that is started meanwhile, even if this process ignores it: a
+    shell's background jobs ignore it, and their children inherit that."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
@@ -47,7 +47,7 @@ def interruptible() -> Iterator[None]:
 
 @contextmanager
 def serving(name: str, *words: object) -> Iterator[int]:
-    """A broker on a free port, which is given; Ctrl-C ends it, and it must end well."""
+    """Run a broker and give its free port; Ctrl-C ends it, and it must end well."""
     with interruptible():
         process = subprocess.Popen(
             command(name, "--port", 0, *words),

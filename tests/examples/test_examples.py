@@ -23,7 +23,7 @@ from tests.jobs.job_kit import picture
 from tests.s3.moto_server import moto_server
 from tieredstore import StoreConfig, TieredReader
 
-RUN_ELSEWHERE = {  # each of them is a test module of its own
+RUN_ELSEWHERE = {  # each has its own test module
     "migrate_posix_to_s3",
     "own_metadata_store",
     "own_provider",
@@ -94,11 +94,11 @@ def test_the_quickstart_finds_its_messages_in_the_tier(tmp_path: Path) -> None:
         "by key: [b'order 3']",
     ]
     found = int(by_time.removeprefix("stored at the time of offset 5: from offset "))
-    assert found <= 5  # others may be of the same millisecond
+    assert found <= 5  # others may have the same millisecond
 
 
 def tiered(store: Path, broker: str) -> dict[tuple[str, int], int]:
-    """How many messages of each queue are in the tier of a broker that has ended."""
+    """How many messages of each queue are in the tier of an ended broker."""
     config = StoreConfig(
         broker_name=broker, provider="posix", path=str(store / "tier"), store_path=str(store)
     )
@@ -109,7 +109,7 @@ def tiered(store: Path, broker: str) -> dict[tuple[str, int], int]:
 
 
 def reply_to(port: int, data: bytes) -> bytes:
-    """What a client is told that sends this and no more."""
+    """The reply to a client that sends this and nothing more."""
     with socket.create_connection(("127.0.0.1", port)) as connection:
         connection.sendall(data)
         connection.shutdown(socket.SHUT_WR)
@@ -117,7 +117,7 @@ def reply_to(port: int, data: bytes) -> bytes:
 
 
 def gone(port: int, data: bytes) -> None:
-    """A client that resets its connection."""
+    """Send this and reset the connection."""
     with socket.create_connection(("127.0.0.1", port)) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         connection.sendall(data)
@@ -157,7 +157,7 @@ def test_the_asyncio_broker_answers_and_uploads_when_it_ends(tmp_path: Path) -> 
         assert "error" in ask(put="orders", queue=0, body=5)
         assert ask(put="large", queue=0, body="x" * 100_000)["offset"] == 0
         assert "error" in json.loads(reply_to(port, b"[" * 20_000 + b"\n"))
-        with suppress(ConnectionError):  # the broker may end it before all is sent
+        with suppress(ConnectionError):  # the broker may hang up before all is sent
             reply_to(port, b"x" * (5 << 20))
         gone(port, b'{"pull": "orders", "queue": 0, "offset": 3, "wait": 0.01}\n')
         assert ask(pull="orders", queue=0, offset=3, wait=0.1)["bodies"] == []
@@ -205,7 +205,7 @@ def test_a_store_is_offloaded_to_s3_and_read_from_there(tmp_path: Path) -> None:
 
 @pytest.fixture
 def broker_conf(tmp_path: Path) -> Path:
-    """The settings of the broker that Java ran; its files are a copy."""
+    """The settings of the broker that Java ran, with a copy of its files."""
     shutil.copytree(GOLDEN / "tier-posix", tmp_path / "rocketmq")
     file = tmp_path / "broker.conf"
     file.write_text(

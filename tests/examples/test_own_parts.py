@@ -1,4 +1,4 @@
-"""The provider, the metadata store and the message store of the examples keep their contracts."""
+"""The examples' provider, metadata store and message store keep their contracts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def beside_the_examples(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def own(module: str, name: str) -> Any:
-    """A class of an example; it is imported as a user's own module is."""
+    """A class of an example, imported like a user's own module."""
     return getattr(__import__(module), name)
 
 
@@ -150,7 +150,7 @@ def test_each_is_small(module: str, most: int) -> None:
 
 
 def lines_of_code(source: str) -> int:
-    """Of its classes and functions; blank lines and comments aside."""
+    """The lines of its classes and functions, without blank lines and comments."""
     lines = source.splitlines()
     spans = [
         lines[node.lineno - 1 : node.end_lineno]

@@ -1,4 +1,4 @@
-"""What the README tells its reader to type works, and leaves nothing behind."""
+"""What the README tells readers to type works, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_the_commands_of_the_readme_end_well_and_find_the_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))  # the real one may have a store
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))  # the real home may have a store
     command, said = Command(capsys), []
 
     def run(words: list[str]) -> tuple[int, str]:
@@ -39,7 +39,7 @@ def test_the_commands_of_the_readme_end_well_and_find_the_message(
 def test_the_python_of_the_readme_is_short_small_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    taken: list[int] = []  # of the disk, when the code is done with it
+    taken: list[int] = []  # bytes on the disk when the code is done with them
 
     class Measured(tempfile.TemporaryDirectory[str]):
         def cleanup(self) -> None:

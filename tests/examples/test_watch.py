@@ -1,6 +1,6 @@
-"""A broker under load shows what the dashboard and the alerts ask for; and watching it ends.
+"""A broker under load shows what the dashboard and the alerts ask for, and `watch` ends.
 
-What Prometheus itself says of each query is asked where it is there: `make watch` brings it.
+If Prometheus is there, it is asked each query too; `make watch` installs it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.exporters.test_dashboard import METRICS, OF_THE_SCRAPE, read, rules
 
 PROMETHEUS = watch.find_prometheus(None) or ROOT / ".watch" / "usr" / "bin" / "prometheus"
 TURNS_MAX = 500
-# A broker that nothing has befallen does not have these: tests/exporters shows them.
+# A broker without trouble does not have these; tests/exporters covers them.
 OF_TROUBLE = {
     "rocketmq_tiered_store_get_message_fallback_total",
     "tieredstore_incomplete_key_answers_total",
@@ -71,7 +71,7 @@ def scraped(address: str) -> Samples:
 
 
 def missing(expression: str, samples: Samples) -> Iterator[str]:
-    """Metrics, labels and values of labels that are asked for, and not in a page of metrics."""
+    """Metrics, labels and label values that an expression asks for but no sample has."""
     named = read(expression)
     for name, labels in named.metrics:
         shown = {label for each in samples.get(name, ()) for label in each}
@@ -117,7 +117,7 @@ def test_what_is_not_in_a_scrape_is_missed() -> None:
 
 @contextmanager
 def watching(folder: Path, *words: str, path: str | None = None) -> Iterator[subprocess.Popen[str]]:
-    """All that it prints so far is up to "It ends"."""
+    """Run the example until it has printed everything up to "It ends"."""
     variables = environment(TMPDIR=str(folder))
     if path:
         variables["PATH"] = path

@@ -1,4 +1,4 @@
-"""The walk of the first hour sees what is wrong, and its page names only what there is."""
+"""The walk through the first hour notices errors, and its page names only what exists."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ def test_the_page_has_twelve_tasks_each_with_commands() -> None:
     for each in HOUR:
         kinds = [block.language for block in each.blocks]
         assert {"shell", "text"} <= set(kinds), each.title
-        assert kinds.index("shell") < kinds.index("text")  # what is told has a command before it
+        assert kinds.index("shell") < kinds.index("text")  # a command comes before its output
 
 
 def test_its_verbs_options_and_files_exist() -> None:
-    """All but the names that it shows to be taken still."""
+    """Except old names, which the page shows to be accepted still."""
     for each in HOUR:
         for block in each.blocks:
             for command in commands(block.text) if block.language == "shell" else ():

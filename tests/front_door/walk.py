@@ -1,12 +1,13 @@
 """`make front-door`: a newcomer's first hour, command by command, from docs/first-hour.md alone.
 
-    ```shell             run line by line; what ends with & runs until the end
-    ```text              what the commands of the block before say; … stands for anything
-    ```toml tier.toml    a file of the home; so is ```python program.py
+    ```shell             run line by line; a line that ends with & runs until the end
+    ```text              the output of the previous block's commands; … stands for anything
+    ```toml tier.toml    a file in the home; so is ```python program.py
 
-The home is empty but for the wheel of this checkout in an environment of its own, examples, pages,
-and a store that an older version wrote. It is gone in the end, with all that was started. What the
-wheel needs is borrowed from the checkout's environment: that its extras bring it, is not seen here.
+The home holds only an environment with this checkout's wheel, examples, pages, and a store that an
+older version wrote. At the end it is deleted, and everything started is stopped. The wheel's
+requirements come from the checkout's environment, so this does not check that the extras bring
+them.
 
     python -m tests.front_door.walk [--keep FOLDER]
 """
@@ -36,15 +37,15 @@ from tests.docs.pages import DOCS, ROOT, Block, blocks
 
 PAGE: Final = DOCS / "first-hour.md"
 OLD: Final = Path(__file__).parent / "golden" / "old"
-PORT: Final = "9000"  # of the page; here a free one takes its place
+PORT: Final = "9000"  # the page's port, replaced here by a free one
 COMMAND_SECONDS: Final = 600.0
 START_SECONDS: Final = 60.0
 END_SECONDS: Final = 30.0
 KEPT: Final = ("JAVA_HOME", "LANG", "LC_ALL")
 _HEADING = re.compile(r"^## +(.+)$", re.MULTILINE)
-_KEPT = re.compile(r"server-.*\.log|pytest-of-.*")  # ours, and what pytest keeps of its last runs
+_KEPT = re.compile(r"server-.*\.log|pytest-of-.*")  # our logs, pytest's last runs
 _ANYTHING = "…"
-_TURN = threading.Event()  # nobody sets it: waiting for it is waiting
+_TURN = threading.Event()  # never set: waiting for it is a sleep
 
 
 class Section(NamedTuple):
@@ -55,7 +56,7 @@ class Section(NamedTuple):
 
 
 class NotAsToldError(Exception):
-    """A command failed, or said something else than the page does."""
+    """A command failed, or printed something else than the page shows."""
 
 
 def sections(text: str) -> list[Section]:
@@ -64,7 +65,7 @@ def sections(text: str) -> list[Section]:
 
 
 def is_said(told: str, said: str) -> bool:
-    """Whether what was said is as told, from its first line to its last."""
+    """Whether the output is as the page tells, from the first line to the last."""
     lines = [
         r"(?:.*\n)*?"
         if line == _ANYTHING
@@ -75,7 +76,7 @@ def is_said(told: str, said: str) -> bool:
 
 
 class Home:
-    """A folder with nothing of its owner's, and what was started from there."""
+    """A home folder without files of the user, and the processes started there."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -101,7 +102,7 @@ class Home:
                 raise NotAsToldError(f"the page tells\n{block.text}and it says\n{said}")
 
     def run(self, command: Command) -> str:
-        """What it says to stdout and stderr."""
+        """Run the command and return what it writes to stdout and stderr."""
         line = command.line.replace(PORT, self._port)
         began = time.monotonic()
         if line.startswith("export "):
@@ -129,7 +130,7 @@ class Home:
         return said
 
     def _start(self, line: str) -> str:
-        """As a newcomer does, it goes on when the server is there."""
+        """Start a server and, like a newcomer, go on once it is there."""
         log = self.folder / "tmp" / f"server-{len(self._servers)}.log"
         with log.open("wb") as words:
             server = self._begin(line, words)
@@ -158,7 +159,7 @@ class Home:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """It, and all that it has started in its session."""
+    """End the process and everything in its session."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
     with suppress(subprocess.TimeoutExpired):
@@ -169,7 +170,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def furnish(folder: Path) -> None:
-    """What the page takes for granted."""
+    """Set up what the page takes for granted."""
     python, wheels = f"{folder}/venv/bin/python", folder / "tmp" / "wheels"
     _do("venv", "--without-pip", f"{folder}/venv")
     _do("hatchling", "build", "-t", "wheel", "-d", str(wheels))

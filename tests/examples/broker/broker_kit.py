@@ -1,4 +1,4 @@
-"""The example broker as its user runs it: a process of its own, killed or ended well."""
+"""The example broker as its user runs it: as its own process, killed or ended well."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import IO
 from tests.examples.broker.remoting import Remoting
 from tests.examples.example_kit import ROOT, environment
 
-# Small files that go as soon as the tier has them.
+# Small files that are deleted as soon as the tier has them.
 COLD = """
 [local]
 store_path = "{folder}/store"
@@ -61,7 +61,7 @@ class Running:
 
     @property
     def peak_bytes(self) -> int:
-        """The most memory that it ever had."""
+        """The most memory that it has ever used."""
         status = Path(f"/proc/{self.process.pid}/status").read_text(encoding="utf-8")
         (line,) = [line for line in status.splitlines() if line.startswith("VmHWM")]
         return int(line.split()[1]) * 1024
@@ -75,7 +75,7 @@ class Running:
 def running(
     folder: Path, *words: object, is_quiet: bool = True, **variables: str
 ) -> Iterator[Running]:
-    """It ends well, unless it was killed; and says nothing of errors, where it `is_quiet`."""
+    """Run a broker; check that it ends well unless killed and, if `is_quiet`, reports no errors."""
     if not words:
         words = ("--store", folder / "store", "--tier", f"posix:{folder}/tier", "--port", 0)
     command = [sys.executable, "-W", "error", "-m", "examples.broker", *map(str, words)]
@@ -112,7 +112,7 @@ def cold_config(folder: Path) -> Path:
 
 
 async def until(is_so: Callable[[], bool]) -> None:
-    """Let everybody else have a turn of the event loop for as long as it is not."""
+    """Give turns of the event loop to others until it is so."""
     loop = asyncio.get_running_loop()
     while not is_so():
         turn = loop.create_future()

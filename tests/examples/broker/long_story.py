@@ -1,14 +1,14 @@
-"""The long story of a client: messages of all shapes, a broker that dies under them, and all of it
-read back.
+"""The long story of a client: it sends messages of all shapes to a broker that dies meanwhile, and
+reads them back.
 
-The broker is killed while the client sends, and once gets an empty disk: then only what its tier
-holds has to be there. What is in the queues at the end is read by this module itself; what the
-client was told, and what it reads from the start, from an old offset, from a time and by key, has
-to be the same. A message is a line of fields:
+The broker is killed while the client sends, and once gets an empty disk, after which only what its
+tier held must be there. At the end this module itself reads the queues. What the client was told,
+and what it reads from the start, from an old offset, from a time and by key, must be the same. A
+message is a line of fields:
 
     number, queue, offset, SHA-256 of the body, tags, keys, the property "shape", other fields
 
-A "?" stands for what a client is not told.
+A "?" stands for a field that a client is not told.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ WAIT_SECONDS: Final = 120.0
 LATE_SECONDS: Final = 20.0
 ASKED_BY_CLIENT: Final = 3
 
-# Small files that go as soon as the tier has them. The port stays: clients come back to it.
+# Small files that are deleted once the tier has them. The port stays, as clients come back to it.
 SETTINGS: Final = """
 [local]
 store_path = "{folder}/store"
@@ -72,30 +72,30 @@ grpc_port = {grpc_port}
 
 
 class StoryClient(Protocol):
-    """A client that takes part."""
+    """A client that lives through the story."""
 
     @property
     def name(self) -> str: ...
 
     def produce(self, port: int, topic: str, first: int, count: int) -> Iterator[Line]:
-        """Send messages of these numbers until each is acknowledged; a line for each as it is."""
+        """Send each of these numbers until it is acknowledged, and then yield its line."""
 
     def read(
         self, port: int, topic: str, group: str, count: int, *, since: int | None = None
     ) -> list[Line]:
-        """So many messages, each once, from where the group is; of a new one from the second
-        `since` on, else from the start."""
+        """Read `count` messages, each once, from the group's offset on; a new group begins at the
+        second `since`, or else at the start."""
 
     def by_key(self, port: int, topic: str, key: str) -> list[Line] | None:
-        """None from a client that cannot ask."""
+        """The messages of a key; None if the client cannot ask for them."""
 
     def comparable(self, line: Line) -> Line:
-        """Without what this client cannot see."""
+        """The line without what this client cannot see."""
 
 
 @dataclass(kw_only=True)
 class LongStory:
-    """One client's story, in a folder of its own. `run` gives what was not so."""
+    """One client's story, in its own folder. `run` returns what went wrong."""
 
     client: StoryClient
     folder: Path
@@ -105,7 +105,7 @@ class LongStory:
     variables: dict[str, str] = field(default_factory=dict)
     tell: Callable[[str], None] = print
     file_bytes: int = 1 << 20
-    grpc: bool = False  # the broker listens for it too, at the next port
+    grpc: bool = False  # the broker also listens for gRPC, at the next port
     failures: list[str] = field(default_factory=list)
 
     def run(self) -> list[str]:
@@ -131,7 +131,7 @@ class LongStory:
                 own.create_topic(TOPIC, QUEUES)
             self.send_all()
             self.until_files_are_gone()
-            self.start_again()  # nothing is in memory
+            self.start_again()  # so nothing is in memory
             self.read_all()
         return self.failures
 
@@ -148,13 +148,13 @@ class LongStory:
         self.start()
 
     def move(self) -> None:
-        """The disk is gone, and what was not in the tier."""
+        """Lose the disk, with whatever was not in the tier."""
         self.broker.kill()
         self.life.close()
         kept = {line[0] for line in self.in_tier()}
         self.lost = {number for number in self.acknowledged if number not in kept}
         shutil.rmtree(self.folder / "store")
-        if not self.tier:  # a bucket's log is its catalogue, and a folder's is on the disk
+        if not self.tier:  # a folder's catalogue is on the disk; a bucket's is its log
             words = ("recover", "--config", str(self.config), "--apply")
             command = [sys.executable, "-m", "tieredstore", *words]
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
@@ -193,14 +193,14 @@ class LongStory:
         )
 
     def begin_groups(self) -> None:
-        """One notes where it is, and one reads what there is: messages that waited come later."""
+        """One group commits offsets and one reads what is there; delayed messages come later."""
         with self.own() as own:
             self.early = ends(own)
             for queue_id, end in enumerate(self.early):
                 begin_at(own, "early", TOPIC, queue_id, end)
             self.read_early = self.client.read(self.port, TOPIC, "steady", sum(self.early))
             wait_for(lambda: min(offsets(own, "steady")) > 0, "the group's offsets")
-        # Offsets are written every few seconds, and when the broker ends well.
+        # The broker writes offsets every few seconds, and when it ends well.
         self.life.close()
         self.start()
         with self.own() as own:
@@ -248,7 +248,7 @@ class LongStory:
         self.by_key(all_lines)
 
     def truth(self, lines: list[Line], begins: list[int], found_ends: list[int]) -> None:
-        """What was acknowledged is there, where the client was told."""
+        """Check that what was acknowledged is where the client was told."""
         offsets_of = Counter(line[1] for line in lines)
         self.require(
             begins == [0] * QUEUES
@@ -274,7 +274,7 @@ class LongStory:
         self.tell(f"    {len(lines) - len(there)} came twice: sent again after a kill")
 
     def by_key(self, lines: list[Line]) -> None:
-        """The tier's index follows its messages: after a start an answer may come late."""
+        """The tier's index lags behind its messages, so an answer may come late after a start."""
         failed = []
         some = lines[:: max(1, len(lines) // KEYS_ASKED)]
         with self.own() as own:
@@ -302,7 +302,7 @@ class LongStory:
         return any(int(line[0]) >= first for line in self.in_tier())
 
     def in_tier(self) -> list[Line]:
-        """What the tier itself has, by the broker's own catalogue."""
+        """What the tier itself has according to the broker's catalogue."""
         document = tomllib.loads(self.config.read_text(encoding="utf-8"))
         config = StoreConfig.from_mapping(document["tieredstore"]).with_env(self.variables)
         with TieredReader.open(config) as reader:
@@ -315,7 +315,7 @@ class LongStory:
     # -----------------------------------------------------------------------------------------
 
     def same(self, what: str, found: list[Line], wanted: list[Line]) -> None:
-        """Each message once: a client may be given one again, and prints it once."""
+        """Compare messages, each of which a client prints once, even if it gets it again."""
         left, right = self.compared(found), self.compared(wanted)
         missing, extra = Counter(right) - Counter(left), Counter(left) - Counter(right)
         self.require(
@@ -337,7 +337,7 @@ class LongStory:
 
 
 def agrees(told: Line, stored: Line) -> bool:
-    """What a client was told of a message, and the message."""
+    """Whether a message is what a client was told of it."""
     return all(left in ("?", right) for left, right in zip(told[:7], stored[:7], strict=True))
 
 
@@ -350,7 +350,7 @@ def line_of(found: Found) -> Line:
         str(found.queue_id),
         str(found.queue_offset),
         hashlib.sha256(body + padding.encode()).hexdigest(),
-        properties.get("TAGS") or "null",  # one client writes it empty, and reads it as none
+        properties.get("TAGS") or "null",  # one client writes an empty value for none
         properties.get("KEYS", "").strip(),
         properties["shape"],
     )
@@ -362,7 +362,7 @@ def messages_of_key(own: Remoting, key: str) -> list[Line]:
 
 
 def offset_at(own: Remoting, topic: str, queue_id: int, since: int | None) -> int:
-    """Of the first message since this second, or of all."""
+    """The offset of the first message since this second, or of the first of all."""
     asked: dict[str, Any] = {"topic": topic, "queueId": queue_id}
     if since is None:
         return int(own.ask(31, **asked).fields["offset"])
@@ -389,14 +389,14 @@ def begin_at(own: Remoting, group: str, topic: str, queue_id: int, offset: int) 
 
 
 def offsets(own: Remoting, group: str, topic: str = TOPIC) -> list[int]:
-    """-1 where there is none."""
+    """The group's offset in each queue, or -1 for none."""
     asked: dict[str, Any] = {"consumerGroup": group, "topic": topic, "setZeroIfNotFound": "false"}
     answers = [own.ask(14, queueId=queue_id, **asked) for queue_id in range(QUEUES)]
     return [int(answer.fields["offset"]) if not answer.code else -1 for answer in answers]
 
 
 def free_port() -> int:
-    """One whose next one is free too."""
+    """A free port whose successor is also free."""
     for _ in range(100):
         with socket.socket() as free, socket.socket() as following:
             free.bind(("127.0.0.1", 0))
@@ -417,9 +417,9 @@ def wait_for(is_so: Callable[[], bool], what: str, seconds: float = WAIT_SECONDS
 
 @contextmanager
 def a_bucket() -> Iterator[tuple[str, dict[str, str]]]:
-    """Settings of a tier in a new bucket of a server on this machine, and variables beside them.
+    """Settings and variables for a tier in a new bucket of a server on this machine.
 
-    Servers of one process share what is in them, so no name comes twice.
+    Servers of one process share their contents, so no name is used twice.
     """
     name = f"story-{uuid.uuid4()}"
     with moto_server() as (endpoint, _):
@@ -435,7 +435,7 @@ def a_bucket() -> Iterator[tuple[str, dict[str, str]]]:
 
 
 class OwnClient:
-    """Sends single messages and batches, many at a time, and again after its connection is lost."""
+    """Sends many single messages and batches at a time, and again after a lost connection."""
 
     name = "own"
     in_flight = 64
@@ -462,7 +462,7 @@ class OwnClient:
     def _round(
         self, connection: Remoting, topic: str, waiting: list[list[int]]
     ) -> Iterator[tuple[list[int], Line]]:
-        """Batches and, of every second batch's numbers, single messages."""
+        """Send batches, but the numbers of every second batch as single messages."""
         asked: list[tuple[list[int], list[int]]] = []
         coming = list(waiting)
         while coming or asked:
@@ -550,7 +550,7 @@ def properties_of(number: int) -> dict[str, str]:
 def acknowledged(number: int, queue_id: str, offset: str) -> Line:
     properties = properties_of(number)
     body = body_of(number) + properties.get("padding", "").encode()
-    # Of a message that waits the broker says where it waits.
+    # For a delayed message the broker names the place where it waits.
     return (
         str(number),
         *(("?", "?") if is_delayed(number) else (queue_id, offset)),

@@ -1,6 +1,6 @@
-"""A small remoting client of the tests: blocking sockets, and its own idea of the bytes.
+"""A small remoting client for tests, with blocking sockets and its own codec.
 
-It shares no code with the broker: what both get wrong in the same way would look right.
+It shares no code with the broker, as an error of both would look right.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Reply:
-    """An answer, or a request of the broker's."""
+    """An answer, or a request from the broker."""
 
     code: int
     opaque: int
@@ -31,7 +31,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class Found:
-    """A message as a client reads it from the bytes of a pull."""
+    """A message as a client reads it from a pull's bytes."""
 
     topic: str
     queue_id: int
@@ -80,7 +80,7 @@ def binary_frame(
 
 
 def read_frame(data: bytes) -> Reply:
-    """What follows the length of a frame."""
+    """Decode the part of a frame after its length."""
     (word,) = struct.unpack_from(">I", data)
     size = word & 0xFFFFFF
     header, body = data[4 : 4 + size], data[4 + size :]
@@ -114,7 +114,7 @@ def properties_text(properties: Mapping[str, str]) -> str:
 
 
 def read_messages(data: bytes) -> list[Found]:
-    """The records of an answer, one behind the other; hosts are of IPv4."""
+    """The records of an answer, one after the other; hosts are IPv4."""
     found = []
     at = 0
     while at < len(data):
@@ -154,7 +154,7 @@ def read_messages(data: bytes) -> list[Found]:
 
 
 class Remoting:
-    """One connection. Requests of the broker's that come meanwhile are in `heard`."""
+    """One connection. `heard` holds requests that the broker sends meanwhile."""
 
     def __init__(self, port: int, *, binary: bool = False) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=SECONDS)
@@ -238,7 +238,7 @@ class Remoting:
         sys_flag: int = 0,
         **properties: str,
     ) -> int:
-        """A send of version 2, with fields of one letter."""
+        """Send by version 2, whose fields have names of one letter."""
         return self.begin(
             310,
             body,

@@ -1,4 +1,4 @@
-"""A plugin that changes each message: to see that the broker passes none by."""
+"""A plugin that changes each message, which shows that the broker bypasses it for none."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tieredstore import AbstractPluginMessageStore, Message, PutResult
 
 
 class ShoutingStore(AbstractPluginMessageStore):
-    """Bodies in capital letters."""
+    """Puts bodies in capital letters."""
 
     def put_message(self, message: Message) -> PutResult:
         return super().put_message(replace(message, body=message.body.upper()))

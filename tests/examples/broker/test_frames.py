@@ -1,4 +1,4 @@
-"""Frames: what is sent is what is read, and no bytes bring the decoder down or fill memory."""
+"""Frames are read as they were sent, and no bytes crash the decoder or fill memory."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tests.examples.broker.remoting import binary_frame, json_frame, read_frame
 
 FIELDS = {"topic": "заказы", "queueId": "3", "i": "KEYS\x01a b\x02TAGS\x01t\x02", "empty": ""}
 FRAME_BYTES = 64 << 10
-MEMORY_BYTES = 1 << 20  # of a decoder, its frames and what is made of them
+MEMORY_BYTES = 1 << 20  # for a decoder, its frames and what is made of them
 
 
 def frames() -> list[bytes]:
-    """Of both kinds, with and without fields and body."""
+    """Frames of both kinds, with and without fields and body."""
     return [
         make(code, opaque, flag, fields, body)
         for make in (json_frame, binary_frame)
@@ -118,7 +118,7 @@ def test_a_header_has_so_many_fields_at_most(make: object) -> None:
 
 
 def mutated(dice: random.Random, whole: list[bytes]) -> bytes:
-    """Some frames behind each other, with some of their bytes changed, gone or added."""
+    """Some frames in a row, with some bytes changed, removed or added."""
     data = bytearray().join(dice.choices(whole, k=dice.randint(1, 3)))
     for _ in range(dice.randint(1, 4)):
         at = dice.randrange(len(data))
@@ -139,7 +139,7 @@ def mutated(dice: random.Random, whole: list[bytes]) -> bytes:
 
 
 def feed_mutated(count: int) -> None:
-    """What is held stays within the frame that is allowed, whatever the bytes claim."""
+    """The decoder never holds more than the largest allowed frame, whatever the bytes claim."""
     dice, whole = random.Random(17), frames()
     read = broken = 0
     tracemalloc.start()

@@ -1,7 +1,7 @@
-"""What the front for gRPC answers, request by request, over a socket of this machine.
+"""The gRPC front's answers, request by request, over a local socket.
 
-Skipped where grpcio and the messages of `rocketmq-python-client` are not installed: `make clients`
-has them.
+Skipped if grpcio or the messages of `rocketmq-python-client` are not installed; `make clients`
+has both.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ HOST = Host(b"\x7f\x00\x00\x01", 1)
 
 
 class Client:
-    """Calls by the names of methods."""
+    """Calls methods by their names."""
 
     def __init__(self, channel: Any, name: str = CLIENT) -> None:
         self._channel = channel
@@ -65,7 +65,7 @@ class Client:
         return await self.call("SendMessage", CALLS.SendMessageRequest(messages=messages))
 
     async def receive(self, queue_id: int = 0, **fields: Any) -> tuple[str, list[Any]]:
-        """The status, and messages."""
+        """Receive messages; return the status and the messages."""
         parts = [part async for part in self.call("ReceiveMessage", asking(queue_id, **fields))]
         assert parts[0].HasField("status")
         assert parts[-1].HasField("delivery_timestamp")
@@ -103,7 +103,7 @@ def asking(queue_id: int = 0, **fields: Any) -> Any:
 
 
 class Bench:
-    """A front over a store with one queue for a topic, unless told otherwise."""
+    """A front over a store whose topics have one queue unless a test says otherwise."""
 
     def __init__(self, folder: Path, *, creates: bool = True, **settings: Any) -> None:
         path = str(folder / "store")
@@ -609,7 +609,7 @@ def test_what_a_client_that_has_gone_was_to_get_others_get(tmp_path: Path) -> No
             await client.send(made(b"x" * (3 << 20)))
         call = client.call("ReceiveMessage", asking())
         assert (await call.read()).HasField("status")
-        call.cancel()  # what it has not read is more than a connection holds
+        call.cancel()  # more is unread than a connection holds
         found: list[Any] = []
         while len(found) < 12 - 2:
             found += (await client.receive(long_polling_timeout={"seconds": 1}))[1]

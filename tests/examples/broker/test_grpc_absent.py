@@ -1,4 +1,4 @@
-"""A broker without the packages that gRPC needs."""
+"""A broker without the packages for gRPC."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The long story with the tests' own client: quickly, and as long as `make clients` tells it."""
+"""The long story with the tests' own client: a short one, and one as long as in `make clients`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.examples.broker.long_story import LongStory, OwnClient, a_bucket
 
 
 def told_in_a_bucket(folder: Path, count: int, *, kills: int) -> list[str]:
-    """With a move to an empty disk."""
+    """Tell the story with a bucket, which includes a move to an empty disk."""
     with a_bucket() as (tier, variables):
         return LongStory(
             client=OwnClient(),

@@ -1,4 +1,4 @@
-"""Requests with odd fields and bodies: each is answered, none fails in the broker, memory stays."""
+"""Every request with odd fields or body is answered; none fails the broker or grows its memory."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ ODD_JSON: Final[tuple[Any, ...]] = (
 
 
 def odd(dice: random.Random) -> tuple[int, dict[str, Any], bytes]:
-    """A request with some fields gone or changed, and some of its body."""
+    """A request with some fields and some of its body removed or changed."""
     code, fields, body = dice.choice(REQUESTS)
     fields = dict(fields)
     for _ in range(dice.randint(0, 3) if fields else 0):
@@ -126,7 +126,7 @@ def odd(dice: random.Random) -> tuple[int, dict[str, Any], bytes]:
 
 
 def changed(dice: random.Random, found: Any) -> Any:
-    """The same, but for one value somewhere in it."""
+    """The same JSON with one value changed somewhere."""
     if not isinstance(found, (dict, list)) or not found or dice.random() < 0.2:
         return dice.choice(ODD_JSON)
     if isinstance(found, list):

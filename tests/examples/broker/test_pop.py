@@ -1,4 +1,4 @@
-"""What is out at consumers, without a store, a network or a clock."""
+"""Messages that consumers hold, tested without a store, a network or a clock."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def test_a_client_that_always_asks_for_another_time_holds_no_more() -> None:
 
 
 class Consumers(RuleBasedStateMachine):
-    """Any number of consumers against a list: each message is out, done, or never given."""
+    """Several consumers, against a list: each message is out, done or not given yet."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Messages that are popped from a store, tried again and buried, without any network."""
+"""Messages are popped from a store, retried and buried, without a network."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Body = Callable[["Bench"], Awaitable[None]]
 
 
 class Bench:
-    """A store, and consumers of one group."""
+    """A store and the consumers of one group."""
 
     def __init__(self, folder: Path, **settings: object) -> None:
         path = str(folder / "store")

@@ -1,4 +1,4 @@
-"""Which messages wait, where, and when they come out, by a clock that is an argument."""
+"""Which messages wait, where they wait, and when they come out; the clock is an argument."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ def test_a_queue_that_takes_no_puts_holds_up_no_other_and_nothing_comes_twice(
 
 
 async def come(storage: Storage, schedule: Schedule, folder: Path, count: int) -> list[bytes]:
-    """The bodies of the delayed messages, as soon as so many came out."""
+    """The bodies of the delayed messages once `count` have come out."""
     delays = Delays(storage, schedule, folder, lambda: 2**62)
     delays.load()
     running = asyncio.create_task(delays.run())

@@ -33,7 +33,7 @@ ORDERS = "Orders"
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """For stories that only need topics and groups of their own."""
+    """A broker for stories that need only their own topics and groups."""
     with running(tmp_path_factory.mktemp("broker"), is_quiet=False) as found:
         yield found
 
@@ -378,7 +378,7 @@ def test_consumers_of_a_group_hear_when_one_comes_or_goes(broker: Running) -> No
             second.heartbeat("two", "sharers", "Shared")  # nothing is new
             assert consumers(first, "sharers") == ["one", "two"]
             assert first.heard == []
-        first.hear(40)  # its connection has gone
+        first.hear(40)  # the second one's connection has ended
         assert consumers(first, "sharers") == ["one"]
         assert first.ask(35, clientID="one", consumerGroup="sharers").code == 0
         assert consumers(first, "sharers") == []
@@ -408,14 +408,14 @@ def test_a_queue_belongs_to_one_consumer_at_a_time(client: Remoting) -> None:
     assert ask(41, "one", 0, 1) == [0, 1]
     assert ask(41, "two", 1, 2) == [2]
     assert ask(41, "one", 0, 1) == [0, 1]
-    ask(42, "two", 0)  # is not its own
+    ask(42, "two", 0)  # this lock is not its own
     assert ask(41, "two", 0) == []
     ask(42, "one", 0)
     assert ask(41, "two", 0, 1) == [0]
 
 
 def test_a_delayed_message_comes_though_the_schedule_lost_its_end(tmp_path: Path) -> None:
-    """As a power cut leaves it: what was delivered is on disk, the queue's end is not."""
+    """A power cut leaves this state: the delivered offset is on disk, the queue's end is not."""
     kept = tmp_path / "store" / "config" / "delayOffset.json"
     kept.parent.mkdir(parents=True)
     kept.write_text('{"offsetTable":{1:5}}', encoding="utf-8")
@@ -425,14 +425,14 @@ def test_a_delayed_message_comes_though_the_schedule_lost_its_end(tmp_path: Path
 
 
 def test_of_a_batch_all_is_stored_or_nothing(client: Remoting) -> None:
-    # What the broker notes in a message that waits may be what does not fit any more.
+    # A message may become too large by the properties that the broker adds while it waits.
     nearly = {"DELAY": "1", "filler": "x" * (32_767 - len("DELAY_1_filler__"))}
     assert len(properties_text(nearly)) == 32_767
     client.send("Whole", 0, b"before")
     answer = client.send_batch("Whole", 0, [(b"small", {}), (b"large", nearly)])
     assert answer.code == 13, answer
     assert bodies(client.pull_all("Whole", 0)) == [b"before"]
-    for theirs in ("INNER_NUM", "INNER_MULTI_DISPATCH"):  # which no store takes from a producer
+    for theirs in ("INNER_NUM", "INNER_MULTI_DISPATCH"):  # no store accepts these from a producer
         answer = client.send_batch("Whole", 0, [(b"plain", {}), (b"odd", {theirs: "1"})])
         assert (answer.code, theirs in str(answer.remark)) == (13, True)
     assert bodies(client.pull_all("Whole", 0)) == [b"before"]
@@ -475,7 +475,7 @@ def test_only_the_message_that_is_named_is_sent_back(client: Remoting) -> None:
     client.send("Named-1", 0, b"two", UNIQ_KEY="N2")
     first, second = client.pull("Named-1", 0, 0)
     fields: dict[str, Any] = {"group": "named", "originTopic": "Named-1", "delayLevel": -1}
-    # As a record of a tier may say: the log offset is another message's.
+    # A record of a tier may say so: the log offset is another message's.
     assert client.ask(36, offset=first.log_offset, originMsgId="N2", **fields).code == 0
     assert bodies(client.pull("%DLQ%named", 0, 0)) == [b"two"]
     assert client.ask(36, offset=second.log_offset + 1, originMsgId="N9", **fields).code == 1
@@ -520,8 +520,8 @@ def test_what_is_not_known_is_answered_as_that(client: Remoting) -> None:
     for code in (999, 37, 39, -1, 400):
         answer = client.ask(code)
         assert (answer.code, answer.remark) == (3, f"request code {code} is not supported")
-    client.begin(37, frame_flag=2)  # a client does not wait for the end of a transaction
-    assert client.ask(11).code == 1  # no field at all
+    client.begin(37, frame_flag=2)  # a client does not wait for a transaction's end
+    assert client.ask(11).code == 1  # without any field
     assert client.ask(34, b"{").code == 1
     assert client.ask(34, b"[]").code == 1
     assert client.ask(41, b'{"consumerGroup":"g","clientId":"c","mqSet":[{}]}').code == 1
@@ -564,7 +564,7 @@ def test_a_client_that_reads_slowly_costs_little(
         before = broker.peak_bytes
         with broker.client() as slow:
             slow.socket.settimeout(1)
-            with suppress(TimeoutError):  # nor does the broker read on
+            with suppress(TimeoutError):  # the broker stops reading
                 for number in range(20_000):  # half a GB of answers, or more
                     if asks == "pulls":
                         slow.begin_pull("Slow", 0, number % 64)
@@ -676,7 +676,7 @@ def test_after_a_kill_all_that_was_acknowledged_is_there(tmp_path: Path) -> None
                     assert answer.code == 0
                     acknowledged[queue, int(answer.fields["queueOffset"])] = body
             except OSError:
-                pass  # it was killed
+                pass  # the broker was killed
             broker.process.wait()
     assert len(acknowledged) >= 3_000
     with running(tmp_path) as broker, broker.client() as client:
@@ -721,7 +721,7 @@ def test_messages_whose_files_have_gone_come_from_the_tier(tmp_path: Path) -> No
             fields: dict[str, Any] = {"group": "cold", "originTopic": "Cold", "originMsgId": "U7"}
             assert client.ask(36, offset=found[7].log_offset, delayLevel=-1, **fields).code == 0
             assert client.pull("%DLQ%cold", 0, 0)[-1].body == sent[7][0]
-            # A new group of an old queue: its client says whether it wants all of it.
+            # For a new group of an old queue, the client decides whether to read all of it.
             assert client.ask(14, consumerGroup="new", topic="Cold", queueId=0).code == 22
 
         check(client)
@@ -740,7 +740,7 @@ def test_a_message_that_waits_outlives_the_file_it_is_in(tmp_path: Path) -> None
         client.create_topic("Waiting", 1)
         until = time.monotonic() + 60
         sent = 0
-        while (log / f"{0:020d}").exists() or not sent:  # it goes: nobody needs it
+        while (log / f"{0:020d}").exists() or not sent:  # until nobody needs it
             assert time.monotonic() < until
             client.send("Others", 0, b"x" * 1_000)
             sent += 1
@@ -753,7 +753,7 @@ def test_a_message_that_waits_outlives_the_file_it_is_in(tmp_path: Path) -> None
             client.send("Others", 0, b"x" * 1_000)
         assert bodies(client.pull("Waiting", 0, 0, wait_ms=60_000)) == [b"patient"]
         until = time.monotonic() + 60
-        while len(list(log.iterdir())) > 2:  # nothing else is kept for it
+        while len(list(log.iterdir())) > 2:  # no other file is kept for the message
             assert time.monotonic() < until
 
 

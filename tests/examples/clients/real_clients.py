@@ -1,13 +1,14 @@
-"""Clients that nobody here wrote, against the example broker: `make clients`.
+"""Third-party clients against the example broker: `make clients`.
 
-Apache's for Java, npm's `ali-ons` and PyPI's `rocketmq`, which wraps the one for C++; and over gRPC
-PyPI's `rocketmq-python-client` and npm's `rocketmq-client-nodejs`. Each sends
-messages of all shapes and reads them back. Then the local files go, the broker is killed, and each
-reads what each has sent from the tier: bodies, tags, keys, properties and offsets are equal. And
-each lives through the long story, in which the broker dies while it sends, and loses its disk.
+These are Apache's for Java, npm's `ali-ons` and PyPI's `rocketmq`, which wraps the C++ client; and
+over gRPC PyPI's `rocketmq-python-client` and npm's `rocketmq-client-nodejs`. Each sends messages of
+all shapes and reads them back. Then the local files are deleted, the broker is killed, and each
+client reads from the tier what every client has sent: bodies, tags, keys, properties and offsets
+must be equal. Each also lives through the long story, in which the broker dies while the client
+sends, and loses its disk.
 
-They are set up in `.clients`; what cannot be is left out, and said. It ends with 1 where a client
-finds something else than was sent.
+The clients are set up in `.clients`; one that cannot be set up is reported and left out. The
+program exits with 1 if a client finds something else than was sent.
 """
 
 from __future__ import annotations
@@ -51,31 +52,31 @@ RPC_CLIENT: Final = "rocketmq-python-client==5.1.2"
 STUBS: Final = PLACE / "stubs"
 ATTEMPTS: Final = 3
 ORDERED: Final = 90
-# What its text ends at a zero byte of: Python's client sees no further.
+# Shapes with zero bytes, at the first of which Python's client ends a body.
 BINARY: Final = frozenset({"random", "tiny"})
 
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """How to set one up, and how to run our program on it."""
+    """How to set a client up, and how to run our program with it."""
 
     name: str
     what: str
     set_up: Callable[[], None]
     command: tuple[str, ...]
     variables: Mapping[str, str]
-    reads: str  # the word for reading all with a group
+    reads: str  # the mode that reads everything with a group
     sees_zeros: bool = True
-    begins: bool = True  # says where a new group begins
+    begins: bool = True  # can say where a new group begins
     asks_by_key: bool = False
-    speaks_grpc: bool = False  # to the next port
+    speaks_grpc: bool = False  # at the next port
 
     def run(self, port: int, mode: str, *words: object) -> list[Line]:
-        """The lines that it prints; raises RuntimeError where it fails."""
+        """Run it and return the lines that it prints; raise RuntimeError if it fails."""
         return list(self.lines(port, self.reads if mode == "read" else mode, *words))
 
     def lines(self, port: int, mode: str, *words: object) -> Iterator[Line]:
-        """The same, each when it is printed."""
+        """Run it and yield each line as it is printed."""
         log = PLACE / f"{self.name}.log"
         with (
             open(log, "w", encoding="utf-8") as errors,
@@ -135,7 +136,7 @@ class Client:
         return self.run(port, "key", topic, key) if self.asks_by_key else None
 
     def comparable(self, line: Line) -> Line:
-        """Without ids, which only some print, and the queue: one is not told where it sent to."""
+        """The line without ids, which only some print, and its queue, which one is not told."""
         found = [line[0], "?", *line[2:7]]
         if not self.sees_zeros and line[6] in BINARY:
             found[3] = "?"
@@ -143,7 +144,7 @@ class Client:
 
 
 def begin_new_group(own: Remoting, topic: str, group: str, since: int | None) -> None:
-    """For a client that would begin a new one at the end."""
+    """Set the offsets of a new group for a client that would begin it at the end."""
     for queue_id, offset in enumerate(offsets(own, group, topic)):
         if offset < 0:
             begin_at(own, group, topic, queue_id, offset_at(own, topic, queue_id, since))
@@ -208,7 +209,7 @@ def set_up_grpc_node() -> None:
 
 
 def set_up_stubs() -> None:
-    """What the broker needs for gRPC, apart from its own environment."""
+    """Install what the broker needs for gRPC outside its environment."""
     if not (STUBS / "done").exists():
         STUBS.mkdir(parents=True, exist_ok=True)
         pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-input", "--upgrade")
@@ -250,7 +251,7 @@ CLIENTS: Final = (
         "PyPI rocketmq-python-client 5.1.2",
         set_up_grpc_python,
         (str(PLACE / "grpc_python" / "bin" / "python"), str(HERE / "grpc_python" / "client.py")),
-        {"HOME": str(PLACE / "grpc_python")},  # it writes a log there
+        {"HOME": str(PLACE / "grpc_python")},  # the client writes a log there
         "push",
         begins=False,
         speaks_grpc=True,
@@ -306,14 +307,14 @@ def is_set_up(client: Client) -> bool:
 
 
 def variables(clients: list[Client]) -> dict[str, str]:
-    """Of a broker for these."""
+    """The environment variables of a broker for these clients."""
     if not any(client.speaks_grpc for client in clients):
         return {}
     return {"PYTHONPATH": os.pathsep.join([environment()["PYTHONPATH"], str(STUBS)])}
 
 
 def config_in(folder: Path, clients: list[Client], more: str = "") -> Path:
-    """Files that hold the largest message, and the port for gRPC where it is spoken."""
+    """Settings with files that fit the largest message, and a gRPC port if a client needs one."""
     config, port = cold_config(folder), free_port()
     grpc_port = port + 1 if any(client.speaks_grpc for client in clients) else -1
     text = config.read_text(encoding="utf-8").replace("= 65536", "= 1048576")
@@ -323,7 +324,7 @@ def config_in(folder: Path, clients: list[Client], more: str = "") -> Path:
 
 
 def story(clients: list[Client], folder: Path) -> list[str]:
-    """What went wrong."""
+    """Let the clients send and read; return what went wrong."""
     failures: list[str] = []
     sent: dict[str, list[Line]] = {}
     groups = ", ".join(f"{client.name}-ordered" for client in clients)
@@ -381,7 +382,7 @@ def java(
     sent: Mapping[str, list[Line]],
     check: Callable[..., None],
 ) -> None:
-    """What only Apache's client can: orderly, lite pull, and looking up."""
+    """Check what only Apache's client can do: orderly reads, lite pull and look-ups."""
     client = next((each for each in clients if each.name == "java"), None)
     if client is None:
         return
@@ -403,7 +404,7 @@ def java(
 
 
 def pops(client: Client, broker: Running, sent: list[Line], check: Callable[..., None]) -> None:
-    """What consumers do over gRPC alone: ask for messages, keep their order, fail until the end."""
+    """Check what consumers do only over gRPC: ask for messages, keep their order, fail for good."""
     name, port = client.name, broker.port
     lines = client.run(port, "simple", topic(name), f"{name}-simple", COUNT)
     check(f"{name} reads all, asking for it", lines, sent, reader=client)
@@ -425,7 +426,7 @@ def pops(client: Client, broker: Running, sent: list[Line], check: Callable[...,
 
 
 def through_a_kill(client: Client, folder: Path) -> list[str]:
-    """The broker dies under a consumer, and comes back: it goes on, and misses nothing."""
+    """The broker dies under a consumer and returns; the consumer goes on and misses nothing."""
     config = config_in(folder, [client])
     name, found = topic(client.name), []
     with ExitStack() as life:
@@ -438,7 +439,7 @@ def through_a_kill(client: Client, folder: Path) -> list[str]:
         broker = start()
         with broker.client() as own:
             own.create_topic(name, 4)
-        port = broker.port  # which stays
+        port = broker.port  # the next broker has the same
         sent = client.run(port, "produce", name, COUNT)
         for line in client.lines(port, "push", name, "steadfast", COUNT):
             found.append(line)
@@ -458,7 +459,7 @@ def topic(name: str) -> str:
 
 
 def topic_of(client: Client, broker: Running) -> list[Line]:
-    """What the client has sent to a topic of its own, which it may have to be made first."""
+    """Make the client's own topic, and return what the client sends to it."""
     if client.name == "java":
         client.run(broker.port, "create", topic(client.name), 4)
     else:
@@ -474,7 +475,7 @@ def comparable(lines: list[Line], reader: Client) -> list[Line]:
 
 
 def until_offsets_are_kept(folder: Path, names: list[str]) -> None:
-    """The broker writes them every few seconds."""
+    """Wait for the broker, which writes offsets every few seconds."""
     path = folder / "store" / "config" / "consumerOffset.json"
 
     def all_kept() -> bool:

@@ -1,8 +1,7 @@
-"""PyPI's `rocketmq-python-client`, which speaks gRPC, as a program: a line of fields for each
-message.
+"""PyPI's `rocketmq-python-client`, which speaks gRPC, as a program that prints a line per message.
 
-Number, queue, offset, SHA-256 of the body and the property "padding", tags, keys, the property
-"shape".
+The fields are number, queue, offset, SHA-256 of the body and the property "padding", tags, keys and
+the property "shape".
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ from rocketmq import (
 SHAPES = ("plain", "large", "random", "unicode", "untagged", "tiny", "long")
 SECONDS = 120
 INVISIBLE_SECONDS = 60
-GROUPS = 3  # of messages that keep their order
+GROUPS = 3  # message groups, each of which keeps its order
 
 _NEVER = threading.Event()
 _from_protobuf = Message.fromProtobuf
 
 
 def from_protobuf(self: Any, message: Any) -> Any:
-    """The client does not say where a message was, though it is told."""
+    """Keep a message's place, which the client is told but does not expose."""
     system = message.system_properties
     self.place = system.queue_id, system.queue_offset
     return _from_protobuf(self, message)
@@ -95,7 +94,7 @@ def line_of(message: Any) -> str:
 def send(
     address: str, topic: str, first: int, count: int, *, shape: str = "", delays: bool = False
 ) -> None:
-    """Each until it is acknowledged, and its line at once."""
+    """Send each message until it is acknowledged, then print its line at once."""
     producer = Producer(configuration(address), (topic,))
     producer.startup()
     for number in range(first, first + count):
@@ -118,7 +117,7 @@ def until_sent(producer: Any, message: Any) -> int:
 
 
 class Taken(MessageListener):  # type: ignore[misc]
-    """Prints what is consumed, each message once, as it comes, and is done after so many."""
+    """Prints each consumed message once, as it comes, and is done after `count` of them."""
 
     def __init__(self, count: int) -> None:
         self._places: set[tuple[int, int]] = set()
@@ -137,7 +136,7 @@ class Taken(MessageListener):  # type: ignore[misc]
 
 
 class Failed(Taken):
-    """Consumes none, prints its attempts, and is done after so many."""
+    """Fails every message, prints each attempt, and is done after `count` attempts."""
 
     attempts = 0
 
@@ -156,8 +155,8 @@ def push(address: str, topic: str, group: str, tags: str, taken: Taken) -> None:
     consumer.startup()
     taken.is_done.wait(SECONDS)
     if isinstance(taken, Failed):
-        _NEVER.wait(3)  # what has failed too often is buried when the group asks for more
-    consumer.shutdown()  # which waits for those under way
+        _NEVER.wait(3)  # a message that failed too often is buried when the group asks for more
+    consumer.shutdown()  # waits for the messages in progress
 
 
 def simple(address: str, topic: str, group: str, tags: str, taken: Taken) -> None:

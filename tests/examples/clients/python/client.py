@@ -1,7 +1,7 @@
-"""PyPI's `rocketmq`, over the C++ client, as a program: a line of fields for each message.
+"""PyPI's `rocketmq`, which wraps the C++ client, as a program that prints a line per message.
 
-Number, queue, offset, SHA-256 of the body and the property "padding", tags, keys, the property
-"shape".
+The fields are number, queue, offset, SHA-256 of the body and the property "padding", tags, keys and
+the property "shape".
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ def produce(address: str, topic: str, count: int) -> None:
 
 
 def send(address: str, topic: str, first: int, count: int) -> None:
-    """Each until it is acknowledged, and its line at once: alone, and every second five in a batch.
+    """Send each message until it is acknowledged, then print its line at once.
 
-    A batch says the offset of its first message.
+    Every second five messages go in a batch, which reports the offset of its first message.
     """
     producer = Producer("python_producers")
     producer.set_namesrv_addr(address)
