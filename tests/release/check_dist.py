@@ -1,12 +1,12 @@
-"""`make dist`: an sdist and a wheel, looked at, and installed where nothing else is.
+"""`make dist`: builds an sdist and a wheel, checks them, and installs them in empty environments.
 
     python -m tests.release.check_dist
 
-Each Python from 3.11 to 3.14 that is here gets two empty environments: one with the newest
-versions of what the wheel asks for, and one with the lowest that it allows. In both
-tests/release/smoke.py runs. At last a pip of 2023 installs the extra `s3`, and is timed.
+Each Python from 3.11 to 3.14 on this machine gets two empty environments: one with the newest
+versions of the wheel's requirements, and one with the lowest that it allows. tests/release/smoke.py
+runs in both. Finally a pip of 2023 installs the extra `s3`, and is timed.
 
-uv and twine come into an environment of their own, in build/dist.
+uv and twine get their own environment in build/dist.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DIST, BUILD = ROOT / "dist", ROOT / "build" / "dist"
 BIN: Final = BUILD / "tools" / "bin"
 TOOLS: Final = ("uv>=0.9", "twine>=6.2")
 PYTHONS: Final = ("3.11", "3.12", "3.13", "3.14")
-# Those of users, but for Spark, which has tests of its own with Java beside it.
+# The extras for users, without Spark, which has its own tests with Java.
 EXTRAS: Final = (
     "cli",
     "s3",
@@ -64,7 +64,7 @@ def main() -> int:
 
 
 def look_at(wheel: Path) -> None:
-    """What is in it, and whether the changelog knows the release."""
+    """Check the wheel's content, and that the changelog has the release."""
     version = wheel.name.split("-")[1]
     if is_release(version, (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")):
         say(f"{version} is a release")
@@ -76,7 +76,7 @@ def look_at(wheel: Path) -> None:
 
 
 def is_release(version: str, changes: str) -> bool:
-    """Whether this is the version of a tag; SystemExit where the changelog does not know it."""
+    """Whether a tag has this version; raise SystemExit if the changelog lacks the release."""
     if ".dev" in version or version == "0.0":
         return False
     if not re.search(rf"^## \[{re.escape(version)}\] - \d{{4}}-\d\d-\d\d$", changes, re.MULTILINE):
@@ -85,11 +85,11 @@ def is_release(version: str, changes: str) -> bool:
 
 
 def install(wheel: Path, version: str, resolution: str, endpoint: str) -> None:
-    """What the wheel asks for, in an empty environment; then the smoke test in it."""
+    """Install the wheel with its requirements in an empty environment, and run the smoke test."""
     named = f"Python {version}, {resolution.partition('-')[0]} dependencies"
     python = next(pythons(version), None)
     chosen = BUILD / f"{version}-{resolution}.txt"
-    # Only wheels: what a Python has none of is no version that its users get.
+    # Only wheels, as users of a Python do not get versions without a wheel for it.
     asked = ["--resolution", resolution, "--only-binary", ":all:", "--python-version", version]
     asked += [word for extra in EXTRAS for word in ("--extra", extra)]
     uv("pip", "compile", "--quiet", "pyproject.toml", *asked, "--output-file", str(chosen))
@@ -115,17 +115,17 @@ def install(wheel: Path, version: str, resolution: str, endpoint: str) -> None:
 
 
 def pythons(version: str) -> Iterator[str]:
-    """Interpreters of this version: those of the search path, then pyenv's."""
+    """Interpreters of this version: first from the search path, then pyenv's."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
     found = shutil.which(f"python{version}")
     for each in [found, *sorted(pyenv.glob(f"{version}.*/bin/python{version}"))]:
-        # One in the path may be a shim of pyenv that only says where to look.
+        # One in the path may be a pyenv shim that only says where to look.
         if each and subprocess.run([each, "-V"], capture_output=True, check=False).returncode == 0:
             yield str(each)
 
 
 def by_an_old_pip(wheel: Path) -> int:
-    """Have it install the extra s3 where nothing is, with nothing kept from before."""
+    """Let an old pip install the extra s3 in an empty environment, without a cache."""
     place = BUILD / "old-pip"
     subprocess.run([sys.executable, "-m", "venv", str(place)], check=True)
     pip = [str(place / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]

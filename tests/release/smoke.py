@@ -1,9 +1,9 @@
-"""What an environment has to do that has the wheel and nothing of this checkout.
+"""The smoke test of an environment that has the wheel and nothing of this checkout.
 
     python -I tests/release/smoke.py ENDPOINT
 
-Every module is imported; messages are put, offloaded and found again, in a folder and in buckets of
-the S3 server at ENDPOINT, and the command looks, checks and exports. The last line says with what.
+It imports every module, puts, offloads and finds messages, in a folder and in buckets of the S3
+server at ENDPOINT, and lets the command look, check and export. The last line names the versions.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tieredstore.providers.s3_admin import create_bucket
 from tieredstore.providers.s3_settings import ObjectStoreSettings
 
 MESSAGES: Final = 100
-# They need pyspark, or pytest and hypothesis.
+# These need pyspark, or pytest and hypothesis.
 ELSEWHERE: Final = ("tieredstore.spark", "tieredstore.testing", "tieredstore.cli.submit")
 SHOWN: Final = ("numpy", "fsspec", "msgspec", "pyarrow", "s3fs", "botocore", "obstore", "typer")
 KEY: Final = "order-7"

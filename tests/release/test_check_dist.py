@@ -1,4 +1,4 @@
-"""What `make dist` asks before it builds environments; these themselves take minutes."""
+"""The checks of `make dist` before it builds environments, which takes minutes."""
 
 from __future__ import annotations
 
