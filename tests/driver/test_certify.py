@@ -36,7 +36,7 @@ class IgnoresConditions(ObjectClientWrapper):
 
 
 class IgnoresThemAtTheEndOfUploads(ObjectClientWrapper):
-    """Like some stores that honour conditions for an object put in one request."""
+    """Like some stores, honours conditions only for an object in one request."""
 
     def put_stream(self, key: str, blocks: Iterable[Buffer], **options: Any) -> ObjectFacts | None:
         return self.inner.put_stream(key, blocks, **{**options, "if_absent": False})

@@ -28,7 +28,7 @@ from tieredstore.testing.object_client_contract import ObjectClientContract
 
 RATES = (0.01, 0.1, 0.5)
 POLICY = RetryPolicy()
-# A client cannot see that a listing lags; tests of those who rely on listings cover that.
+# A client cannot see that a listing lags; only those who rely on listings notice.
 SEEN = [fault for fault in ObjectFault if fault is not ObjectFault.STALE_LISTING]
 
 

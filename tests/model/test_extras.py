@@ -20,7 +20,8 @@ EXTRAS = {
     name: {Requirement(each).name for each in wanted}
     for name, wanted in PROJECT["optional-dependencies"].items()
 }
-# What a user imports or calls, the package that it needs, and that package's name on PyPI.
+# What a user imports, the package that it needs, and the extra that brings this package; then
+# the packages that have another name on PyPI.
 NEEDS = {
     "import tieredstore.jobs.export": ("pyarrow", "jobs"),
     "from tieredstore.spark import load": ("pyspark", "spark"),

@@ -111,7 +111,7 @@ def test_the_bucket_is_in_the_host_s_name_or_in_the_path(
 def test_a_tier_is_written_to_once_the_store_has_proved_itself(
     moto: tuple[str, Door], name: str
 ) -> None:
-    """The default, `certify = require`, checks the store once and keeps its verdict there."""
+    """The default `certify = require` checks the store once and keeps the verdict in the bucket."""
     endpoint, door = moto
     settings = new_settings(endpoint, name)
     config = StoreConfig(

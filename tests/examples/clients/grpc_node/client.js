@@ -47,7 +47,7 @@ function line(message, queue, offset) {
     message.tag || 'null', message.keys.join(' '), properties.get('shape') ].join('\t');
 }
 
-// Each until it is acknowledged, and its line at once.
+// Send each message until it is acknowledged, then print its line at once.
 async function send(first, count, shape, delays) {
   const producer = new Producer({ ...options, topics: [ topic ] });
   await producer.startup();
@@ -74,10 +74,10 @@ async function send(first, count, shape, delays) {
   await producer.shutdown();
 }
 
-// The client does not say which queue a message was in; the broker's handles do.
+// The client does not say which queue a message was in, but the broker's handles do.
 const queueOf = message => message.receiptHandle.split('.')[0];
 
-// Prints what is consumed, each message once, as it comes.
+// Print each consumed message once, as it comes.
 function taking(count) {
   const places = new Set();
   let done;
@@ -138,7 +138,7 @@ async function main() {
   return push(group, Number(count), tags, mode === 'fail');
 }
 
-// What was printed is flushed first: leaving does not wait for a pipe.
+// Flush the output first, as an exit does not wait for a pipe.
 main().then(() => process.stdout.write('', () => process.exit(0)), error => {
   console.error(error);
   process.exit(1);

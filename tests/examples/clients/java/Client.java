@@ -85,7 +85,7 @@ public class Client {
         producer.shutdown();
     }
 
-    /** Some of them have to wait. */
+    /** Some of them are delayed. */
     private static Message messageOfStory(String topic, int number) {
         if (!isDelayed(number)) {
             return message(topic, number);
@@ -168,7 +168,7 @@ public class Client {
         producer.shutdown();
     }
 
-    /** Each until it is acknowledged, and its line at once: alone, in batches, and side by side. */
+    /** Sends each until it is acknowledged, and prints its line: alone, in batches, in parallel. */
     private static void send(String topic, int first, int count) throws Exception {
         DefaultMQProducer producer = producer();
         int number = first;
@@ -228,7 +228,7 @@ public class Client {
         });
     }
 
-    /** Of one that waits the broker says where it waits. */
+    /** For a delayed one the broker names the place where it waits. */
     private static String told(Map.Entry<Message, SendResult> sent) {
         Message message = sent.getKey();
         String[] fields = line(message, sent.getValue()).split("\t");
@@ -252,7 +252,7 @@ public class Client {
         }
     }
 
-    /** A group that is new begins at `since`, a second as yyyyMMddHHmmss, if there is one. */
+    /** A new group begins at `since`, if given: a second as yyyyMMddHHmmss. */
     private static void push(String topic, String group, int count, String tags, String since,
         boolean orderly) throws Exception {
         DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(group);
@@ -292,7 +292,7 @@ public class Client {
         }
     }
 
-    /** The first delivery of a message fails; it prints how often each came. */
+    /** Fails the first delivery of each message, and prints how often each came. */
     private static void retry(String topic, String group) throws Exception {
         DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(group);
         consumer.setNamesrvAddr(address);
@@ -335,7 +335,7 @@ public class Client {
         found.values().forEach(OUT::println);
     }
 
-    /** By key, by id, by time and the ends of queues, as a client's own calls have them. */
+    /** Looks up by key, id and time, and the ends of queues, with the client's own calls. */
     private static void look(String topic, String key, String id) throws Exception {
         DefaultMQProducer producer = producer();
         long now = System.currentTimeMillis();

@@ -60,9 +60,9 @@ async function produce(count) {
   await producer.close();
 }
 
-// Each until it is acknowledged, and its line at once: fifty at a time.
+// Send each message until it is acknowledged, then print its line at once; fifty at a time.
 async function send(first, count) {
-  // By itself it sends a body again that it has compressed already.
+  // The client's own retry would send a body that it has already compressed.
   const producer = new Producer({ ...options, producerGroup: 'node_producers',
     retryTimesWhenSendFailed: 0 });
   await producer.ready();
@@ -91,7 +91,7 @@ async function send(first, count) {
   await producer.close();
 }
 
-// A group that is new begins at `since`, a second as yyyyMMddHHmmss, if there is one.
+// A new group begins at `since`, if given: a second as yyyyMMddHHmmss.
 async function consume(group, count, tags, since) {
   const from = since ?
     { consumeFromWhere: 'CONSUME_FROM_TIMESTAMP', consumeTimestamp: since } :
@@ -113,7 +113,7 @@ async function consume(group, count, tags, since) {
 const work = mode === 'produce' ? produce(Number(rest[0])) :
   mode === 'send' ? send(Number(rest[0]), Number(rest[1])) :
     consume(rest[0], Number(rest[1]), rest[2], rest[3]);
-// What was printed is flushed first: leaving does not wait for a pipe.
+// Flush the output first, as an exit does not wait for a pipe.
 work.then(() => process.stdout.write('', () => process.exit(0)), error => {
   console.error(error);
   process.exit(1);

@@ -14,8 +14,8 @@ import org.apache.rocketmq.remoting.protocol.body.ConsumerOffsetSerializeWrapper
 import org.apache.rocketmq.remoting.protocol.body.TopicConfigSerializeWrapper;
 
 /**
- * Consumer offsets and topics in a broker's folder `config`, loaded, told and, with "change", changed
- * and persisted: each offset grows by 1000, and one topic more is there.
+ * Loads and prints consumer offsets and topics of a broker's folder `config`. With "change" it also
+ * changes and persists them: each offset grows by 1000, and a topic is added.
  *
  * Files are handled by RocketMQ's ConfigManager, text by the serializers of its broker's two managers.
  */

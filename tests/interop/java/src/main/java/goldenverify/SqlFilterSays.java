@@ -16,10 +16,10 @@ import org.apache.rocketmq.filter.expression.EvaluationContext;
 import org.apache.rocketmq.filter.expression.Expression;
 
 /**
- * What RocketMQ's filter says of SQL92 expressions, one JSON object a line:
+ * Prints the verdicts of RocketMQ's filter on SQL92 expressions, one JSON object a line:
  * {"sql": …, "properties": [{…}, …]} becomes {"valid": …, "taken": [true, false, …]}.
  *
- * An expression is evaluated as ExpressionMessageFilter.isMatchedByCommitLog does it.
+ * It evaluates an expression as ExpressionMessageFilter.isMatchedByCommitLog does.
  */
 public final class SqlFilterSays {
     private SqlFilterSays() {
