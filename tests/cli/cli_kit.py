@@ -73,7 +73,7 @@ class Command:
 def started(
     *words: object, stdin: int | None = None, stdout: int = subprocess.PIPE
 ) -> subprocess.Popen[bytes]:
-    """`tieredstore` in a process of its own."""
+    """`tieredstore` in its own process."""
     return subprocess.Popen(
         [sys.executable, "-c", _RUN, *map(str, words)],
         cwd=ROOT,

@@ -166,7 +166,7 @@ def test_a_terminal_has_one_line_that_is_redrawn_and_taken_away() -> None:
     assert watched.out.getvalue().endswith("\r\x1b[K")
     length = len(watched.out.getvalue())
     watched.work.make_room()
-    watched.pass_time(FIRST_SECONDS - 0.25)  # no line is drawn between rows
+    watched.pass_time(FIRST_SECONDS - 0.25)  # no line follows a row so soon
     assert len(watched.out.getvalue()) == length
 
 

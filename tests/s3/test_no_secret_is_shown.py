@@ -214,7 +214,7 @@ def test_a_verb_that_does_its_work_shows_no_key(
     caplog.set_level(logging.DEBUG)
     for number, name in enumerate(ON_A_TIER):
         bench = ready(command, tmp_path / str(number), name)
-        # The row of `expire` names a file of its own.
+        # The row of `expire` names its own file.
         tier = [] if "--config" in bench.words(name) else given
         for words in ((), ("--json",)):
             if not words or name in ("topics", "report", "catalogue show", "cost"):
