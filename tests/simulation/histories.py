@@ -98,8 +98,9 @@ class Histories:
         self.tier_ends: dict[QueueKey, int] = {}  # perhaps with a gap after its last message
         self.kept_from: dict[QueueKey, int] = {}  # resumed in this life: uploaded again
         self.joined: set[QueueKey] = set()
-        """Resumed where two histories were known: behind what differs both have the same, and their
-        last message says nothing any more of an older disk."""
+        """They went on where two histories were known, or what differs had expired on the disk:
+        behind it both have the same, and their last message says nothing any more of an older disk.
+        """
         self.is_fresh = False  # a life has loaded both since the last look between two lives
         self.copies: list[Copy] = []
         self.parts: LocalStore | None = None  # of a broker that runs without its tier
@@ -184,9 +185,10 @@ class Histories:
         self.local_ends[queue] = life.local.max_offset(*queue) or 0
         assert self.local_ends[queue] > last, f"{queue} gives out {last} again"
         self._place(queue, mine, theirs, fork, is_murky=is_murky, is_known=is_known)
-        is_decided = not is_refused and self.decided[queue] != {None}
-        if is_decided and differing(self.local[queue], theirs):
-            self.joined.add(queue)  # what differed may have expired before the decision
+        is_decided = self.decided[queue] != {None}
+        is_unseen = bool(local) and fork is None and not differs  # the rest may have expired
+        if not is_refused and (is_decided or is_unseen) and differing(self.local[queue], theirs):
+            self.joined.add(queue)
         self.local[queue] = mine
         if is_known:
             self.tier[queue] = theirs
