@@ -467,22 +467,24 @@ def durable_ends(world: World, *, is_here: bool) -> dict[QueueKey, tuple[int, in
     ends = {
         key: model.committed.get(key, 0) if is_here else world.durable_end(key) for key in there
     }
-    return {key: (model.deletions.get(key.topic, 0), ends.get(key, 0)) for key in world.queues}
+    deletions = world.elsewhere.deletions
+    return {key: (deletions.get(key.topic, 0), ends.get(key, 0)) for key in world.queues}
 
 
 def read_page_elsewhere(
     outsider: Outsider, reader: TieredReader, ends: dict[QueueKey, tuple[int, int]]
 ) -> None:
-    world, dice, model = outsider.world, outsider.dice, outsider.world.model
+    world, dice = outsider.world, outsider.dice
     queue = dice.choice(world.queues)
     deletions, end = ends[queue]
     offset = dice.randrange(end + 1)
-    before = {at for at in model.required(queue) if at < end}
+    before = {at for at in world.elsewhere.required(queue) if at < end}
     with world.rot.reading(queue, offset):
         page = reader.get_message(*queue, offset, count_max=dice.choice([1, 3, 8]))
     world.saw_time()
     names = ",".join(f"{one.queue_offset}" for one in page.messages)
     world.scheduler.note(f"{queue} from {offset} of {end}: {page.status.value} {names}")
+    model = world.elsewhere
     model.check_page(queue, page, offset, before, deletions, None)
     there = model.required(queue) & before
     if offset in there and model.deletions.get(queue.topic, 0) == deletions:
@@ -500,19 +502,19 @@ def ask_key_elsewhere(
     deletions = {ends[queue][0] for queue in world.queues if queue.topic == topic}
     before = [
         each
-        for each in model.having(topic, question.key)
+        for each in world.elsewhere.having(topic, question.key)
         if each.offset is not None and each.offset < ends[each.queue][1]
     ]
     answer = reader.query_message(topic, question.key, **question.limits)
     world.saw_time()
     world.scheduler.note(f"{question}: {len(answer.messages)} complete={answer.complete}")
-    model.check_answer(topic, question, answer, before, max(deletions))
+    world.elsewhere.check_answer(topic, question, answer, before, max(deletions))
 
 
 def ask_time_elsewhere(
     outsider: Outsider, reader: TieredReader, ends: dict[QueueKey, tuple[int, int]]
 ) -> None:
-    world, dice, model = outsider.world, outsider.dice, outsider.world.model
+    world, dice, model = outsider.world, outsider.dice, outsider.world.elsewhere
     queue = dice.choice(world.queues)
     deletions, end = ends[queue]
     times = [put.store_ms for put in model.queues.get(queue, {}).values()]
@@ -522,15 +524,15 @@ def ask_time_elsewhere(
     before = {at for at in model.required(queue) if at < end}
     found = reader.offset_by_time(*queue, asked)
     world.saw_time()
-    model.check_time(queue, asked, Boundary.LOWER, found, before, deletions, end=end)
+    world.elsewhere.check_time(queue, asked, Boundary.LOWER, found, before, deletions, end=end)
 
 
 def scan_elsewhere(outsider: Outsider) -> None:
     """What Spark does: plan from a picture of the tier, then read each slice of it."""
-    world, dice, model = outsider.world, outsider.dice, outsider.world.model
+    world, dice = outsider.world, outsider.dice
     outsider.runtime.clock.sleep(dice.choice([1, 100, 3_000]))
     ends = durable_ends(world, is_here=stands_here(outsider))
-    before = {key: model.required(key) for key in world.queues}
+    before = {key: world.elsewhere.required(key) for key in world.queues}
     if not world.has_segments(world.machine):
         return
     with TieredReader(outsider.config) as reader:
@@ -549,8 +551,11 @@ def scan_elsewhere(outsider: Outsider) -> None:
                 known = found.setdefault(queue, {})
                 assert row["queue_offset"] not in known, f"{queue}: {row} comes twice"
                 known[row["queue_offset"]] = name
-                assert model.is_of(name, queue)
     world.saw_time()
+    model = world.elsewhere
+    for queue, known in found.items():
+        for at, name in known.items():
+            model.check_shown(name, queue, at, ends[queue][0])
     for queue, (deletions, end) in ends.items():
         if deletions % 2 or model.deletions.get(queue.topic, 0) != deletions:
             continue

@@ -16,7 +16,7 @@ from random import Random
 from typing import TYPE_CHECKING, Final
 
 from tests.simulation.acts import QUEUES, a_message, a_put, written_tier
-from tests.simulation.model import DOUBTFUL, GONE, HIDDEN, SENT, STORED, Put
+from tests.simulation.model import DOUBTFUL, GONE, HIDDEN, SENT, STORED, Model, Put, decoded
 from tieredstore.access.audit import AuditKind
 from tieredstore.access.queue_upload import (
     STOPPED_QUEUE,
@@ -32,8 +32,8 @@ from tieredstore.local.store import LocalMessageStore, LocalStore
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import StoreClosedError
 from tieredstore.model.findings import Finding
-from tieredstore.model.messages import GetResult
-from tieredstore.model.values import QueueKey
+from tieredstore.model.messages import GetResult, SelectedMessage
+from tieredstore.model.values import INT64_MAX, QueueKey
 from tieredstore.testing.disk import ForgetfulDisk
 
 if TYPE_CHECKING:
@@ -70,6 +70,47 @@ class Copy:
     unheard: list[Put]
 
 
+@dataclass
+class Elsewhere(Model):
+    """What is true now for those who see only the tier; a turn counts like a deletion."""
+
+    sure: dict[QueueKey, set[int]] = field(default_factory=dict)
+    unclear_from: dict[QueueKey, int] = field(default_factory=dict)
+    """From there on the tier may have what no put has returned yet."""
+    past: dict[str, int] = field(default_factory=dict)
+    is_late: bool = False  # a published catalogue, and so a new picture, may be old
+
+    def required(self, queue: QueueKey) -> set[int]:
+        if self.deletions.get(queue.topic, 0) % 2:
+            return set()
+        border, puts = self.newest_ms - self.kept_ms, self.queues[queue]
+        return {at for at in self.sure[queue] if puts[at].store_ms > border}
+
+    def having(self, topic: str, key: str) -> list[Put]:
+        queues = [queue for queue in self.queues if queue.topic == topic]
+        puts = [self.queues[queue][at] for queue in queues for at in self.required(queue)]
+        return [put for put in puts if key in put.keys]
+
+    def saw(
+        self, one: SelectedMessage, queue: QueueKey, *, deletions: int, is_by_key: bool = False
+    ) -> Put:
+        message = decoded(one.record)
+        where = QueueKey(message.topic, message.queue_id), message.queue_offset
+        assert where == (queue, one.queue_offset), f"{queue}/{one.queue_offset} shows {where}"
+        name = message.body.decode().split("|")[0]
+        self.check_shown(name, queue, one.queue_offset, deletions)
+        return self.puts[name]
+
+    def check_shown(self, name: str, queue: QueueKey, at: int, deletions: int) -> None:
+        """The tier must have had it there at some moment since the picture."""
+        put, there = self.puts[name], self.queues[queue].get(at)
+        assert put.queue == queue, f"{put} was read from {queue}"
+        was = self.past.get(name, -1) >= (0 if self.is_late else deletions)
+        is_open = at not in self.sure[queue] and (queue in self.murky or put.state == SENT)
+        may_be = is_open and at >= self.unclear_from[queue] and put.offset in (None, at)
+        assert there is put or was or may_be, f"{put} was read at {at}, the tier has {there}"
+
+
 def differing(some: Side, others: Side) -> list[int]:
     """The offsets at which the sides have different messages."""
     both = some.puts.keys() & others.puts.keys()
@@ -101,10 +142,35 @@ class Histories:
         """They went on where two histories were known, or what differs had expired on the disk:
         behind it both have the same, and their last message says nothing any more of an older disk.
         """
+        self.turns = dict.fromkeys((queue.topic for queue in QUEUES), 0)
+        """How often the tier's side of a queue was to be given up, and was; like deletions."""
+        self.past: dict[str, int] = {}
+        """Messages that the tier had once: until which turn an older picture may show them."""
         self.is_fresh = False  # a life has loaded both since the last look between two lives
         self.copies: list[Copy] = []
         self.parts: LocalStore | None = None  # of a broker that runs without its tier
         self.is_settled = False  # everything is decided
+
+    def elsewhere(self) -> Elsewhere:
+        model, sides = self.world.model, {queue: self._grown_tier(queue) for queue in QUEUES}
+        unclear = {queue: self.tier_ends.get(queue, 0) for queue in QUEUES}
+        for queue in self.forks:
+            unclear[queue] = INT64_MAX
+        for queue in model.murky:
+            unclear[queue] = 0
+        deletions = {topic: model.deletions.get(topic, 0) + n for topic, n in self.turns.items()}
+        return Elsewhere(
+            kept_ms=model.kept_ms,
+            newest_ms=model.newest_ms,
+            puts=model.puts,
+            murky=model.murky,
+            deletions=deletions,
+            queues={queue: side.puts for queue, side in sides.items()},
+            sure={queue: side.sure for queue, side in sides.items()},
+            unclear_from=unclear,
+            past=self.past,
+            is_late=self.world.is_posix,
+        )
 
     # A life that has loaded both stores
 
@@ -119,8 +185,14 @@ class Histories:
         self.world.saw_time()
         for queue, (local, tier) in seen.items():
             self._compare(life, queue, local, tier)
+        self._end_turns()
         assert not (self.is_settled and self.stopped), f"stopped, and decided: {self.stopped}"
         self.is_fresh = True
+
+    def _end_turns(self) -> None:
+        for topic, turn in self.turns.items():
+            if not any(TRUST_LOCAL in self.decided[each] for each in QUEUES if each.topic == topic):
+                self.turns[topic] = turn + turn % 2
 
     def _local_of(self, life: Life, queue: QueueKey) -> dict[int, Put]:
         first, end = life.local.min_offset(*queue), life.local.max_offset(*queue)
@@ -175,6 +247,7 @@ class Histories:
             assert put.state != GONE, f"{put} has come back"
         end = self.tier_ends[queue] = life.store.committed_offset(*queue) or 0
         if is_known:
+            self._remember(queue, theirs)
             self._check_kept(queue, mine, theirs, end)
             self._check_said(queue, differs, fork)
         is_murky = not is_known or (bool(differs) and fork is None)
@@ -229,6 +302,14 @@ class Histories:
             if put.store_ms > border and put.state == STORED and id(put) not in held
         ]
         assert not lost, f"{queue}: {lost} are lost"
+
+    def _remember(self, queue: QueueKey, theirs: Side) -> None:
+        """What the tier has given up, or what has expired, may still be in an older picture."""
+        model, turn = self.world.model, self.turns[queue.topic]
+        border = model.newest_ms - model.kept_ms
+        for at, put in self._grown_tier(queue).puts.items():
+            if theirs.puts.get(at) is not put and (turn % 2 or put.store_ms <= border):
+                self.past[put.name] = turn
 
     def _may_differ(self, queue: QueueKey) -> bool:
         """Whether the sides may differ, perhaps by a message without an answer."""
@@ -359,28 +440,39 @@ class Histories:
         """Update both sides of each queue after a life; False if none has loaded them."""
         if not self.is_fresh:
             return False
-        self.is_fresh = False
         model = self.world.model
         for queue in QUEUES:
-            known, local, tier = model.queues.get(queue, {}), self.local[queue], self.tier[queue]
-            end = self.local_ends[queue]
-            mine = {at: put for at, put in known.items() if at in local.puts or at >= end}
+            known, mine = model.queues.get(queue, {}), self._grown_local(queue)
             sure = {at for at, put in mine.items() if put.state == STORED and self.keeps_local}
+            self.tier[queue] = self._grown_tier(queue)
             self.local[queue] = Side(mine, sure)
-            if queue in self.forks or queue in model.murky:
-                taken = mine if queue in self.kept_from or queue in model.murky else {}
-                self.tier[queue] = Side({**taken, **tier.puts}, tier.sure)
-                continue
-            border = max(model.committed.get(queue, 0), self.world.durable_end(queue))
-            self.either[queue] = {
-                at: put
-                for at, put in known.items()
-                if put.state == STORED and not model.may_be_lost(put)
-            }
-            begin = self.tier_ends[queue]
-            held = {at: put for at, put in known.items() if at >= begin or tier.puts.get(at) is put}
-            self.tier[queue] = Side(held, {at for at in held if at < border})
+            if queue not in self.forks and queue not in model.murky:
+                self.either[queue] = {
+                    at: put
+                    for at, put in known.items()
+                    if put.state == STORED and not model.may_be_lost(put)
+                }
+        self.is_fresh = False
         return True
+
+    def _grown_local(self, queue: QueueKey) -> dict[int, Put]:
+        known, local = self.world.model.queues.get(queue, {}), self.local[queue]
+        end = self.local_ends[queue]
+        return {at: put for at, put in known.items() if at in local.puts or at >= end}
+
+    def _grown_tier(self, queue: QueueKey) -> Side:
+        """What the tier may have by now, if the life has uploaded it."""
+        model, tier = self.world.model, self.tier[queue]
+        if not self.is_fresh:
+            return tier
+        if queue in self.forks or queue in model.murky:
+            is_open = queue in self.kept_from or queue in model.murky
+            taken = self._grown_local(queue) if is_open else {}
+            return Side({**taken, **tier.puts}, tier.sure)
+        border = max(model.committed.get(queue, 0), self.world.durable_end(queue))
+        known, begin = model.queues.get(queue, {}), self.tier_ends[queue]
+        held = {at: put for at, put in known.items() if at >= begin or tier.puts.get(at) is put}
+        return Side(held, {at for at in held if at < border})
 
     def _copy(self, store: Path) -> None:
         folder = self.world.folder / f"copy{len(self.copies)}"
@@ -419,10 +511,14 @@ class Histories:
         if world.is_posix:  # the published catalogue may be older
             self.stopped |= self.ever_stopped
             self.decided = {queue: {None} for queue in QUEUES}
+            # Until `recover` has ended, readers on this host see a catalogue that is empty.
+            self.turns = {topic: turn | 1 for topic, turn in self.turns.items()}
         world.sure_below = None
         machine.disk = ForgetfulDisk(machine.folder)
         world.model.lose_tables(also_copies=also_copies)
         world.recover(machine)
+        if world.is_posix:
+            self._end_turns()
 
     def _do(self, machine: Machine, what: str, call: Callable[[StoreConfig], object]) -> None:
         """Run a call in a process that may be killed, like a broker."""
@@ -480,6 +576,8 @@ class Histories:
             ask_to_resume(path, catalogue)
             if side is not None:
                 self.decided[queue] |= {side}
+                if side == TRUST_LOCAL:
+                    self.turns[queue.topic] |= 1
                 trust(path, side, catalogue)
                 self.decided[queue] = {side}
             if publisher is not None:

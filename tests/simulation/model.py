@@ -198,6 +198,10 @@ class Model:
         put = self.puts[name]
         return put.queue == queue or bool(PLACES.intersection(self.hit(put)))
 
+    def check_shown(self, name: str, queue: QueueKey, at: int, deletions: int) -> None:
+        """A row of this queue must be of a message that was put there."""
+        assert self.is_of(name, queue), f"{self.puts[name]} was read at {at} of {queue}"
+
     def check_page(
         self,
         queue: QueueKey,

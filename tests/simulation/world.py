@@ -128,7 +128,7 @@ CLIENTS: Final = {**ACTS, AWAITER: await_things, HISTORIES: ask_again, SEALER: s
 ONE_HISTORY: Final = frozenset(
     {
         *(RECOVER, RESTORE, LOAD, ADOPT, MOVE, CUTTER, "deleter", "successor"),
-        *("reader", "scanner", "exporter", "stream", "mover"),
+        *("exporter", "stream", "mover"),
     }
 )
 """Those that nobody has told yet what is true of two."""
@@ -632,6 +632,11 @@ class World:
         self.scheduler.wait(lambda: actor.is_done)
 
     @property
+    def elsewhere(self) -> Model:
+        """What is true now for those who see only the tier."""
+        return self.histories.elsewhere() if self.histories.is_on else self.model
+
+    @property
     def objects(self) -> WatchedObjects:
         return self.buckets[self.place].objects
 
@@ -657,7 +662,7 @@ class World:
     def uploaded(self, queue: QueueKey) -> set[int]:
         """What must be in the tier after all faults: everything, unless the upload of the queue
         cannot continue, or could not begin; then what is committed."""
-        there = self.model.required(queue)
+        there = self.elsewhere.required(queue)
         if not (self.is_refused or self.rot.is_hit(queue)):
             return there
         known = self.model.queues.get(queue, {})
