@@ -144,6 +144,7 @@ class Histories:
         """
         self.turns = dict.fromkeys((queue.topic for queue in QUEUES), 0)
         """How often the tier's side of a queue was to be given up, and was; like deletions."""
+        self.given_up: set[str] = set()  # paths of queues that perhaps were, ever
         self.past: dict[str, int] = {}
         """Messages that the tier had once: until which turn an older picture may show them."""
         self.is_fresh = False  # a life has loaded both since the last look between two lives
@@ -578,6 +579,7 @@ class Histories:
                 self.decided[queue] |= {side}
                 if side == TRUST_LOCAL:
                     self.turns[queue.topic] |= 1
+                    self.given_up.add(path)
                 trust(path, side, catalogue)
                 self.decided[queue] = {side}
             if publisher is not None:

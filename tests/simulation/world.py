@@ -128,7 +128,7 @@ CLIENTS: Final = {**ACTS, AWAITER: await_things, HISTORIES: ask_again, SEALER: s
 ONE_HISTORY: Final = frozenset(
     {
         *(RECOVER, RESTORE, LOAD, ADOPT, MOVE, CUTTER, "deleter", "successor"),
-        *("exporter", "stream", "mover"),
+        *("stream", "mover"),
     }
 )
 """Those that nobody has told yet what is true of two."""
@@ -304,6 +304,7 @@ class Outsider:
         self.config = world.tier_config(self.machine)
         self.checkpoint = Checkpoint()
         self.reading: Reading | None = None
+        self.is_told = False  # that its export has messages which the tier gave up
         if kind == NEIGHBOUR:
             store_path = str(self.machine.folder / self.name)
             self.config = replace(
