@@ -134,6 +134,9 @@ ONE_HISTORY: Final = frozenset(
 """Those that nobody has told yet what is true of two."""
 ONE_TIER: Final = ONE_HISTORY | {
     "deleter",
+    "reader",
+    "scanner",
+    "exporter",
     "verifier",
     "scrubber",
     "inspector",
