@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow.parquet as pq
 
 from tests.simulation.model import Model, Put, Question
-from tests.simulation.moves import FORMER
+from tests.simulation.moves import FORMER, nothing_there
 from tieredstore.access.audit import AuditKind, audit
 from tieredstore.access.reader import TieredReader, reconcile
 from tieredstore.access.wiring import (
@@ -45,7 +44,6 @@ from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import (
     BackendRefusedError,
     BackendUnavailableError,
-    MetadataError,
     StoreClosedError,
 )
 from tieredstore.model.findings import Finding, FindingKind, Severity
@@ -602,16 +600,6 @@ def run_outside(outsider: Outsider, job: Job[Any, Any]) -> JobReport:
     runtime = outsider.runtime
     engine = LocalEngine(pool=runtime.dispatch, threads=2)
     return run_job(job, engine, clock=runtime.clock)
-
-
-@contextmanager
-def nothing_there() -> Iterator[None]:
-    """The whole tier may have just expired, and a recovered catalogue is empty at first."""
-    try:
-        yield
-    except MetadataError as error:
-        if not re.search("it names no (segment|queue)", str(error)):
-            raise
 
 
 def verify_beside(outsider: Outsider) -> None:

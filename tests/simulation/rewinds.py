@@ -68,6 +68,10 @@ class Rewind:
             bucket = world.buckets[world.place]
             bucket.objects.held, bucket.witness = self._bucket
         model.committed, world.furthest = self._committed, self._furthest
+        for each in model.consumed.values():
+            each.in_tier_from = 0  # the copies in the tier are older too
+            if world.is_out_of_room:  # what a load took from there may not be on disk yet
+                each.on_disk_from = 0
         for put in model.puts.values():
             if put.state == STORED and (put.offset or 0) >= model.committed.get(put.queue, 0):
                 put.state = DOUBTFUL
