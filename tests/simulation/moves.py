@@ -82,16 +82,23 @@ def nothing_there() -> Iterator[None]:
     try:
         yield
     except MetadataError as error:
-        if not re.search("it names no (segment|queue)", str(error)):
+        if not names_nothing(error):
             raise
+
+
+def names_nothing(error: MetadataError) -> bool:
+    return bool(re.search("it names no (segment|queue)", str(error)))
 
 
 def has_anything_to_move(world: World, config: StoreConfig) -> bool:
     """Move what is there; False if all of it has expired or was deleted."""
-    with nothing_there():
+    try:
         move(world, config)
-        return True
-    return False
+    except MetadataError as error:
+        if not names_nothing(error):
+            raise
+        return False
+    return True
 
 
 def move(world: World, config: StoreConfig) -> None:
