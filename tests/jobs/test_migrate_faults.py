@@ -50,6 +50,7 @@ from tieredstore.jobs.job import (
 )
 from tieredstore.jobs.migrate import MigrateJob, migrate
 from tieredstore.jobs.migrate_copy import CopyItem, CopyRow, journal_path
+from tieredstore.jobs.migrate_plan import SourceTier
 from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import (
@@ -548,6 +549,38 @@ def test_a_broker_without_a_lock_is_noticed_by_what_it_writes(tmp_path: Path) ->
     assert not Path(target.catalogue_path).exists()
     assert moved(source, target, cut_over=True).facts["cut_over"] == "done"
     assert everything(target) == everything(source)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_broker_that_writes_while_the_target_is_opened_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """In a bucket one may start after our claim; here the source is read as if it had grown."""
+    source, target = tier_at(tmp_path / "old"), tier_at(tmp_path / "new")
+    with broker_on(source) as broker:
+        broker.put(3)
+    reads: list[int] = []
+
+    def read(*given: Any, **named: Any) -> SourceTier:
+        found = migrate_plan.read_source(*given, **named)
+        reads.append(1)
+        if len(reads) < {"before": 3, "after": 4}[when]:  # the plan, the cut-over, the last check
+            return found
+        (queue, *rest) = found.queues
+        log = tuple(replace(row, size=row.size + 100) for row in queue.log)
+        return replace(found, queues=(replace(queue, log=log), *rest))
+
+    monkeypatch.setattr("tieredstore.jobs.migrate.read_source", read)
+    if when == "before":
+        with pytest.raises(BackendRefusedError, match="a broker is still writing: stop it first"):
+            moved(source, target, cut_over=True)
+        assert not Path(target.catalogue_path).exists()
+        monkeypatch.undo()
+        assert moved(source, target, cut_over=True).exit_code is JobExit.DONE
+        return
+    report = moved(source, target, cut_over=True)
+    assert [each.kind for each in report.findings] == ["written-since"]
+    assert (report.facts["cut_over"], report.exit_code) == ("done", JobExit.DAMAGE)
 
 
 def test_what_expires_during_the_run_is_no_error(tmp_path: Path) -> None:

@@ -58,7 +58,8 @@ def move_beside(outsider: Outsider) -> None:
     world = outsider.world
     outsider.runtime.clock.sleep(outsider.dice.choice([1, 100, 3_000]))
     life = world.life
-    if life is None or not life.is_at_work or not world.may_move or world.is_moving:
+    is_beside = life is not None and life.is_at_work and not life.process.is_dead
+    if life is None or not is_beside or not world.may_move or world.is_moving:
         return
     world.is_moving = True
     for _ in range(TRIES_MAX):

@@ -317,8 +317,19 @@ class _Finish:
         if self._findings:
             return False
         self._remove_expired(now, journal)
-        _publish(now, job.source, job.target, job.claimed_target(), adopt=job.adopt)
+
+        def check() -> None:
+            _check_same(now, read_source(job.source, topics=job.topics))
+
+        _publish(now, job.source, job.target, job.claimed_target(), check, adopt=job.adopt)
         journal.remove()
+        grown = _grown(now, read_source(job.source, topics=job.topics))
+        if grown is not None:
+            self._found(
+                "written-since",
+                grown,
+                "a broker has written to the source meanwhile, and the target lacks it: stop it",
+            )
         return True
 
     def _found(self, kind: str, row: SegmentRecord, detail: str) -> None:
@@ -449,12 +460,18 @@ def _take_epoch(config: StoreConfig) -> None:
 
 
 def _check_same(before: SourceTier, now: SourceTier) -> None:
-    """Refuse if the source has changed: some brokers, among them Java's, take no lock."""
+    """Refuse if the source has changed: some brokers, among them Java's, take no lock, and one that
+    starts after our claim of a bucket writes on."""
+    row = _grown(before, now)
+    if row is not None:
+        reason = f"it has {row.size} bytes now: a broker is still writing: stop it first"
+        raise BackendRefusedError(row.path, "cut over", reason)
+
+
+def _grown(before: SourceTier, now: SourceTier) -> SegmentRecord | None:
+    """A segment of the source that is new, or has another size."""
     was = {row.key: row.size for row in before.rows()}
-    for row in now.rows():
-        if was.get(row.key) != row.size:
-            reason = f"{row.size} bytes, and {was.get(row.key, 0)} when it was copied: a broker is "
-            raise BackendRefusedError(row.path, "cut over", f"{reason}still writing: stop it first")
+    return next((row for row in now.rows() if was.get(row.key) != row.size), None)
 
 
 def _check_own_catalogue(tier: SourceTier) -> None:
@@ -597,10 +614,12 @@ def _publish(
     source: StoreConfig,
     target: StoreConfig,
     provider: SegmentProvider,
+    check: Callable[[], None],
     *,
     adopt: bool,
 ) -> None:
-    """Make the copy a tier by one atomic change of the target's catalogue.
+    """Make the copy a tier by one atomic change of the target's catalogue, after a last `check` of
+    the source: until the target could be opened, much may have happened there.
 
     If the catalogue does not lie with the bytes, it is then published for readers that have only
     the tier. If that fails, the broker publishes it later.
@@ -613,6 +632,7 @@ def _publish(
         except MetadataError as error:
             reason = str(error).removeprefix(f"{target.catalogue_path}: ")
             raise BackendRefusedError(target.catalogue_path, "cut over", reason) from error
+        check()
         if adopt:
             metadata.apply(_adopted(tier, source, target, metadata))
         else:
