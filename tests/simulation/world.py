@@ -879,8 +879,11 @@ class World:
 
     def begins_again(self, finding: Finding) -> bool:
         """Whether this is a key of an expired message whose place in the log was used again: a
-        rebuilt copy does not know how far the log of such a queue went."""
+        rebuilt copy does not know how far the log of such a queue went. Or the bytes of a message
+        whose unit a crash left out: the tier went back to that moment, and continued behind it."""
         queue = finding.place.topic, finding.place.queue_id
+        if finding.kind is VerifyKind.UNNAMED:
+            return self.is_posix and self.rewind.is_done
         return finding.kind is VerifyKind.KEY_UNFOUNDED and queue in self.forgotten
 
     def has_moved_to(self, place: str) -> None:
