@@ -35,6 +35,7 @@ class Load:
     parts: list[list[Put]]
     batch: StreamBatch | None = None
     is_made: bool = False
+    is_told: bool = False  # its driver has said so
     is_torn: bool = False  # interrupted, and then its only catalogue was lost
     runs: int = 0
 
@@ -70,7 +71,7 @@ class Loads:
         self.doubtful = load
         is_made = load.is_made
         self._run(load, config, runtime)
-        load.is_made = True
+        load.is_made = load.is_told = True
         self.doubtful = None
         world.scheduler.note(f"load {load.number} {'again' if is_made else 'is made'}")
         self._look(config)
@@ -137,7 +138,7 @@ class Loads:
         without its catalogue."""
         self.are_known = False
         self.are_noted = self.are_noted and not of_tier
-        if of_tier and self.doubtful is not None and not self.doubtful.is_made:
+        if of_tier and self.doubtful is not None and not self.doubtful.is_told:
             self.doubtful.is_torn = True
             self.doubtful = None
 
