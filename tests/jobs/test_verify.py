@@ -27,13 +27,12 @@ from tieredstore.flat.times import first_unit_from
 from tieredstore.index.watermarks import Watermarks
 from tieredstore.index.writer import LocalFolder
 from tieredstore.jobs.job import JobExit
-from tieredstore.jobs.verify import VerifyJob
+from tieredstore.jobs.verify import TierPicture, VerifyJob
 from tieredstore.jobs.verify_findings import SHIFT_MIN
 from tieredstore.jobs.verify_slice import (
     SliceItem,
     _with_empty_key,
     codes_agree,
-    verify_slice,
 )
 from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.model.config import StoreConfig
@@ -400,15 +399,26 @@ def test_units_may_have_expired_before_their_records(tmp_path: Path, split_bytes
     assert report.counts["entries_of_expired"] > 0
 
 
-def test_a_queue_that_has_no_row_of_units_any_more_has_lost_them(tmp_path: Path) -> None:
+def test_what_lies_in_a_gap_since_it_was_planned_is_not_looked_at_again(tmp_path: Path) -> None:
+    """As after a decision on two histories: the queue goes on behind all numbers of either."""
     config = posix_config(tmp_path)
     WrittenTier(config=config).add("t", 0, 5)
-    (item,) = (
-        each for each in VerifyJob(config=config).plan().items if isinstance(each, SliceItem)
-    )
-    rows = tuple(row for row in item.slice.rows if row.type is SegmentType.COMMIT_LOG)
-    found = verify_slice(config, replace(item, slice=replace(item.slice, rows=rows)))
-    assert "the units of messages 0 to 4 are not there" in str(found.findings.found)
+    items = VerifyJob(config=config).plan().items
+    (item,) = (each for each in items if isinstance(each, SliceItem))
+    picture = TierPicture.take(config)
+    (queue,) = picture.queues
+    (row,) = queue.queue
+    units = replace(row, size=2 * UNIT_BYTES), replace(row, base_offset=9 * UNIT_BYTES)
+    now = replace(picture, queues=(replace(queue, queue=units),))
+
+    def again(first: int, end: int) -> object:
+        part = replace(item.slice, first_offset=first, end_offset=end)
+        return now.as_now(replace(item, slice=part))
+
+    assert again(2, 5) is None
+    left = again(1, 5)
+    assert isinstance(left, SliceItem)
+    assert (left.slice.first_offset, left.slice.end_offset) == (1, 2)
 
 
 @pytest.mark.parametrize("split_bytes", [1 << 26, 1_000])

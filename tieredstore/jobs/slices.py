@@ -170,7 +170,7 @@ def plan_slices(
         if not rows.message_count:
             continue
         first, end = bounds(rows)
-        for span in _unit_spans(rows.queue):
+        for span in unit_spans(rows.queue):
             part = range(max(span.start, first), min(span.stop, end))
             if part:
                 slices += _slices_of(rows, part, split_bytes)
@@ -196,7 +196,7 @@ def _slices_of(rows: QueueRows, part: range, split_bytes: int) -> list[Slice]:
     ]
 
 
-def _unit_spans(queue: Sequence[SegmentRecord]) -> list[range]:
+def unit_spans(queue: Sequence[SegmentRecord]) -> list[range]:
     """The ranges of queue offsets that have units; the gaps lie between them."""
     spans: list[range] = []
     for row in queue:

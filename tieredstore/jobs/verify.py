@@ -52,6 +52,7 @@ from tieredstore.jobs.slices import (
     TopicPatterns,
     plan_slices,
     queue_rows,
+    unit_spans,
     units_within,
 )
 from tieredstore.jobs.verify_findings import (
@@ -402,10 +403,14 @@ class TierPicture:
         queue = next((queue for queue in self.queues if queue.path == slice_.path), None)
         if queue is None or self.topic_ids.get(slice_.key.topic, -1) != item.topic_id:
             return None
-        first = max(slice_.first_offset, queue.min_offset)
-        end = min(slice_.end_offset, queue.end_offset)
-        if first >= end:
+        first, end = slice_.first_offset, slice_.end_offset
+        parts = [
+            range(max(first, span.start), min(end, span.stop)) for span in unit_spans(queue.queue)
+        ]
+        parts = [part for part in parts if part]
+        if not parts:  # all of it has expired, or lies in a gap since
             return None
+        first, end = parts[0].start, parts[-1].stop
         rows = (*queue.log, *units_within(queue.queue, first, end))
         return replace(
             item,

@@ -242,8 +242,7 @@ class SliceCheck:
             self._findings.describe(kind, at, text, queue_offset=offset)
 
     def _add_units(self, kind: VerifyKind, text: str, first: int, count: int) -> None:
-        has_some = bool(self._units.rows)  # perhaps the catalogue names none any more
-        at = self._units.place(first * UNIT_BYTES) if has_some else (self._item.slice.path, 0)
+        at = self._units.place(first * UNIT_BYTES)
         self._findings.add(kind, at, text, queue_offset=first, count=count)
 
     # Records
