@@ -338,8 +338,8 @@ class Answers:
     ) -> QueryResult:
         """Newest first, each message once; the tier adds what the next store lacks.
 
-        With FORCE only the tier is asked. The answer lags while messages wait for upload or lie in a
-        gap of the tier.
+        With FORCE only the tier is asked. The answer lags while messages wait for upload, or lie in
+        a gap of the tier.
         """
         near = QueryResult()
         if count_max <= 0:
