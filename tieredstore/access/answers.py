@@ -338,8 +338,7 @@ class Answers:
     ) -> QueryResult:
         """Newest first, each message once; the tier adds what the next store lacks.
 
-        With FORCE only the tier is asked. The answer lags while messages wait for upload, or lie in
-        a gap of the tier.
+        With FORCE only the tier is asked, and the answer lags while messages wait for upload.
         """
         near = QueryResult()
         if count_max <= 0:
@@ -412,15 +411,11 @@ class Answers:
 
     def _waits_for_upload(self, topic: str) -> bool:
         """Whether the next store has messages of the topic that the tier does not serve: it lacks
-        them, perhaps in a gap, or has others beyond a fork.
+        them, or has others beyond a fork.
         """
-        for key in self._next.queues():
-            if key.topic != topic:
-                continue
-            begin, end = self._next.min_offset(*key) or 0, self._next.max_offset(*key) or 0
-            if end > max(self._served(*key), begin) or self._fetcher.has_gap(*key, begin):
-                return True
-        return False
+        begin, end = self._next.min_offset, self._next.max_offset
+        queues = [key for key in self._next.queues() if key.topic == topic]
+        return any((end(*key) or 0) > max(self._served(*key), begin(*key) or 0) for key in queues)
 
     def _served(self, topic: str, queue_id: int) -> int:
         """The offset below which the tier serves the queue's messages."""
