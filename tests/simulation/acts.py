@@ -626,8 +626,11 @@ def check_damage(outsider: Outsider, damage: Sequence[Finding]) -> None:
         # Index files of another disk are corrected only by the next start.
         excused |= {VerifyKind.KEY_MISSING, VerifyKind.KEY_UNFOUNDED}
     excuses = world.histories.excuses
-    damage = [each for each in damage if each.kind not in excused and not excuses(each)]
-    damage = [each for each in damage if not world.begins_again(each)]
+    damage = [
+        each
+        for each in damage
+        if each.kind not in excused and not (excuses(each) or world.begins_again(each))
+    ]
     assert not damage or world.rot.harms_tier, f"damage: {damage}"
 
 
@@ -729,11 +732,8 @@ def export_rest(outsider: Outsider) -> None:
     """After all faults: each message of the tier must be in one file, once."""
     world, model = outsider.world, outsider.world.elsewhere
     target, report = "parquet", run_export(outsider)
-    if outsider.is_told:  # then the guide names a new target
-        target = "parquet-anew"
-        report = run_export(outsider, target)
-    if outsider.checkpoint.may_repeat and left_out(report) == {"TopicMadeAnew"}:
-        # `rebuild` may number all topics anew: then the guide says to export to a new target.
+    is_numbered_anew = outsider.checkpoint.may_repeat and left_out(report) == {"TopicMadeAnew"}
+    if outsider.is_told or is_numbered_anew:  # then the guide says to export to a new target
         target = "parquet-anew"
         report = run_export(outsider, target)
     is_remade = left_out(report) == {"TopicMadeAnew"} and BRIEF.topic in model.deletions

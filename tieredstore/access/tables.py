@@ -140,7 +140,7 @@ class BrokerTables:
         self.consumer_offsets.forget_topics(topics)
         self.topic_table.delete(*topics)
         self._attempt("write", self._keep, is_needed=True)
-        self.stage()
+        self._attempt("copy", self._stage_all)
 
     def clamp(self, ends: Mapping[QueueKey, int]) -> None:
         """Move groups that are beyond the end of one of these queues back to it.

@@ -170,10 +170,8 @@ def plan_slices(
         if not rows.message_count:
             continue
         first, end = bounds(rows)
-        for span in unit_spans(rows.queue):
-            part = range(max(span.start, first), min(span.stop, end))
-            if part:
-                slices += _slices_of(rows, part, split_bytes)
+        for part in spans_within(rows.queue, first, end):
+            slices += _slices_of(rows, part, split_bytes)
     return slices
 
 
@@ -196,8 +194,13 @@ def _slices_of(rows: QueueRows, part: range, split_bytes: int) -> list[Slice]:
     ]
 
 
-def unit_spans(queue: Sequence[SegmentRecord]) -> list[range]:
-    """The ranges of queue offsets that have units; the gaps lie between them."""
+def spans_within(queue: Sequence[SegmentRecord], start: int, stop: int) -> list[range]:
+    """The ranges of queue offsets in [start, stop) that have units; the gaps lie between them."""
+    spans = (range(max(span.start, start), min(span.stop, stop)) for span in _unit_spans(queue))
+    return [span for span in spans if span]
+
+
+def _unit_spans(queue: Sequence[SegmentRecord]) -> list[range]:
     spans: list[range] = []
     for row in queue:
         start, stop = row.base_offset // UNIT_BYTES, row.end_offset // UNIT_BYTES

@@ -52,7 +52,7 @@ from tieredstore.jobs.slices import (
     TopicPatterns,
     plan_slices,
     queue_rows,
-    unit_spans,
+    spans_within,
     units_within,
 )
 from tieredstore.jobs.verify_findings import (
@@ -403,11 +403,7 @@ class TierPicture:
         queue = next((queue for queue in self.queues if queue.path == slice_.path), None)
         if queue is None or self.topic_ids.get(slice_.key.topic, -1) != item.topic_id:
             return None
-        first, end = slice_.first_offset, slice_.end_offset
-        parts = [
-            range(max(first, span.start), min(end, span.stop)) for span in unit_spans(queue.queue)
-        ]
-        parts = [part for part in parts if part]
+        parts = spans_within(queue.queue, slice_.first_offset, slice_.end_offset)
         if not parts:  # all of it has expired, or lies in a gap since
             return None
         first, end = parts[0].start, parts[-1].stop
