@@ -17,7 +17,7 @@ from tieredstore.driver.metadata import LINEAGE, Change, DeleteTopic, Put
 from tieredstore.driver.provider import ProviderWrapper, SegmentProvider, SegmentWrapper
 from tieredstore.driver.runtime import InlinePool, ManualClock, Runtime
 from tieredstore.driver.segment import FileSegment
-from tieredstore.flat.append_file import DELETION_NOTE, UNTOLD_SECONDS_MAX, mark_for_deletion
+from tieredstore.flat.append_file import DELETION_NOTE, UNTOLD_SECONDS_MAX
 from tieredstore.flat.file_store import FlatFileStore
 from tieredstore.metadata import JsonMetadataStore
 from tieredstore.model.config import StoreConfig
@@ -90,6 +90,47 @@ def test_topics_are_deleted_with_their_queues() -> None:
     assert {file.key.topic for file in store.files()} == {"two"}
     assert [row.topic for row in tier.catalogue().topics()] == ["two"]
     assert {each.path for each in tier.inner.list()} == {"broker-a/two/0", "broker-a/two/1"}
+
+
+class SeenAtOnce(FaultyCatalogue):
+    """A catalogue whose changes somebody else looks at before its caller goes on."""
+
+    look: Callable[[], object] = staticmethod(lambda: None)
+
+    def apply(self, changes: Iterable[Change]) -> None:
+        super().apply(changes)
+        self.look()
+
+    def stage(self, changes: Iterable[Change]) -> None:
+        super().stage(changes)
+        self.look()
+
+
+@pytest.mark.parametrize("is_expired", [True, False], ids=["expired", "deleted"])
+def test_what_readers_still_find_is_not_deleted_beside_them(is_expired: bool) -> None:
+    tier = Tier(log_bytes=1, queue_units=1)
+    catalogue = SeenAtOnce(tier.tables, Faults())
+    store = FlatFileStore(
+        tier.config, provider=tier.inner, metadata=catalogue, runtime=tier.runtime
+    )
+    store.load()
+    file = store.create(*KEY)
+    file.start_at(0)
+    append(file, numbered(0, 3))
+
+    def delete_and_read() -> None:
+        store.delete_pending(is_stopped=lambda: False)
+        if store.get(KEY) is not None:
+            content(file)
+
+    catalogue.look = delete_and_read
+    if is_expired:
+        file.queue.drop(file.queue.segments[:1])
+        file.log.drop(file.log.segments[:1])
+        assert list(content(file)) == [1, 2]
+    else:
+        store.delete_topics([TOPIC])
+    assert not catalogue.notes(DELETION_NOTE)
 
 
 class LandsLater(FaultyCatalogue):
@@ -308,8 +349,9 @@ def test_what_is_marked_after_they_were_told_waits_for_the_next_time() -> None:
 
     def publish() -> bool:
         told.append(len(list(tier.inner.list())))
-        if len(told) == 1:  # another queue is destroyed after the publication
-            tier.catalogue().apply(mark_for_deletion(rows))
+        if len(told) == 1:  # another queue's messages expire after the publication
+            other.queue.drop(other.queue.segments, keep_bytes=True)
+            other.log.drop(other.log.segments, keep_bytes=True)
         return True
 
     tier.publish = publish
@@ -317,7 +359,6 @@ def test_what_is_marked_after_they_were_told_waits_for_the_next_time() -> None:
     other = store.create("Other", 0)
     other.start_at(0)
     append(other, numbered(0, 3))
-    rows = tier.catalogue().segments(other.path)
     told.clear()
     store.destroy(KEY)
     assert told == [4]

@@ -44,7 +44,7 @@ from tieredstore.access.queue_upload import (
     stopped_before,
     trusted_side,
 )
-from tieredstore.codec.names import is_message_queue
+from tieredstore.codec.names import queue_of
 from tieredstore.codec.queue_unit import UNIT_BYTES
 from tieredstore.driver.message_store import MessageStore
 from tieredstore.driver.metadata import MetadataStore
@@ -219,12 +219,11 @@ def unnamed_ends(
         for found in provider.list(broker):
             if found.type is not SegmentType.CONSUME_QUEUE or found.size < UNIT_BYTES:
                 continue
-            if not is_message_queue(found.path):
+            key = queue_of(found.path)
+            if key is None:
                 continue
             if deletion_key(found.path, found.type, found.base) in going:
                 continue
-            _, topic, number = found.path.split("/")
-            key = QueueKey(topic, int(number))
             is_named = metadata.segment(found.path, found.type, found.base) is not None
             if not is_named or metadata.queue(*key) is None:
                 end = (found.base + found.size) // UNIT_BYTES

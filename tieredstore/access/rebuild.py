@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from tieredstore.access.queue_upload import TRUSTED_SIDE
 from tieredstore.codec.java import tiered_probes
 from tieredstore.codec.message import CODA_BYTES, is_coda
-from tieredstore.codec.names import is_message_queue
+from tieredstore.codec.names import queue_of
 from tieredstore.codec.record import (
     KEYS,
     MESSAGE_MAGICS,
@@ -260,10 +260,9 @@ def _refuse_newer(
                 f"the catalogue goes to byte {known[path, kind]}, the backend only to {end}: "
                 "an audit says what is missing",
             )
-    parts = [row.path.split("/", 2) for row in present if is_message_queue(row.path)]
+    keys = {key for row in present if (key := queue_of(row.path)) is not None}
     names_all = all(
-        metadata.queue(topic, int(number)) is not None and metadata.topic(topic) is not None
-        for _, topic, number in parts
+        metadata.queue(*key) is not None and metadata.topic(key.topic) is not None for key in keys
     )
     if names_all and all(end <= known.get(file, -1) for file, end in ends.items()):
         raise NewerCatalogueError("", "the catalogue has everything that the backend has")
@@ -429,7 +428,7 @@ def _queues(
         (
             segment
             for segment in listed
-            if segment.type is not SegmentType.INDEX and is_message_queue(segment.path)
+            if segment.type is not SegmentType.INDEX and queue_of(segment.path)
         ),
         key=lambda segment: (segment.path, segment.type, segment.base),
     )

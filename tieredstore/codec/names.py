@@ -20,7 +20,7 @@ from typing import Final
 
 from tieredstore.codec.checks import misfit
 from tieredstore.codec.java import encode_utf8
-from tieredstore.model.values import INT64_MAX, Host
+from tieredstore.model.values import INT64_MAX, Host, QueueKey
 
 INDEX_TOPIC: Final = "rmq_sys_INDEX"
 
@@ -57,10 +57,12 @@ def queue_path(broker: str, topic: str, queue_id: int) -> str:
     return f"{broker}/{topic}/{queue_id}"
 
 
-def is_message_queue(path: str) -> bool:
-    """Whether a path of segments is that of a message queue; other paths may have any last part."""
-    _, topic, number = path.split("/", 2)
-    return topic != INDEX_TOPIC and number.isascii() and number.isdigit()
+def queue_of(path: str) -> QueueKey | None:
+    """The message queue whose segments have this path; None for any other path."""
+    _, topic, number = [*path.split("/", 2), "", ""][:3]
+    if topic == INDEX_TOPIC or not (number.isascii() and number.isdigit()):
+        return None
+    return QueueKey(topic, int(number))
 
 
 def index_queue_path(broker: str) -> str:

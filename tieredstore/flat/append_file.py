@@ -429,17 +429,25 @@ class Announcement:
 class PendingDeletions:
     """Deletes the segments that are marked in the catalogue, queue by queue. All writers of a tier
     share one instance; the path `left_out` belongs to another part, which deletes there itself.
+    A segment that readers still find, as `is_shown` says, is left for the next time: the catalogue
+    has forgotten it only just now.
 
     Only one thread at a time works on a queue path, from reading its notes to removing them.
     Afterwards no delete is under way at that path, and its offsets may be used again.
     """
 
     def __init__(
-        self, provider: SegmentProvider, metadata: MetadataStore, *, left_out: str = ""
+        self,
+        provider: SegmentProvider,
+        metadata: MetadataStore,
+        *,
+        left_out: str = "",
+        is_shown: Callable[[SegmentKey], bool] = lambda _: False,
     ) -> None:
         self._provider = provider
         self._metadata = metadata
         self._left_out = left_out
+        self._is_shown = is_shown
         self._busy: set[str] = set()
         self._changed = threading.Condition()
         self._unreadable: set[str] = set()
@@ -506,6 +514,8 @@ class PendingDeletions:
                 break
             try:
                 if self._metadata.segment(path, kind, base) is None:
+                    if self._is_shown((path, kind, base)):
+                        continue
                     with self._provider.open(path, kind, base) as segment:
                         segment.delete()
                 done.append(DeleteNote(DELETION_NOTE, note))

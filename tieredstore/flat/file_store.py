@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from tieredstore.codec.names import INDEX_TOPIC, index_queue_path, queue_path
+from tieredstore.codec.names import INDEX_TOPIC, index_queue_path, queue_of, queue_path
 from tieredstore.driver.metadata import (
     LINEAGE,
     Change,
@@ -102,7 +102,9 @@ class FlatFileStore:
         # The key index deletes its own segments, because it uses offsets again, and must know that
         # no delete is under way there.
         indexed = index_queue_path(config.broker_name) if config.index_enabled else ""
-        self._pending_deletions = PendingDeletions(provider, metadata, left_out=indexed)
+        self._pending_deletions = PendingDeletions(
+            provider, metadata, left_out=indexed, is_shown=self._shows
+        )
         self._closed = False
         self._process = OneProcess(f"the queues of {config.broker_name}")
 
@@ -321,6 +323,16 @@ class FlatFileStore:
         if told is not None:
             mine = set(paths)
             self._pending_deletions.delete(only={key for key in told if key[0] in mine})
+
+    def _shows(self, segment: SegmentKey) -> bool:
+        """Whether readers find this segment in the table."""
+        path, kind, base = segment
+        key = queue_of(path)
+        file = None if key is None else self.get(key)
+        if file is None or file.path != path:
+            return False
+        of_kind = file.log if kind is SegmentType.COMMIT_LOG else file.queue
+        return any(each.base == base for each in of_kind.segments)
 
     def _is_doomed_elsewhere(self, path: str) -> bool:
         """Whether the published catalogue may have marks at this path. A broker that continues from
