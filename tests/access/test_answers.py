@@ -797,6 +797,22 @@ def test_forced_an_answer_lags_while_messages_wait_for_their_upload(tiered: Brok
     assert tiered.store.query_message(TOPIC, "shared").complete
 
 
+def test_forced_an_answer_lags_if_the_next_store_has_messages_in_a_gap_of_the_tier(
+    tiered: Broker,
+) -> None:
+    """As after a decision on two histories, if an older disk is restored."""
+    tiered.put(4, first=10)
+    tiered.local.kept_from = tiered.local.cached_from = 12
+    assert tiered.store.flush()
+    tiered.store.level = StorageLevel.FORCE
+    result = tiered.store.query_message(TOPIC, "shared")
+    assert (numbers(result), result.complete) == ([13, 12, *range(9, -1, -1)], True)
+    tiered.local.kept_from = tiered.local.cached_from = 10
+    assert numbers(tiered.store.get_message(TOPIC, 0, 10))[:2] == [10, 11]
+    result = tiered.store.query_message(TOPIC, "shared")
+    assert (result.complete, result.lags) == (False, True)
+
+
 def test_forced_an_answer_lags_behind_the_number_from_which_on_both_histories_differ(
     tiered: Broker,
 ) -> None:

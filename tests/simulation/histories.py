@@ -398,6 +398,16 @@ class Histories:
         is_kept = queue not in self.stopped or at >= self.kept_from.get(queue, at + 1)
         return is_in_gap or not is_kept
 
+    def is_in_gap(self, topic: str) -> bool:
+        """Whether the disk has messages in a gap of the tier: if the tier alone is asked for keys,
+        its answers are not complete."""
+        return any(
+            at < self.tier_ends.get(queue, 0) and at not in self.tier[queue].puts
+            for queue in QUEUES
+            if queue.topic == topic
+            for at in self.local[queue].puts
+        )
+
     def excuses(self, finding: Finding, queues: Collection[QueueKey] | None = None) -> bool:
         """Whether the finding says that a queue is stopped which may be stopped."""
         if queues is None:  # a load in progress may report it before its life has

@@ -338,7 +338,8 @@ class Answers:
     ) -> QueryResult:
         """Newest first, each message once; the tier adds what the next store lacks.
 
-        With FORCE only the tier is asked, and the answer lags while messages wait for upload.
+        With FORCE only the tier is asked. The answer lags while the next store has messages that
+        wait for upload, or lie in a gap of the tier.
         """
         near = QueryResult()
         if count_max <= 0:
@@ -411,11 +412,29 @@ class Answers:
 
     def _waits_for_upload(self, topic: str) -> bool:
         """Whether the next store has messages of the topic that the tier does not serve: it lacks
-        them, or has others beyond a fork.
+        them, perhaps in a gap, or has others beyond a fork.
         """
-        begin, end = self._next.min_offset, self._next.max_offset
-        queues = [key for key in self._next.queues() if key.topic == topic]
-        return any((end(*key) or 0) > max(self._served(*key), begin(*key) or 0) for key in queues)
+        for key in self._next.queues():
+            if key.topic != topic:
+                continue
+            begin, end = self._next.min_offset(*key) or 0, self._next.max_offset(*key) or 0
+            if end > max(self._served(*key), begin):
+                return True
+            if any(self._next_has_some(key, gap) for gap in self._fetcher.gaps(*key, begin)):
+                return True
+        return False
+
+    def _next_has_some(self, key: QueueKey, offsets: range) -> bool:
+        """Whether the next store has a message there. It may have lost the same ones."""
+        at = offsets.start
+        for _ in range(_TRIES):
+            result = read_from(self._next, ReadRequest(*key, at, count_max=1))
+            if result.messages:
+                return result.messages[0].queue_offset in offsets
+            if not at < result.next_offset < offsets.stop:
+                return False
+            at = result.next_offset
+        return True  # it may
 
     def _served(self, topic: str, queue_id: int) -> int:
         """The offset below which the tier serves the queue's messages."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from itertools import pairwise
 from typing import Final, TypeVar
 
 from tieredstore.access.key_lookup import SCAN_BYTES_MAX, KeyLookup
 from tieredstore.access.pages import CachedSource, ColdError, ExactSource, HotSource, QueuePages
 from tieredstore.access.read_cache import ReadCache
+from tieredstore.codec.queue_unit import UNIT_BYTES
 from tieredstore.driver.message_store import COUNT_MAX, ReadRequest
 from tieredstore.driver.metrics import (
     KEYS_INCOMPLETE,
@@ -249,6 +251,16 @@ class Fetcher:
         """One more than the newest queue offset; None for a queue that is not there."""
         file = self._file(topic, queue_id)
         return None if file is None or not file.is_started else file.commit_offset
+
+    def gaps(self, topic: str, queue_id: int, start: int) -> list[range]:
+        """The offsets from `start` on that the queue lacks before others that it has; makes no
+        request to the backend."""
+        file = self._file(topic, queue_id)
+        if file is None or not file.is_started:
+            return []
+        pairs = pairwise(file.queue.segments)
+        gaps = (range(one.end // UNIT_BYTES, two.base // UNIT_BYTES) for one, two in pairs)
+        return [range(max(start, gap.start), gap.stop) for gap in gaps if gap.stop > start and gap]
 
     def has_messages(self, topic: str, queue_id: int) -> bool:
         """Whether the queue has any message now; makes no request to the backend."""
