@@ -455,14 +455,14 @@ class Histories:
         for queue in QUEUES:
             known, mine = model.queues.get(queue, {}), self._grown_local(queue)
             sure = {at for at, put in mine.items() if put.state == STORED and self.keeps_local}
-            self.tier[queue] = self._grown_tier(queue)
-            self.local[queue] = Side(mine, sure)
             if queue not in self.forks and queue not in model.murky:
                 self.either[queue] = {
                     at: put
                     for at, put in known.items()
                     if put.state == STORED and not model.may_be_lost(put)
                 }
+            self.tier[queue] = self._grown_tier(queue)  # may have more, and need not
+            self.local[queue] = Side(mine, sure)
         self.is_fresh = False
         return True
 
