@@ -45,7 +45,7 @@ from tieredstore.providers.s3_errors import (
     one_line,
 )
 from tieredstore.providers.s3_settings import ObjectStoreSettings, PerProcess, keep_clients_quiet
-from tieredstore.providers.s3fs import gathered
+from tieredstore.providers.s3fs import gathered, told
 
 _STATUS: Final = re.compile(r"status code: (\d{3})")
 _CODE: Final = re.compile(r"<Code>(\w+)</Code>")
@@ -361,7 +361,7 @@ class ObstoreClient(ObjectClient):
             return ObjectFacts(
                 key=key,
                 size=found.meta["size"],
-                etag=found.meta["e_tag"] or "",
+                etag=told(found.meta, "e_tag", key, "head"),
                 metadata=metadata,
             )
 

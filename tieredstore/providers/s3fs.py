@@ -224,9 +224,10 @@ def told(reply: Mapping[str, Any], name: str, key: str, operation: str) -> Any:
 
     A reply without it is not from the store: a proxy may answer any request with a page and 200.
     """
-    if name not in reply:
+    value = reply.get(name)
+    if value is None:
         raise BackendUnavailableError(key, operation, f"the reply says no {name}: it is no store's")
-    return reply[name]
+    return value
 
 
 async def _listed(work: Coroutine[Any, Any, T]) -> list[T]:
