@@ -23,7 +23,7 @@ from tests.loopback import running
 from tieredstore.testing.memory_objects import moto_application
 
 if TYPE_CHECKING:
-    from _typeshed.wsgi import StartResponse, WSGIEnvironment
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
 BUSY = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
 SLOW_SECONDS = 0.02  # before the first byte
@@ -47,7 +47,7 @@ class Door:
         self._guard = threading.Lock()
         self._seen: list[str] = []
         self._fault: Callable[[], str | None] = lambda: None
-        self.answers: dict[str, Response] = {}
+        self.answers: dict[str, WSGIApplication] = {}
         self.headers: dict[str, str] = {}  # of the last request that changed something
         self.begun: dict[str, str] = {}  # of the last one that began an upload in parts
         self.made: deque[Made] = deque(maxlen=10_000)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from werkzeug.wrappers import Response
@@ -20,6 +22,7 @@ from tieredstore.model.errors import (
     BackendUnavailableError,
     TieredStoreError,
 )
+from tieredstore.providers import s3_settings, s3fs
 from tieredstore.providers.object_provider import open_client
 
 MIB = 1024 * 1024
@@ -234,6 +237,32 @@ def test_a_listing_that_is_none_comes_to_an_end(moto: tuple[str, Door], pages: s
         finally:
             door.answers.clear()
         assert door.requests().total() <= 2
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_a_listing_of_empty_pages_comes_to_an_end(
+    moto: tuple[str, Door], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each page has no keys and says that there are more, as at a store with a damaged index."""
+    endpoint, door = moto
+    monkeypatch.setattr(s3fs, "EMPTY_PAGES_MAX", 10)
+    monkeypatch.setattr(s3_settings, "WHOLE_REQUEST_MS", 700)
+    tokens = itertools.count()
+
+    def page(environ: Any, start: Any) -> Iterable[bytes]:
+        more = f"<IsTruncated>true</IsTruncated><NextContinuationToken>{next(tokens)}"
+        body = f"<ListBucketResult><Name>b</Name>{more}</NextContinuationToken></ListBucketResult>"
+        return Response(body, content_type="application/xml")(environ, start)
+
+    settings = replace(new_settings(endpoint, name), request_timeout_ms=600)
+    with open_client(settings) as client:
+        door.answers["LIST"] = page
+        try:
+            with pytest.raises(BackendUnavailableError):
+                list(client.list())
+        finally:
+            door.answers.clear()
+        assert list(client.list()) == []
 
 
 @pytest.mark.parametrize(

@@ -137,18 +137,30 @@ class ObstoreConnection:
         if started_elsewhere():
             raise UnparsedKeyError
         with self.translated(prefix, "list") as (obstore, store):
-            pages = iter(
-                obstore.list(
-                    store, folder or None, offset=behind or None, chunk_size=KEYS_PER_REQUEST
-                )
+            pages = obstore.list(
+                store, folder or None, offset=behind or None, chunk_size=KEYS_PER_REQUEST
             )
-        while True:
-            with self.translated(prefix, "list"):
-                page = next(pages, None)
-            if page is None:
-                return
+        while (page := self._page(prefix, pages)) is not None:
             for entry in page:
                 yield entry["path"], entry["size"]
+
+    def _page(self, prefix: str, pages: Any) -> Any:
+        """The next keys, None after the last. obstore itself asks for page after page until it has
+        some, so a store whose pages have none needs a limit."""
+        from fsspec.asyn import get_loop, sync
+
+        limit_ms = self._settings.whole_request_ms
+
+        async def page() -> Any:
+            with self.translated(prefix, "list", has_connection=True):
+                return await anext(pages, None)
+
+        with self.connections(1):
+            try:
+                return sync(get_loop(), page, timeout=limit_ms / 1000)
+            except TimeoutError as error:
+                reason = f"no whole page of keys in {limit_ms} ms"
+                raise BackendUnavailableError(prefix, "list", reason) from error
 
     def delete(self, batch: Sequence[str]) -> None:
         with self.translated(batch[0], "delete") as (obstore, store):

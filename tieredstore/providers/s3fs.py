@@ -256,6 +256,7 @@ def _release(filesystem: Any) -> None:
 
 
 PARTS_MAX: Final = 10_000
+EMPTY_PAGES_MAX: Final = 1_000  # in a row, of a listing that says there are more
 _AT_ONCE_BYTES: Final = 512 * 1024
 
 _DIGESTS: Final[Mapping[str, Callable[[Buffer], bytes]]] = {
@@ -547,6 +548,7 @@ class S3fsClient(ObjectClient):
         if after:
             asked["StartAfter"] = self._prefix + after
         operation = "list_objects_v2"
+        empty = 0
         while True:
             page = self._connection.call(operation, prefix, **asked)
             if "IsTruncated" not in page:  # maybe not a listing at all: then it has no Name either
@@ -557,8 +559,9 @@ class S3fsClient(ObjectClient):
             if not page.get("IsTruncated"):
                 return
             following = told(page, "NextContinuationToken", prefix, operation)
-            if following == asked.get("ContinuationToken"):
-                raise BackendUnavailableError(prefix, operation, "it keeps listing the same page")
+            empty = 0 if page.get("Contents") else empty + 1
+            if following == asked.get("ContinuationToken") or empty == EMPTY_PAGES_MAX:
+                raise BackendUnavailableError(prefix, operation, "its pages do not end")
             asked["ContinuationToken"] = following
 
     def delete_many(self, keys: Sequence[str]) -> Mapping[str, TieredStoreError]:
@@ -581,6 +584,7 @@ class S3fsClient(ObjectClient):
     def abandoned_uploads(self, prefix: str = "") -> Sequence[AbandonedUpload]:
         found: list[AbandonedUpload] = []
         asked: dict[str, Any] = {**self._at, "Prefix": self._prefix + prefix}
+        empty = 0
         while True:
             try:
                 page = self._connection.call("list_multipart_uploads", prefix, **asked)
@@ -599,8 +603,9 @@ class S3fsClient(ObjectClient):
                 name: told(page, f"Next{name}", prefix, "list_multipart_uploads")
                 for name in ("KeyMarker", "UploadIdMarker")
             }
-            if asked.items() >= following.items():
-                reason = "it keeps listing the same page"
+            empty = 0 if page.get("Uploads") else empty + 1
+            if asked.items() >= following.items() or empty == EMPTY_PAGES_MAX:
+                reason = "its pages do not end"
                 raise BackendUnavailableError(prefix, "list_multipart_uploads", reason)
             asked |= following
 
