@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 
 from tieredstore.driver.metadata import Change, DeleteSegment, Put, PutNote
-from tieredstore.metadata import JsonMetadataStore
+from tieredstore.metadata import JsonMetadataStore, journal
 from tieredstore.metadata.journal import SnapshotName, commit_line, compact_line, header_line
 from tieredstore.model.errors import MetadataError, StoreClosedError
 from tieredstore.model.values import QueueRecord, SegmentType, TopicRecord
@@ -233,6 +233,28 @@ def test_a_full_disk_stops_the_catalogue_only_while_it_is_full(
         with JsonMetadataStore.open(path, read_only=True) as reader:
             assert state(reader) == expected
             assert reader.report.torn_bytes == 0
+    with JsonMetadataStore.open(path) as store:
+        assert state(store) == expected
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS, errno.ENOENT, errno.EIO])
+def test_a_folder_that_takes_no_file_stops_the_catalogue_only_meanwhile(
+    path: Path, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no journal yet, as after each compaction."""
+
+    def refused(*_: object) -> None:
+        raise OSError(code, "not now")
+
+    with JsonMetadataStore.open(path) as store:
+        with monkeypatch.context() as patch:
+            patch.setattr(journal, "write_atomically", refused)
+            for _ in range(2):
+                with pytest.raises(MetadataError, match="not now"):
+                    store.put(log_segment(7))
+        store.put(log_segment(8))
+        expected = state(store)
+        assert len(store.segments("broker-a/Orders/0")) == 1
     with JsonMetadataStore.open(path) as store:
         assert state(store) == expected
 

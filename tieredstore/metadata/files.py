@@ -28,7 +28,7 @@ from tieredstore.driver.metadata import CatalogueUpkeep, Change
 from tieredstore.metadata.journal import (
     JournalContents,
     JournalFile,
-    NoRoomError,
+    NotWrittenError,
     SnapshotName,
     read_journal,
     seal,
@@ -171,7 +171,7 @@ class CatalogueWriter:
 
     * At every moment, the snapshot and the journal that follows it are together the catalogue.
     * Once a durable step has failed, the files' contents are uncertain: `commit` and `compact`
-      raise until the catalogue is opened again. A disk without room for a line changes nothing.
+      raise until the catalogue is opened again. A line that was not written changes nothing.
     """
 
     def __init__(
@@ -232,7 +232,7 @@ class CatalogueWriter:
 
     def commit(self, encoded_changes: Sequence[bytes]) -> None:
         """Make one batch durable. After an error, the batch may or may not be there; after
-        `NoRoomError` it is not."""
+        `NotWrittenError` it is not."""
         self._require_sound()
         try:
             self._journal.commit(encoded_changes, self._snapshot)
@@ -241,9 +241,9 @@ class CatalogueWriter:
             raise
 
     def fail(self, error: BaseException) -> None:
-        """Refuse further writes, as memory and files may differ. After `NoRoomError` they do not:
-        the next write may find room."""
-        if not isinstance(error, NoRoomError):
+        """Refuse further writes, as memory and files may differ. After `NotWrittenError` they do
+        not: the next write may succeed."""
+        if not isinstance(error, NotWrittenError):
             self._failure = self._failure or error
 
     def compact(self, tables: Tables) -> None:

@@ -51,15 +51,15 @@ _BODY_AT: Final = len(_PREFIX) + 8 + len(b'",')
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE})
 
 
-class NoRoomError(OSError):
-    """The system had no room for a line, and the journal is as it was before."""
+class NotWrittenError(OSError):
+    """A line was not written, and the journal is as it was before."""
 
 
 class JournalFile:
     """The journal as its one writer uses it. The file is created with its first line.
 
     After an error nothing may be appended, because it is unknown whether the line is durable;
-    except after `NoRoomError`. Only one thread at a time may call it.
+    except after `NotWrittenError`. Only one thread at a time may call it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -121,8 +121,8 @@ class JournalFile:
         try:
             write_atomically(self._path, lines)
         except OSError as error:
-            if error.errno in _NO_ROOM and not os.path.lexists(self._path):
-                raise NoRoomError(error.errno, error.strerror) from error
+            if not os.path.lexists(self._path):
+                raise NotWrittenError(error.errno, error.strerror) from error
             raise
         self._descriptor = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
         self._lines = len(lines)
@@ -133,7 +133,7 @@ class JournalFile:
         try:
             self._write(self._descriptor, line)
             os.fdatasync(self._descriptor)
-        except NoRoomError:
+        except NotWrittenError:
             raise
         except BaseException:
             # After a failed sync, the line may be in memory, where a reader takes it for durable.
@@ -151,7 +151,7 @@ class JournalFile:
                 raise
             # It was never whole, so no reader has taken it. Without its beginning all is as before.
             os.ftruncate(descriptor, self.bytes_count)
-            raise NoRoomError(error.errno, error.strerror) from error
+            raise NotWrittenError(error.errno, error.strerror) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
