@@ -58,7 +58,7 @@ from tieredstore.jobs.load_records import (
     encode_batch,
 )
 from tieredstore.jobs.load_segments import StagedPart, Stager
-from tieredstore.jobs.worker import worker_scratch
+from tieredstore.jobs.worker import OwnedTier, worker_scratch
 from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import (
@@ -876,5 +876,28 @@ def test_a_commit_that_another_load_fences_begins_again(
     monkeypatch.setattr(ObjectProvider, "adopt", adopting)
     commit_load(bucket, "first", [first])
     assert bodies(bucket, A) == names_of(A, [*range(20, 50), *range(20)])
+    assert_found(bucket, {A: range(50)})
+    assert report_of(bucket).findings == ()
+
+
+def test_a_late_end_of_a_batch_leaves_what_the_next_driver_has_added_since(
+    bucket: StoreConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver of a stream dies, and its process that commits is still about to clean up."""
+    first, second = (StreamBatch(stream_id="stream", number=number) for number in range(2))
+    inner = OwnedTier.settle
+    others = [second]
+
+    def settling(tier: OwnedTier, folder: str) -> None:
+        if others:
+            elsewhere = replace(bucket, store_path=bucket.store_path + "-2")
+            batch = others.pop()
+            rows = [[rows_of(A, range(20, 50))]]
+            loaded(elsewhere, rows, run_id=batch.run_id, batch=batch)
+        inner(tier, folder)
+
+    monkeypatch.setattr(OwnedTier, "settle", settling)
+    loaded(bucket, [[rows_of(A, range(20))]], run_id=first.run_id, batch=first)
+    assert bodies(bucket, A) == names_of(A, range(50))
     assert_found(bucket, {A: range(50)})
     assert report_of(bucket).findings == ()

@@ -111,9 +111,9 @@ def test_a_batch_is_noted_with_its_messages_and_of_each_stream_only_the_last(
     config: StoreConfig,
 ) -> None:
     def load(stream_id: str, number: int, first: int) -> None:
-        part = staged(config, stream_id, 0, [rows_of(A, range(first, first + 2))])
         batch = StreamBatch(stream_id=stream_id, number=number)
-        commit_load(config, stream_id, [part], batch=batch)
+        part = staged(config, batch.run_id, 0, [rows_of(A, range(first, first + 2))])
+        commit_load(config, batch.run_id, [part], batch=batch)
 
     load("one", 0, 0)
     load("two", 0, 2)

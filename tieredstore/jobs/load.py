@@ -100,6 +100,12 @@ class StreamBatch:
     stream_id: str
     number: int
 
+    @property
+    def run_id(self) -> str:
+        """The id of its load. A commit removes what its run has staged, however late: a run of
+        several batches would lose what later ones have staged, or added, by then."""
+        return f"{self.stream_id}-{self.number}"
+
     def note(self, now_ms: int) -> PutNote:
         return PutNote(STREAMED, self.stream_id, [self.number, now_ms])
 
@@ -183,14 +189,13 @@ def commit_load(
     clock = clock or SystemClock()
     known: dict[_Item, _Made] = {}  # what earlier tries have staged, for reuse
     report = LoadReport()
-    note_of_run = run_id if batch is None else f"{run_id}-{batch.number}"
     for tries in range(1, TRIES_MAX + 1):
         try:
             with _waited_tier(config, clock, wait_seconds) as tier:
                 is_made = (
                     (load_id is not None and tier.metadata.note(LOADED, load_id) is not None)
                     or (batch is not None and batch.is_made(tier))
-                    or tier.metadata.note(LOAD_RUN, note_of_run) is not None
+                    or tier.metadata.note(LOAD_RUN, run_id) is not None
                 )
                 if is_made:
                     made = load_id or batch or run_id
@@ -201,7 +206,6 @@ def commit_load(
                     report = _Commit(
                         tier,
                         run_id,
-                        note_of_run,
                         known,
                         index=index and config.index_enabled,
                         load_id=load_id,
@@ -309,7 +313,6 @@ class _Commit:
         self,
         tier: OwnedTier,
         run_id: str,
-        note_of_run: str,
         known: dict[_Item, _Made],
         *,
         index: bool,
@@ -320,7 +323,7 @@ class _Commit:
         self._tier = tier
         self._config = tier.config
         self._folder = run_folder(run_id)
-        self._note_of_run = note_of_run
+        self._run_id = run_id
         self._known = known
         self._index = index
         self._load_id = load_id
@@ -544,7 +547,7 @@ class _Commit:
             changes.append(PutNote(LOADED, self._load_id, [now, plan.message_count]))
         if self._batch is not None:
             changes.append(self._batch.note(now))
-        changes.append(PutNote(LOAD_RUN, self._note_of_run, now))
+        changes.append(PutNote(LOAD_RUN, self._run_id, now))
         changes += [DeleteNote(LOAD_RUN, key) for key in _old_runs(metadata.notes(LOAD_RUN), now)]
         return changes
 

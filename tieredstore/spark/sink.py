@@ -82,7 +82,8 @@ if TYPE_CHECKING:
 _RUN: Final = "run_of_load"  # a write with this option only stages: `load` commits
 _WRITE_NAMES: Final = ("topic", "queue_id", "load_id", "index", "block_bytes", "wait_seconds")
 _CHECKPOINT: Final = "checkpointlocation"  # Spark's own option
-_QUERY_ID: Final = "sql.streaming.queryId"  # a property of Spark's tasks
+_QUERY_ID: Final = "sql.streaming.queryId"  # properties of Spark's tasks
+_BATCH_ID: Final = "streaming.sql.batchId"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,8 +223,8 @@ class TierWriter(Shipped, DataSourceArrowWriter):
 
 
 class TierStreamWriter(Shipped, DataSourceStreamArrowWriter):
-    """The same for each batch of a stream. Spark tells only tasks the query, and only the driver
-    the batch, so the messages of the tasks bring the query to the driver."""
+    """The same for each batch of a stream. Spark tells only tasks the query, so their messages
+    bring it to the driver."""
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
         self._said = options
@@ -231,29 +232,30 @@ class TierStreamWriter(Shipped, DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         with plain_failures():
-            query_id = _task().getLocalProperty(_QUERY_ID)
-            if not query_id:
-                raise LoadRefusedError("Spark does not name the query that this batch is of")
+            query_id, number = map(_task().getLocalProperty, (_QUERY_ID, _BATCH_ID))
+            if not query_id or not number:
+                raise LoadRefusedError("Spark does not name this batch, or its query")
+            batch = StreamBatch(stream_id=query_id, number=int(number))
             columns = _columns(self._said, self._schema)  # for each batch, as it takes the time
-            return StagedMessage(staged(self._said, columns, query_id, iterator), query_id)
+            return StagedMessage(staged(self._said, columns, batch.run_id, iterator), query_id)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         found = [message for message in messages if isinstance(message, StagedMessage)]
         if not found:
             return
-        query_id = found[0].query_id
+        batch = StreamBatch(stream_id=found[0].query_id, number=batchId)
         with plain_failures():
             commit_load(
                 self._said.config,
-                query_id,
+                batch.run_id,
                 [message.part for message in found],
                 index=self._said.index,
-                batch=StreamBatch(stream_id=query_id, number=batchId),
+                batch=batch,
                 wait_seconds=self._said.wait_seconds,
             )
 
     def abort(self, messages: list[Any], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """What was staged stays until a batch of this query is made: the tier may be another's."""
+        """What was staged stays until this batch is made: the tier may be another's."""
 
 
 def load(
