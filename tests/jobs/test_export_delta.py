@@ -15,11 +15,12 @@ import pytest
 
 from tests.jobs.job_kit import golden_config, run_inline
 from tests.jobs.lake_kit import DAY, KEY, SCHEMA, at_once, committed, in_order, made, rows, staged
+from tieredstore.driver.runtime import InlinePool, ManualClock
 from tieredstore.jobs.export import ExportJob, TableFormat
 from tieredstore.jobs.export_delta import NUMBERS_KEPT, OFFSETS, DeltaTarget
 from tieredstore.jobs.export_ledger import Ledger, StagedRange, TableChangedError
 from tieredstore.jobs.export_target import ExportTarget, TargetOptions
-from tieredstore.jobs.job import JobState
+from tieredstore.jobs.job import JobState, LocalEngine, run_job
 from tieredstore.model.errors import BackendError, InvalidConfigError, MetadataError
 
 FILE_SCHEMA = pa.schema([field for field in SCHEMA if field.name != "topic"])
@@ -265,3 +266,21 @@ def test_a_table_made_by_two_at_once_is_one(tmp_path: Path) -> None:
     path = tmp_path / "new"
     assert at_once(*(opened(path).make for _ in range(4))) == [None] * 4
     assert versions(opened(path)) == 0
+
+
+def test_a_run_that_was_planned_before_another_made_the_table_adds_to_that_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, target = tmp_path / "here", tmp_path / "table"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    job = partial(ExportJob, config=golden_config(), target=str(target), format=TableFormat.DELTA)
+
+    def another_runs(_plan: object) -> None:
+        assert run_inline(job(topics=("GoldAa",))).state is JobState.DONE
+
+    engine = LocalEngine(pool=InlinePool(), threads=1)
+    report = run_job(job(), engine, clock=ManualClock(), on_plan=another_runs)
+    assert report.state is JobState.DONE
+    assert deltalake.DeltaTable(target).to_pyarrow_table().num_rows == 533
+    assert list(here.iterdir()) == []

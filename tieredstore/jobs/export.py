@@ -278,11 +278,11 @@ class ExportJob:
         self, plan: Plan[ExportItem], rows: RowStream[ExportRow]
     ) -> JobReport | Job[ExportItem, ExportRow]:
         with self._opened() as table:
-            if plan.items and not table.exists():
+            if plan.items and not plan.items[0].place:
+                # There was no table, so the plan could not say where its files go. Another run may
+                # have made it since.
                 table.make()
-                # The plan could not say where the files of a table go that did not exist yet.
-                if not plan.items[0].place:
-                    return self
+                return self
             damaged, names, refused = 0, set[str](), dict[str, str]()
             lost: Any = plan.facts["lost"]
             findings = [self._left_out(*queue) for queue in lost]
