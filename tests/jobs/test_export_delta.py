@@ -284,3 +284,17 @@ def test_a_run_that_was_planned_before_another_made_the_table_adds_to_that_table
     assert report.state is JobState.DONE
     assert deltalake.DeltaTable(target).to_pyarrow_table().num_rows == 533
     assert list(here.iterdir()) == []
+
+
+def test_what_a_killed_writer_leaves_of_a_version_is_no_version(tmp_path: Path) -> None:
+    """On a disk, deltalake writes a version beside its name, and then links it there."""
+    log = tmp_path / "table" / "_delta_log"
+    log.mkdir(parents=True)
+    for version in range(2):
+        (log / f"{version:020d}.json#1").write_bytes(b'{"protocol":')
+    job = ExportJob(
+        config=golden_config(), target=str(tmp_path / "table"), format=TableFormat.DELTA
+    )
+    assert run_inline(job).state is JobState.DONE
+    assert run_inline(job).counts["messages"] == 0
+    assert deltalake.DeltaTable(job.target).to_pyarrow_table().num_rows == 533

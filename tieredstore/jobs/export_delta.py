@@ -40,7 +40,7 @@ APPLICATION: Final = "tieredstore"
 OFFSETS: Final = "_tieredstore/offsets"
 PARTITIONS: Final = (pa.field("topic", pa.string()), pa.field("day", pa.date32()))
 NUMBERS_KEPT: Final = 16  # of the newest commits: another run may be about to read one
-_VERSION: Final = re.compile(r"\d{20}\.(json|checkpoint\.)")
+_VERSION: Final = re.compile(r"\d{20}\.(json|checkpoint\.[^#]+)")  # `#1`: of a killed writer
 _ESCAPE: Final = re.compile("%[0-9A-Fa-f]{2}")
 _CHANCE_BITS: Final = 32
 _EXPIRY: Final = "delta.setTransactionRetentionDuration"
@@ -65,7 +65,7 @@ class DeltaTarget:
 
     def exists(self) -> bool:
         # Not by deltalake: it blocks all threads of the process while it asks a bucket.
-        return any(_VERSION.match(name) for name in self.target.names("_delta_log"))
+        return any(_VERSION.fullmatch(name) for name in self.target.names("_delta_log"))
 
     def make(self) -> None:
         delta = _delta()
