@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.flat.tiers import FaultyCatalogue, run_of
 from tests.jobs.dying import LOADED, NEW, OLD, config_in, dying, load, reindexed
-from tests.jobs.job_kit import copy_of_golden, files
+from tests.jobs.job_kit import copy_of_golden, files, flipped
 from tests.jobs.load_kit import assert_found, open_tier_of, report_of
 from tests.jobs.written_tier import WrittenTier, posix_config
 from tieredstore.access.reader import TieredReader
@@ -281,6 +281,21 @@ def test_messages_that_cannot_be_read_are_told(config: StoreConfig) -> None:
     assert [each.kind for each in report.findings] == ["not-indexed"]
     with TieredReader.open(config) as reader:
         assert reader.query_message(NEW.topic, "u-orders-1-11").messages
+
+
+def test_what_a_killed_run_could_not_read_is_read_again(config: StoreConfig) -> None:
+    """Its segment was brought back meanwhile."""
+    job = ReindexKeys(config=config)
+    with open_tier_of(config) as parts:
+        file = parts.files.get(NEW)
+        segment = Path(file.log.segments[0].segment.path)
+        place = int(file.units(10, 1).log_offsets[0])
+    with flipped(segment, place + 4):
+        for item in job.plan().items:
+            list(job.work(item))
+    report = run(config)
+    assert (report.exit_code, report.findings) == (JobExit.DONE, ())
+    assert_found(config, LOADED, samples=100)
 
 
 def test_the_steps_of_a_job_are_run_one_after_the_other(config: StoreConfig) -> None:

@@ -146,18 +146,28 @@ def _trailer(run: KeyRun) -> bytes:
 
 def staged_runs(scratch: Scratch, folder: str) -> dict[str, list[KeyRun]]:
     """The runs of all finished origins, by stem."""
-    by_stem: dict[str, list[StagedObject]] = {}
+    return {
+        stem: runs
+        for stem, runs in _runs_by_stem(scratch, folder).items()
+        if runs[-1].is_last and [run.number for run in runs] == list(range(len(runs)))
+    }
+
+
+def drop_damaged(scratch: Scratch, folder: str) -> None:
+    """Remove the runs of origins that could not be read in whole: by now they may be sound."""
+    for runs in _runs_by_stem(scratch, folder).values():
+        if any(run.damaged_count for run in runs):
+            scratch.delete([run.name for run in runs])
+
+
+def _runs_by_stem(scratch: Scratch, folder: str) -> dict[str, list[KeyRun]]:
+    found: dict[str, list[KeyRun]] = {}
     for staged in scratch.listed(folder):
         stem, _, number = staged.name.rpartition(".")
         if number.isdigit():
-            by_stem.setdefault(stem, []).append(staged)
-    found = {}
-    for stem, objects in by_stem.items():
-        runs = [_read_run(scratch, staged) for staged in objects]
+            found.setdefault(stem, []).append(_read_run(scratch, staged))
+    for runs in found.values():
         runs.sort(key=lambda run: run.number)
-        whole = runs[-1].is_last and [run.number for run in runs] == list(range(len(runs)))
-        if whole:
-            found[stem] = runs
     return found
 
 

@@ -34,6 +34,7 @@ from tieredstore.jobs.key_runs import (
     FilePlan,
     KeyRun,
     RunWriter,
+    drop_damaged,
     file_plans,
     in_order,
     merged,
@@ -93,7 +94,8 @@ def reindex(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReindexKeys:
-    """The first step. It reuses runs that an earlier job staged for the same slice."""
+    """The first step. It reuses runs that an earlier job staged for the same slice, unless that
+    slice had damage."""
 
     name: ClassVar[str] = FOLDER
     config: StoreConfig
@@ -111,6 +113,7 @@ class ReindexKeys:
             yield self
             return
         with owned_tier(self.config, threads=THREADS) as tier:
+            drop_damaged(tier.scratch, KEYS)
             yield replace(self, tier=tier)
 
     def plan(self) -> Plan[KeysItem]:
