@@ -339,9 +339,7 @@ def test_a_topic_whose_folder_no_disk_can_name_keeps_no_other_from_the_target(
     assert exported(tier.config, target, topics=("Orders",)).state is JobState.DONE
 
 
-def test_what_was_staged_of_a_topic_before_it_was_made_anew_is_known_by_its_number(
-    tmp_path: Path,
-) -> None:
+def test_what_was_staged_of_a_topic_before_it_was_made_anew_is_left_out(tmp_path: Path) -> None:
     tier, target = WrittenTier(config=posix_config(tmp_path)), tmp_path / "parquet"
     tier.add("Orders", 0, 20)
     job = ExportJob(config=tier.config, target=str(target))
@@ -350,7 +348,8 @@ def test_what_was_staged_of_a_topic_before_it_was_made_anew_is_known_by_its_numb
     tier.delete("Orders")
     tier.add("Orders", 0, 30)
     report = exported(tier.config, target)
-    assert (report.state, report.counts["messages"]) == (JobState.INCOMPLETE, 20)
+    assert (report.state, report.counts["messages"]) == (JobState.DONE, 30)
+    assert staged(target) == []
 
 
 def test_offsets_that_were_given_again_are_not_called_exported(tmp_path: Path) -> None:
@@ -512,6 +511,27 @@ def test_a_topic_that_is_made_anew_while_it_is_exported_is_not_taken_for_the_fir
     assert (report.state, report.counts["messages"]) == (JobState.DONE, 30)
     assert messages(target) == tier_messages(tier.config)
     assert staged(target) == []
+
+
+def test_a_topic_that_is_made_anew_while_a_killed_run_stages_it_is_not_taken_for_the_first_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = WrittenTier(config=posix_config(tmp_path))
+    tier.add("Orders", 0, 20)
+    tier.add("Payments", 0, 5)
+    target = tmp_path / "parquet"
+    job = ExportJob(config=tier.config, target=str(target))
+    items = job.plan().items
+    tier.delete("Orders")
+    monkeypatch.setattr(written_tier, "START_MS", START_MS + 5_000)
+    tier.add("Orders", 0, 30)
+    for item in items:
+        list(job.work(item))
+    for count in (35, 0):
+        report = run_inline(job)
+        assert (report.state, report.counts["messages"]) == (JobState.DONE, count)
+        assert messages(target) == tier_messages(tier.config)
+        assert staged(target) == []
 
 
 def test_a_target_without_numbers_of_topics_and_newest_messages_is_taken_up(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ with brought_by("jobs"):
     import pyarrow.parquet as pq
 
 from tieredstore.access.reader import TieredReader
+from tieredstore.driver.metadata import MetadataStore
 from tieredstore.flat.times import store_time
 from tieredstore.jobs.arrow import MESSAGE_COLUMNS
 from tieredstore.jobs.export_ledger import (
@@ -98,7 +99,7 @@ from tieredstore.model.errors import (
     TieredStoreError,
 )
 from tieredstore.model.findings import Finding, Severity
-from tieredstore.model.values import Json
+from tieredstore.model.values import Json, SegmentRecord
 
 ROW_GROUP_ROWS: Final = 131_072
 DAMAGED_SHOWN: Final = 20  # per range
@@ -200,7 +201,9 @@ class ExportJob:
             ledger.refuse_other(table.name, self.settings)
             if table.exists():
                 place = table.target.url
-                staged = addable(self._staged(table.target, ()), ledger)
+                former = self._of_former_topics(table.target)
+                sound = self._staged(table.target, ())
+                staged = addable([each for each in sound if each.name not in former], ledger)
         topics = TopicPatterns(self.topics)
         selection = Selection(topic_pattern=topics.expression, times=self.times)
         items: list[ExportItem] = []
@@ -296,9 +299,12 @@ class ExportJob:
             added: list[StagedRange] = []
             ledger = table.read()
             if table.exists():
-                for name, text in self._made_anew(plan, names):
-                    refused[name] = text
+                remade = self._of_former_topics(table.target) | self._made_anew(plan, names)
+                for name, path in remade.items():
                     drop_mark(table.target, name)
+                    if name in names:
+                        text = "deleted and made again while it was exported: run it again"
+                        refused[name] = f"{path}: {text}"
                 staged = self._staged(table.target, names)
                 added, ledger = commit_staged(table, self.settings, staged, uuid4().hex)
                 drop_marks(table.target, ledger)
@@ -391,27 +397,52 @@ class ExportJob:
         found = marked(target, self.settings)
         return [each for each in found if not each.damaged or each.name in mine]
 
-    def _made_anew(
-        self, plan: Plan[ExportItem], names: Collection[str]
-    ) -> Iterator[tuple[str, str]]:
-        """Staged ranges of queues that were deleted and made again since the plan. Other segments
-        have the names now, and a worker may have read either: no damage tells it."""
-        if not names or self.config.catalogue == "rebuild":
-            return  # a rebuilt segment is as old as its oldest message that has not expired
-        catalogue = newest_catalogue(self.config)
+    def _of_former_topics(self, target: ExportTarget) -> dict[str, str]:
+        """The staged ranges, perhaps of a run that was killed, whose topic was deleted and made
+        again since they were planned, and their queues. A worker may have read either topic."""
+        catalogue = self._catalogue_now()
         if catalogue is None:
-            return
+            return {}
         with closing(catalogue):
-            catalogue.refresh()
+            broker = self.config.broker_name
+            now = {
+                self._source(f"{broker}/{row.topic}"): row.topic_id for row in catalogue.topics()
+            }
+        return {
+            each.name: each.source.partition("/")[2]
+            for each in marked(target, self.settings)
+            if now.get(topic_of(each.source), each.topic_id) != each.topic_id is not None
+        }
+
+    def _made_anew(self, plan: Plan[ExportItem], names: Collection[str]) -> dict[str, str]:
+        """The same for single queues, which a decision on two histories may replace: then other
+        segments have the names of the plan's. No damage tells it."""
+        catalogue = self._catalogue_now() if names else None
+        if catalogue is None:
+            return {}
+        with closing(catalogue):
             created = {row.key: row.create_timestamp for row in catalogue.segments()}
-        for item in plan.items:
+
+        def is_other(row: SegmentRecord) -> bool:
             # Rows that were added after a copy was published have no creation time.
-            rows = (row for row in item.slice.rows if row.create_timestamp)
-            if item.name in names and any(
-                created.get(row.key, row.create_timestamp) != row.create_timestamp for row in rows
-            ):
-                text = "deleted and made again while it was exported: run it again"
-                yield item.name, f"{item.slice.path}: {text}"
+            known = row.create_timestamp
+            return bool(known) and created.get(row.key, known) != known
+
+        return {
+            item.name: item.slice.path
+            for item in plan.items
+            if item.name in names and any(map(is_other, item.slice.rows))
+        }
+
+    def _catalogue_now(self) -> MetadataStore | None:
+        """None also if it is rebuilt each time: then topics get new numbers, and a segment is as
+        old as its oldest message that has not expired."""
+        if self.config.catalogue == "rebuild":
+            return None
+        catalogue = newest_catalogue(self.config)
+        if catalogue is not None:
+            catalogue.refresh()
+        return catalogue
 
     def _not_there(self, plan: Plan[ExportItem], ledger: Ledger) -> list[str]:
         """Ranges of the plan that the target lacks in whole or in part."""
