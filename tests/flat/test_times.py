@@ -142,6 +142,17 @@ def test_the_earliest_time_is_that_of_the_first_segment_with_messages() -> None:
     assert tier.open().min_offset == file.min_offset > 0
 
 
+def test_the_earliest_time_is_not_that_of_a_message_whose_unit_has_expired() -> None:
+    """The segments of the units are shorter than those of the log."""
+    tier = OneQueue(queue_units=2)
+    file = tier.open()
+    fill(file, [a_record(n, store_timestamp=NOW + n) for n in range(5)])
+    assert len(file.log.segments) == 1
+    file.queue.drop(file.queue.segments[:1])
+    assert file.min_offset == 2
+    assert earliest_time(file) == NOW + 2
+
+
 def test_a_segment_with_bytes_that_no_unit_names_has_no_times() -> None:
     tier = OneQueue()
     file = tier.open()

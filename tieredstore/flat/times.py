@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -103,9 +104,21 @@ def believed_times(
 
 
 def earliest_time(file: FlatMessageFile, *, source: ByteSource = DIRECT) -> int | None:
-    """When the oldest message was stored, or one before it in the same segment; None if there is
-    none. Takes no read if the catalogue is believed."""
-    for segment in file.log.segments:
+    """When the oldest message was stored; None if there is none. Takes no read if the catalogue is
+    believed.
+
+    Segments of the log and of the units expire apart: the oldest message begins one of the two, and
+    the other may begin with messages before it.
+    """
+    begins = [_begin(file, part.segments, source) for part in (file.log, file.queue)]
+    return max((begin for begin in begins if begin is not None), default=None)
+
+
+def _begin(
+    file: FlatMessageFile, segments: Sequence[FlatSegment], source: ByteSource
+) -> int | None:
+    """When the first message of these segments was stored."""
+    for segment in segments:
         times = believed_times(file, segment, source=source)
         if times is not None:
             return times[0]
