@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ from tests.exporters.shown import (
 )
 from tieredstore.codec.queue_unit import UNIT_BYTES
 from tieredstore.codec.tiered_index import slot_position
+from tieredstore.driver.metadata import Put
 from tieredstore.driver.metrics import (
     API_LATENCY,
     BASE_LABELS,
@@ -130,6 +132,18 @@ def test_storage_is_what_the_catalogue_says(exporter: Exporter, broker: Eventful
     # The five messages were put a second apart.
     reserve = found[STORAGE_RESERVE_TIME.name, labels_of(topic=TOPIC, queue_id="0")]
     assert reserve == 5_000
+
+
+def test_the_age_is_not_that_of_a_message_whose_unit_has_expired(
+    exporter: Exporter, broker: EventfulBroker
+) -> None:
+    broker.live()
+    metadata = broker.store._loaded().tier.metadata
+    (units,) = metadata.segments(f"broker-a/{TOPIC}/0", SegmentType.CONSUME_QUEUE)
+    assert units.begin_timestamp is not None
+    metadata.apply([Put(replace(units, begin_timestamp=units.begin_timestamp + 2_000))])
+    reserve = exporter.samples()[STORAGE_RESERVE_TIME.name, labels_of(topic=TOPIC, queue_id="0")]
+    assert reserve == 3_000
 
 
 def test_the_read_cache_shows_what_it_holds(exporter: Exporter, broker: EventfulBroker) -> None:

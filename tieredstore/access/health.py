@@ -293,10 +293,14 @@ class TierGauges:
         """
         now = self._tier.runtime.clock.now_ms()
         oldest: dict[str, int] = {}
-        for row in self._tier.metadata.segments(type=SegmentType.COMMIT_LOG):
-            times = catalogue_times(row, now)
-            if times is not None:
-                oldest[row.path] = min(times[0], oldest.get(row.path, times[0]))
+        for kind in (SegmentType.COMMIT_LOG, SegmentType.CONSUME_QUEUE):
+            begins: dict[str, int] = {}
+            for row in self._tier.metadata.segments(type=kind):
+                times = catalogue_times(row, now)
+                if times is not None:
+                    begins[row.path] = min(times[0], begins.get(row.path, times[0]))
+            for path, begin in begins.items():  # one of the two begins with the oldest message
+                oldest[path] = max(begin, oldest.get(path, begin))
         for path, time in oldest.items():
             topic, _, queue_id = path.partition("/")[2].rpartition("/")
             yield max(0, now - time), {"topic": topic, "queue_id": queue_id}
