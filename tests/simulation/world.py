@@ -535,7 +535,6 @@ class World:
             self._take_care(machine, LOAD)  # into a tier that does not exist yet
         while any(each.left for each in clients) and self.lives < self.lives_max:
             self._live(machine, clients)
-            self.scheduler.wait(lambda: not self.is_moving)
             self._look_after(machine)
             if self.is_refused:
                 break
@@ -729,9 +728,12 @@ class World:
         if life.is_over:  # its remaining threads end with the process
             self.scheduler.kill(life.process, machine.free_locks)
             self.scheduler.wait(lambda: True)
-        # Continue only when no actor of the process is left.
+        # Continue only when no actor of the process is left, and nobody moves the tier.
         self.scheduler.wait(
-            lambda: not any(each.process is life.process for each in self.scheduler.actors)
+            lambda: (
+                not self.is_moving
+                and not any(each.process is life.process for each in self.scheduler.actors)
+            )
         )
 
     def _lose_disk(self, machine: Machine) -> None:
@@ -859,7 +861,7 @@ class World:
         """Seal, then copy with a tool: the copy would lack what is not sealed."""
         self.is_sealed = False
         self._live(machine, [Client(self, SEALER, 0, 1)])
-        if self.is_sealed and self.former is None and self.has_segments(machine):
+        if self.is_sealed and self.former is None and self.may_move:
             carry(self, machine)
             machine.disk = ForgetfulDisk(machine.folder)
             self._until_moved(machine, self._rebuild_copy)
