@@ -64,17 +64,15 @@ def move_beside(outsider: Outsider) -> None:
     world.is_moving = True
     for _ in range(TRIES_MAX):
         with suppress(*world.is_away, *world.expected):
-            if not has_anything_to_move(world, outsider.config):
-                world.is_moving = False
-                return
-        if world.place == MOVED:
-            break
+            if move(world, outsider.config):
+                break
         outsider.runtime.clock.sleep(10)
     else:
         raise AssertionError("the tier cannot be moved")
-    outsider.runtime.clock.sleep(outsider.dice.choice([0, 1, 100]))
+    if world.place == MOVED:
+        outsider.runtime.clock.sleep(outsider.dice.choice([0, 1, 100]))
+        life.is_ending = True
     world.is_moving = False
-    life.is_ending = True
 
 
 @contextmanager
@@ -91,26 +89,24 @@ def names_nothing(error: MetadataError) -> bool:
     return bool(re.search("it names no (segment|queue)", str(error)))
 
 
-def has_anything_to_move(world: World, config: StoreConfig) -> bool:
-    """Move what is there; False if all of it has expired or was deleted."""
-    try:
-        move(world, config)
-    except MetadataError as error:
-        if not names_nothing(error):
-            raise
-        return False
-    return True
-
-
-def move(world: World, config: StoreConfig) -> None:
+def move(world: World, config: StoreConfig) -> bool:
+    """Returns whether it is over: all is moved, or nothing is there, because it has expired, was
+    deleted, or comes from a load that died."""
     runtime = world.runtime_here()
     engine = LocalEngine(pool=runtime.dispatch, threads=2)
     target = at_place(world, config, MOVED)
-    report = migrate(config, target, engine=engine, cut_over=True, clock=runtime.clock)
+    try:
+        report = migrate(config, target, engine=engine, cut_over=True, clock=runtime.clock)
+    except MetadataError as error:
+        if not names_nothing(error):
+            raise
+        return True
     world.scheduler.note(f"moved: {report.facts['cut_over']} {dict(report.counts)}")
     assert not report.findings, f"migrate: {report}"
-    if report.facts["cut_over"] != "refused":  # refused if the backend was away for long
-        world.has_moved_to(MOVED)
+    if report.facts["cut_over"] == "refused":  # the backend was away for long
+        return False
+    world.has_moved_to(MOVED)
+    return True
 
 
 def seal(client: Client, life: Life) -> None:

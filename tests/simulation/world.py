@@ -845,14 +845,15 @@ class World:
             return
         self._until_moved(machine, partial(move, self))
 
-    def _until_moved(self, machine: Machine, call: Callable[[StoreConfig], None]) -> None:
-        """Repeat until it is done: a broker on the former tier would begin another history."""
+    def _until_moved(self, machine: Machine, call: Callable[[StoreConfig], bool]) -> None:
+        """Repeat until it is over: a broker on the former tier would begin another history."""
+        is_over: list[bool] = []
         for number in range(TRIES_MAX):
             if self.former is not None or not self.has_segments(machine):
                 return
             self.care_kill_odds = CARE_KILL_ODDS / (number + 1)
-            self.care_for(machine, MOVE, call)
-            if self.place != FORMER:
+            self.care_for(machine, MOVE, lambda config: is_over.append(call(config)))
+            if any(is_over):
                 return
             self.scheduler.clock.sleep(10)
         raise AssertionError("the tier cannot be moved")
@@ -866,7 +867,7 @@ class World:
             machine.disk = ForgetfulDisk(machine.folder)
             self._until_moved(machine, self._rebuild_copy)
 
-    def _rebuild_copy(self, config: StoreConfig) -> None:
+    def _rebuild_copy(self, config: StoreConfig) -> bool:
         if not self.kinds[FORMER] == self.kinds[MOVED] == "bucket":  # else the log came along
             with suppress(NewerCatalogueError):  # a killed try had finished
                 self.rebuild(at_place(self, config, MOVED))
@@ -878,6 +879,7 @@ class World:
             for each in self.outsiders:
                 each.checkpoint.may_repeat = True
         self.has_moved_to(MOVED)
+        return True
 
     def begins_again(self, finding: Finding) -> bool:
         """Whether this is a key of an expired message whose place in the log was used again: a
