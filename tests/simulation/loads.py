@@ -158,9 +158,10 @@ class Loads:
                 load.is_made = True
                 self._check_order(load)
                 continue
-            for put in load.puts:
-                put.state = GONE
-            if not young and self.doubtful is load:
+            if young:
+                for put in load.puts:
+                    put.state = GONE
+            elif self.doubtful is load:
                 self.doubtful = None  # it may have been made, and expired
         if not self.are_known and self.doubtful is not None and self.doubtful.is_made:
             self.doubtful = None

@@ -418,11 +418,12 @@ class Model:
             if put.state == SENT:
                 self.never_came(put)
 
-    @staticmethod
-    def never_came(put: Put) -> None:
-        """It is not there and will not appear. If somebody has read it, it has expired since, and a
-        reader may still have an older picture."""
-        put.state = GONE if put.offset is None else DOUBTFUL
+    def never_came(self, put: Put) -> None:
+        """It is not there and will not appear. If somebody has read it, or it is a load's that is
+        old by now, it may have expired, and a reader may still have an older picture."""
+        was_read = put.offset is not None
+        may_have_expired = 0 < put.store_ms <= self.newest_ms - self.kept_ms
+        put.state = DOUBTFUL if was_read or may_have_expired else GONE
 
     # Deletions
 

@@ -153,6 +153,16 @@ def test_a_search_by_time_ends_where_the_units_end() -> None:
             check(found=wrong, end=3)
 
 
+def test_a_load_that_nobody_heard_of_may_have_expired() -> None:
+    """A reader elsewhere with an older picture may still show it."""
+    model = Model(kept_ms=HOUR_MS, newest_ms=START_MS + HOUR_MS)
+    ages = {"gone": START_MS + 1, "doubtful": START_MS}
+    for state, store_ms in ages.items():
+        put = Put(state, QueueKey("Loaded", 0), keys=(), tag="a", begun=0, store_ms=store_ms)
+        model.never_came(put)
+        assert put.state == state
+
+
 def test_who_waits_for_each_other_is_told() -> None:
     scheduler = Scheduler(0, now_ms=0)
     process = Process("both")
