@@ -27,6 +27,7 @@ class Checkpoint:
     end: dict[str, Any] | None = None  # of a batch that was planned, but has not ended
     found: dict[QueueKey, dict[int, str]] = field(default_factory=dict)
     may_repeat: bool = False  # a rebuilt catalogue may number the topics anew
+    turns: dict[str, int] = field(default_factory=dict)  # of histories, when it began
 
 
 def follow(outsider: Outsider) -> None:
@@ -35,6 +36,7 @@ def follow(outsider: Outsider) -> None:
     outsider.runtime.clock.sleep(dice.choice([1, 100, 3_000]))
     if not world.has_segments(world.machine):
         return
+    _begin_anew(outsider)
     reader = _reader(outsider)
     try:
         for _ in range(dice.choice([1, 2, 4])):
@@ -46,6 +48,7 @@ def follow(outsider: Outsider) -> None:
 
 def follow_rest(outsider: Outsider) -> None:
     """After all faults: the stream must reach the end, and have skipped nothing."""
+    _begin_anew(outsider)
     model, checkpoint = outsider.world.model, outsider.checkpoint
     reader = _reader(outsider)
     for _ in range(TRIGGERS_MAX):
@@ -59,6 +62,14 @@ def follow_rest(outsider: Outsider) -> None:
             continue  # a recreated topic may come and go between two of its looks
         lacks = outsider.world.uploaded(queue) - checkpoint.found.get(queue, {}).keys()
         assert not lacks, f"the stream lacks {sorted(lacks)} of {queue}"
+
+
+def _begin_anew(outsider: Outsider) -> None:
+    """With a new checkpoint, as the guide says, if the tier has given up a history since then; also
+    if `recover` has made its catalogue anew, whose published copy may have been older."""
+    turns = outsider.world.histories.turns
+    if outsider.checkpoint.turns != turns:
+        outsider.checkpoint = Checkpoint(turns=dict(turns))
 
 
 def _reader(outsider: Outsider) -> TierStreamReader:
@@ -90,9 +101,10 @@ def _trigger(outsider: Outsider, reader: TierStreamReader) -> bool:
 def _read_batch(
     outsider: Outsider, reader: TierStreamReader, start: dict[str, Any], end: dict[str, Any]
 ) -> None:
-    world, model, checkpoint = outsider.world, outsider.world.model, outsider.checkpoint
+    world, checkpoint = outsider.world, outsider.checkpoint
     begun, ends = from_json(start).offsets, from_json(end).offsets
-    before = {key: model.required(key) for key in world.queues}
+    model = world.elsewhere
+    before, deletions = {key: model.required(key) for key in world.queues}, {**model.deletions}
     found: dict[QueueKey, dict[int, str]] = {}
     for partition in reader.partitions(start, end):
         for batch in reader.read(partition):
@@ -101,18 +113,23 @@ def _read_batch(
                 at, name = row["queue_offset"], row["body"].decode().split("|")[0]
                 mine = found.setdefault(queue, {})
                 assert at not in mine, f"{queue}: {at} comes twice in a batch"
-                assert model.is_of(name, queue)
                 mine[at] = name
     world.saw_time()
     world.scheduler.note(f"a batch of {sum(map(len, found.values()))} messages")
+    model = world.elsewhere
+    turns = world.histories.turns
+    anew = {topic for topic in turns if turns[topic] > checkpoint.turns[topic]}
+    anew |= world.model.deletions.keys()
     for queue, mine in found.items():
+        for at, name in mine.items():
+            model.check_shown(name, queue, at, deletions.get(queue.topic, 0))
         ever = checkpoint.found.setdefault(queue, {})
-        if queue.topic not in model.deletions and not checkpoint.may_repeat:
+        if queue.topic not in anew and not checkpoint.may_repeat:
             again = ever.keys() & mine.keys()
             assert not again, f"{queue}: {sorted(again)} come again"
         ever.update(mine)
     for queue in world.queues:
-        if queue.topic in model.deletions:
+        if queue.topic in anew:
             continue
         within = range(begun.get(queue, 0), ends.get(queue, 0))
         there = {at for at in model.required(queue) & before[queue] if at in within}

@@ -128,7 +128,7 @@ CLIENTS: Final = {**ACTS, AWAITER: await_things, HISTORIES: ask_again, SEALER: s
 ONE_HISTORY: Final = frozenset(
     {
         *(RECOVER, RESTORE, LOAD, ADOPT, MOVE, CUTTER, "deleter", "successor"),
-        *("stream", "mover"),
+        "mover",
     }
 )
 """Those that nobody has told yet what is true of two."""
@@ -141,6 +141,7 @@ ONE_TIER: Final = ONE_HISTORY | {
     "scrubber",
     "inspector",
     "neighbour",
+    "stream",
     HISTORIES,
 }
 """Those who would have to be told that the tier is older than it was."""
@@ -305,7 +306,7 @@ class Outsider:
         self.process = Process(self.name, self.machine)
         self.runtime = world.runtime(self.process)
         self.config = world.tier_config(self.machine)
-        self.checkpoint = Checkpoint()
+        self.checkpoint = Checkpoint(turns=dict(world.histories.turns))
         self.reading: Reading | None = None
         self.is_told = False  # that its export has messages which the tier gave up
         if kind == NEIGHBOUR:
