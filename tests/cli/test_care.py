@@ -164,13 +164,20 @@ def test_a_stopped_queue_is_noted_for_the_next_start(command: Command, root: Pat
 
 
 def test_a_queue_that_was_not_stopped_is_left_alone(command: Command, root: Path) -> None:
-    for topic, number in (("GoldAa", "0"), ("Nobody", "7")):
-        ran = asked(command, root, "resume", topic, number)
-        assert ran.code == 3
-        assert f"{topic}/{number} was not stopped" in ran.err
+    asked(command, root, "resume", "GoldAa", "0").refused(3, "GoldAa/0 was not stopped")
     before = picture(root)
     asked(command, root, "resume", "GoldAa", "0")
     assert picture(root) == before
+
+
+def test_a_stop_that_outlived_its_queue_is_no_stop(command: Command, root: Path) -> None:
+    """A crash just after a deletion keeps it, and there is nothing to compare at any start."""
+    with JsonMetadataStore.open(root / CATALOGUE) as metadata:
+        path = next(row.path for row in metadata.segments() if row.path.endswith("GoldAa/0"))
+        gone = path.replace("GoldAa/0", "Gone/7")
+        metadata.put_note(STOPPED_QUEUE, gone, {"reason": REASON})
+    asked(command, root, "resume", "Gone", "7").refused(3, "the tier has no queue Gone/7")
+    assert "nothing to tell" in asked(command, root, "audit").done().out
 
 
 def test_a_decision_between_two_histories_is_noted_for_the_next_start(

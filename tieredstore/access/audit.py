@@ -21,7 +21,7 @@ from typing import Final, TypeAlias
 
 from tieredstore.access.queue_upload import STOPPED_QUEUE, is_asked_to_resume, is_history
 from tieredstore.codec.message import is_blank
-from tieredstore.codec.names import INDEX_TOPIC
+from tieredstore.codec.names import INDEX_TOPIC, queue_path
 from tieredstore.codec.queue_unit import UNIT_BYTES, QueueUnit, decode_unit
 from tieredstore.codec.record import MESSAGE_MAGICS, peek_magic
 from tieredstore.driver.metadata import LINEAGE, MetadataStore, was_published
@@ -375,8 +375,9 @@ def catalogue_findings(facts: TierFacts, metadata: MetadataStore, broker: str) -
 
 
 def noted_findings(facts: TierFacts, metadata: MetadataStore, broker: str) -> Iterator[Finding]:
+    paths = {queue_path(broker, *record.key) for record in metadata.queues()}
     for path, note in metadata.notes(STOPPED_QUEUE).items():
-        if path.startswith(f"{broker}/"):
+        if path in paths:  # a crash may have kept the stop of a queue that was deleted
             reason = str(note.get("reason", "")) if isinstance(note, dict) else ""
             asked = "; is compared at the next start" if is_asked_to_resume(path, metadata) else ""
             is_adopted = is_history(path, metadata)

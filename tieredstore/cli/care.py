@@ -161,7 +161,7 @@ def resume(
     place = f"{printable(topic)}/{queue_id}"
     with opened_backend(tier) as backend, changing(backend) as change:
         path = queue_path(backend.config.broker_name, topic, queue_id)
-        if trusted is not None and change.metadata.queue(topic, queue_id) is None:
+        if change.metadata.queue(topic, queue_id) is None:
             raise CommandError(f"the tier has no queue {place}", ExitCode.NOT_THERE)
         if not ask_to_resume(path, change.metadata) and trusted is None:
             text = f"{place} was not stopped; audit shows which queues are"
