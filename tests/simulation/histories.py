@@ -1,4 +1,5 @@
 """Two histories of a queue: a broker continues with an older disk, or for a while without its tier.
+Queues that only loads fill have one: nothing of them is on the disk.
 
 When a life has loaded both stores, all they have of each queue is read. This shows what the load
 did to either, where they differ, and which messages a read may see until an operator has decided;
@@ -16,6 +17,7 @@ from random import Random
 from typing import TYPE_CHECKING, Final
 
 from tests.simulation.acts import QUEUES, a_message, a_put, written_tier
+from tests.simulation.loads import LOADED
 from tests.simulation.model import DOUBTFUL, GONE, HIDDEN, SENT, STORED, Model, Put, decoded
 from tieredstore.access.audit import AuditKind
 from tieredstore.access.queue_upload import (
@@ -81,6 +83,8 @@ class Elsewhere(Model):
     is_late: bool = False  # a published catalogue, and so a new picture, may be old
 
     def required(self, queue: QueueKey) -> set[int]:
+        if queue not in self.sure:
+            return super().required(queue)
         if self.deletions.get(queue.topic, 0) % 2:
             return set()
         border, puts = self.newest_ms - self.kept_ms, self.queues[queue]
@@ -94,6 +98,8 @@ class Elsewhere(Model):
     def saw(
         self, one: SelectedMessage, queue: QueueKey, *, deletions: int, is_by_key: bool = False
     ) -> Put:
+        if queue not in self.sure:
+            return super().saw(one, queue, deletions=deletions, is_by_key=is_by_key)
         message = decoded(one.record)
         where = QueueKey(message.topic, message.queue_id), message.queue_offset
         assert where == (queue, one.queue_offset), f"{queue}/{one.queue_offset} shows {where}"
@@ -103,6 +109,9 @@ class Elsewhere(Model):
 
     def check_shown(self, name: str, queue: QueueKey, at: int, deletions: int) -> None:
         """The tier must have had it there at some moment since the picture."""
+        if queue not in self.sure:
+            super().check_shown(name, queue, at, deletions)
+            return
         put, there = self.puts[name], self.queues[queue].get(at)
         assert put.queue == queue, f"{put} was read from {queue}"
         was = self.past.get(name, -1) >= (0 if self.is_late else deletions)
@@ -142,7 +151,7 @@ class Histories:
         """They went on where two histories were known, or what differs had expired on the disk:
         behind it both have the same, and their last message says nothing any more of an older disk.
         """
-        self.turns = dict.fromkeys((queue.topic for queue in QUEUES), 0)
+        self.turns = dict.fromkeys((queue.topic for queue in (*QUEUES, *LOADED)), 0)
         """How often the tier's side of a queue was to be given up, and was; like deletions."""
         self.given_up: set[str] = set()  # paths of queues that perhaps were, ever
         self.past: dict[str, int] = {}
@@ -154,6 +163,7 @@ class Histories:
 
     def elsewhere(self) -> Elsewhere:
         model, sides = self.world.model, {queue: self._grown_tier(queue) for queue in QUEUES}
+        loaded = {queue: model.queues.setdefault(queue, {}) for queue in LOADED}
         unclear = {queue: self.tier_ends.get(queue, 0) for queue in QUEUES}
         for queue in self.forks:
             unclear[queue] = INT64_MAX
@@ -166,7 +176,7 @@ class Histories:
             puts=model.puts,
             murky=model.murky,
             deletions=deletions,
-            queues={queue: side.puts for queue, side in sides.items()},
+            queues=loaded | {queue: side.puts for queue, side in sides.items()},
             sure={queue: side.sure for queue, side in sides.items()},
             unclear_from=unclear,
             past=self.past,
@@ -391,8 +401,8 @@ class Histories:
     def may_go(self, put: Put) -> bool:
         """Whether local retention may delete the only copy: of a stopped queue, or of a message
         from an older disk that is in a gap of the tier."""
-        queue, at = put.queue, put.offset
-        if self.keeps_local or at is None or self.tier[queue].puts.get(at) is put:
+        queue, at, theirs = put.queue, put.offset, self.tier.get(put.queue)
+        if self.keeps_local or at is None or theirs is None or theirs.puts.get(at) is put:
             return False
         is_kept = queue not in self.stopped or at >= self.kept_from.get(queue, at + 1)
         return self._is_in_gap(put) or not is_kept
@@ -498,7 +508,8 @@ class Histories:
     def _copy(self, store: Path) -> None:
         folder = self.world.folder / f"copy{len(self.copies)}"
         shutil.copytree(store, folder)
-        unheard = [put for put in self.world.model.puts.values() if put.state == SENT]
+        puts = self.world.model.puts.values()
+        unheard = [put for put in puts if put.state == SENT and put.queue in QUEUES]
         local = {queue: side.copy() for queue, side in self.local.items()}
         self.copies.append(Copy(folder, local, unheard))
         self.world.scheduler.note(f"the disk is copied to {folder.name}")
@@ -530,11 +541,14 @@ class Histories:
         self.either.clear()
         world.has_lost_disk = True
         if world.is_posix:  # the published catalogue may be older
+            loaded = (put for put in world.model.puts.values() if put.queue in LOADED)
+            world.model.doubt_uncommitted(loaded)
             self.stopped |= self.ever_stopped
             self.decided = {queue: {None} for queue in QUEUES}
             # Until `recover` has ended, readers on this host see a catalogue that is empty.
             self.turns = {topic: turn | 1 for topic, turn in self.turns.items()}
         world.sure_below = None
+        world.loads.lose_notes(of_tier=world.is_posix)
         machine.disk = ForgetfulDisk(machine.folder)
         world.model.lose_tables(also_copies=also_copies)
         world.recover(machine)

@@ -390,7 +390,10 @@ class Model:
         """Another machine continues with what is in the tier; beyond what was reported as
         committed, nobody knows what that is."""
         self.lose_tables()
-        for put in self.puts.values():
+        self.doubt_uncommitted(self.puts.values())
+
+    def doubt_uncommitted(self, puts: Iterable[Put]) -> None:
+        for put in puts:
             known = self.committed.get(put.queue, 0)
             if put.state == STORED and (put.offset is None or put.offset >= known):
                 put.state = DOUBTFUL

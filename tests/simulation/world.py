@@ -127,7 +127,7 @@ HOUR_MS: Final = 3_600_000
 CLIENTS: Final = {**ACTS, AWAITER: await_things, HISTORIES: ask_again, SEALER: seal}
 ONE_HISTORY: Final = frozenset(
     {
-        *(RECOVER, RESTORE, LOAD, ADOPT, MOVE, CUTTER, "deleter", "successor"),
+        *(RECOVER, RESTORE, ADOPT, MOVE, CUTTER, "deleter", "successor"),
         "mover",
     }
 )
@@ -142,6 +142,7 @@ ONE_TIER: Final = ONE_HISTORY | {
     "inspector",
     "neighbour",
     "stream",
+    LOAD,
     HISTORIES,
 }
 """Those who would have to be told that the tier is older than it was."""
