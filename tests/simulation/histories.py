@@ -1,5 +1,5 @@
 """Two histories of a queue: a broker continues with an older disk, or for a while without its tier.
-Queues that only loads fill have one: nothing of them is on the disk.
+Queues that only loads fill have one, and so have adopted ones: nothing of them is on the disk.
 
 When a life has loaded both stores, all they have of each queue is read. This shows what the load
 did to either, where they differ, and which messages a read may see until an operator has decided;
@@ -17,6 +17,7 @@ from random import Random
 from typing import TYPE_CHECKING, Final
 
 from tests.simulation.acts import QUEUES, a_message, a_put, written_tier
+from tests.simulation.adoptions import OLD
 from tests.simulation.loads import LOADED
 from tests.simulation.model import DOUBTFUL, GONE, HIDDEN, SENT, STORED, Model, Put, decoded
 from tieredstore.access.audit import AuditKind
@@ -47,6 +48,7 @@ SIDES: Final = (TRUST_TIER, TRUST_LOCAL, None)  # None: compare once more
 KEPT_HOURS: Final = 1_000_000  # no file of the local store expires
 COPIES_MAX: Final = 3
 PAGE: Final = 32
+TIERED: Final = (*LOADED, *OLD)  # queues that only the tier has
 
 
 @dataclass
@@ -151,7 +153,7 @@ class Histories:
         """They went on where two histories were known, or what differs had expired on the disk:
         behind it both have the same, and their last message says nothing any more of an older disk.
         """
-        self.turns = dict.fromkeys((queue.topic for queue in (*QUEUES, *LOADED)), 0)
+        self.turns = dict.fromkeys((queue.topic for queue in (*QUEUES, *TIERED)), 0)
         """How often the tier's side of a queue was to be given up, and was; like deletions."""
         self.given_up: set[str] = set()  # paths of queues that perhaps were, ever
         self.past: dict[str, int] = {}
@@ -163,7 +165,7 @@ class Histories:
 
     def elsewhere(self) -> Elsewhere:
         model, sides = self.world.model, {queue: self._grown_tier(queue) for queue in QUEUES}
-        loaded = {queue: model.queues.setdefault(queue, {}) for queue in LOADED}
+        tiered = {queue: model.queues.setdefault(queue, {}) for queue in TIERED}
         unclear = {queue: self.tier_ends.get(queue, 0) for queue in QUEUES}
         for queue in self.forks:
             unclear[queue] = INT64_MAX
@@ -176,7 +178,7 @@ class Histories:
             puts=model.puts,
             murky=model.murky,
             deletions=deletions,
-            queues=loaded | {queue: side.puts for queue, side in sides.items()},
+            queues=tiered | {queue: side.puts for queue, side in sides.items()},
             sure={queue: side.sure for queue, side in sides.items()},
             unclear_from=unclear,
             past=self.past,
@@ -446,7 +448,7 @@ class Histories:
         store, dice = machine.folder / "store", self.dice
         if store.exists() and len(self.copies) < COPIES_MAX and dice.random() < 0.7:
             self._copy(store)
-        draw = dice.random() if self.world.has_segments(machine) else 1
+        draw = dice.random() if self.world.may_recover(machine) else 1
         if self.copies and draw < 0.5:
             self._restore(machine, dice.choice(self.copies))
         elif draw < 0.6:

@@ -127,7 +127,7 @@ HOUR_MS: Final = 3_600_000
 CLIENTS: Final = {**ACTS, AWAITER: await_things, HISTORIES: ask_again, SEALER: seal}
 ONE_HISTORY: Final = frozenset(
     {
-        *(RECOVER, RESTORE, ADOPT, MOVE, CUTTER, "deleter", "successor"),
+        *(RECOVER, RESTORE, MOVE, CUTTER, "deleter", "successor"),
         "mover",
     }
 )
@@ -143,6 +143,7 @@ ONE_TIER: Final = ONE_HISTORY | {
     "neighbour",
     "stream",
     LOAD,
+    ADOPT,
     HISTORIES,
 }
 """Those who would have to be told that the tier is older than it was."""
@@ -747,7 +748,10 @@ class World:
         self._go_on(machine, also_copies=self.is_posix)
 
     def _may_lose(self, machine: Machine) -> bool:
-        return self.former is None and self.has_segments(machine) and not self.adoption.is_half_done
+        return self.former is None and self.may_recover(machine)
+
+    def may_recover(self, machine: Machine) -> bool:
+        return self.has_segments(machine) and not self.adoption.is_half_done
 
     def _restore(self, machine: Machine) -> None:
         """The first time, copy the broker's disk; the second time, replace the disk by the copy."""
