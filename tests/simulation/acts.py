@@ -248,9 +248,8 @@ def ask_key(client: Client, life: Life) -> None:
     answer = life.store.query_message(topic, question.key, **question.limits)
     life.saw()
     world.scheduler.note(f"{question}: {len(answer.messages)} complete={answer.complete}")
-    if forced or life.forced_count > count:
-        # The tier alone is asked, which does not know messages without a queue unit.
-        before = [] if world.is_out_of_room else world.histories.not_in_gap(before)
+    if world.is_out_of_room and (forced or life.forced_count > count):
+        before = []  # the tier alone is asked, and does not know messages without a queue unit
     model.check_answer(topic, question, answer, before, deletions)
 
 
@@ -359,7 +358,7 @@ def audit_all(client: Client, life: Life) -> None:
     puts = list(model.puts.values())
     for put in client.dice.sample(puts, min(KEYS_ASKED, len(puts))):
         topic, question = put.queue.topic, Question(put.keys[0])
-        before = world.histories.not_in_gap(model.having(topic, question.key))
+        before = model.having(topic, question.key)
         answer = store.query_message(topic, question.key, **question.limits)
         is_whole = not rot.flips and topic not in {queue.topic for queue in stopped}
         is_whole &= world.adoption.finds_keys_of(topic) and not world.histories.is_in_gap(topic)

@@ -406,19 +406,9 @@ class Histories:
         queue, at, theirs = put.queue, put.offset, self.tier.get(put.queue)
         if self.keeps_local or at is None or theirs is None or theirs.puts.get(at) is put:
             return False
+        is_in_gap = at < self.tier_ends.get(queue, 0)
         is_kept = queue not in self.stopped or at >= self.kept_from.get(queue, at + 1)
-        return self._is_in_gap(put) or not is_kept
-
-    def _is_in_gap(self, put: Put) -> bool:
-        queue, at = put.queue, put.offset
-        if at is None or at >= self.tier_ends.get(queue, 0):
-            return False
-        return self.tier[queue].puts.get(at) is not put
-
-    def not_in_gap(self, puts: list[Put]) -> list[Put]:
-        """Those that an answer by key of the tier alone must have: it may be called complete though
-        the disk has messages in a gap of the tier."""
-        return [put for put in puts if not self._is_in_gap(put)]
+        return is_in_gap or not is_kept
 
     def is_in_gap(self, topic: str) -> bool:
         """Whether the disk has messages in a gap of the tier: if the tier alone is asked for keys,
