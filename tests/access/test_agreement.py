@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import random
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,7 +28,7 @@ from tieredstore.local.record_scan import DAY_MS
 from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.config import MIB
 from tieredstore.model.errors import BackendUnavailableError
-from tieredstore.model.messages import Message
+from tieredstore.model.messages import GetResult, Message, MessageRun
 from tieredstore.model.values import GetStatus, QueueKey, StorageLevel
 from tieredstore.testing.samples import STORE_TIMESTAMP, TOPIC
 
@@ -369,6 +371,41 @@ def a_fork(machine: Machine, *, old: int = 10, tier: int = 5, local: int = 3) ->
             put = alone.put_message(machine.message(key))
             assert put.queue_offset == number
     alone.shutdown()
+
+
+@pytest.mark.parametrize("lost", [range(12, 14), range(15, 18), range(10, 18)])
+def test_two_histories_part_before_what_the_local_store_has_lost(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, lost: range
+) -> None:
+    """As after a power cut, which may take messages in the middle of a queue."""
+    a_fork(machine, tier=8, local=10)
+    read, get = LocalMessageStore.read_range, LocalMessageStore.get_message
+
+    def read_range(
+        store: LocalMessageStore,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        *,
+        count_max: int,
+        **more: Any,
+    ) -> MessageRun:
+        count_max = 0 if offset in lost else count_max
+        return read(store, topic, queue_id, offset, count_max=count_max, **more)
+
+    def get_message(
+        store: LocalMessageStore, topic: str, queue_id: int, offset: int, **more: Any
+    ) -> GetResult:
+        found = get(store, topic, queue_id, lost.stop if offset in lost else offset, **more)
+        if offset not in lost:
+            return found
+        status = GetStatus.MESSAGE_WAS_REMOVING
+        return replace(found, status=status, messages=[], next_offset=lost.stop)
+
+    monkeypatch.setattr(LocalMessageStore, "read_range", read_range)
+    monkeypatch.setattr(LocalMessageStore, "get_message", get_message)
+    forks = machine.open().agreement.forks
+    assert forks == ({} if 10 in lost else {ONE: 10, TWO: 10})
 
 
 def bodies(machine: Machine, key: QueueKey) -> list[bytes]:

@@ -236,8 +236,8 @@ def unnamed_ends(
 def find_fork(store: MessageStore, file: FlatMessageFile, differs: int) -> int:
     """The first offset at which the two stores hold different messages; `differs` is one of them.
 
-    A binary search: two histories that have parted never meet again. A gap of the tier counts as
-    the message before it. A message that cannot be read counts as different.
+    A binary search: two histories that have parted never meet again. A gap of either counts as the
+    message before it. A message that cannot be read counts as different.
     """
     low = max(store.min_offset(*file.key) or 0, file.queue.min_unit)
 

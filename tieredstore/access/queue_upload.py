@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -88,20 +89,39 @@ def disagreement_at(
 ) -> str | None:
     """Why a message differs between the local store and the tier; None if no difference is found.
 
-    Reads the message at this offset from both; if the offset is in a gap of the tier, the message
-    before the gap. None also if either no longer has the message.
+    Reads the message at this offset from both; if the offset is in a gap of either, the last one
+    before it that both have. None also if there is none, or if it has just expired.
     """
     topic, queue_id = file.key
+    first = store.min_offset(topic, queue_id) or 0
     last = file.queue.last_unit_to(offset)
-    if last is None or last < (store.min_offset(topic, queue_id) or 0):
-        return None
-    local = store.read_range(topic, queue_id, last, count_max=1, bytes_max=1)
+    while True:
+        if last is None or last < first:
+            return None
+        local = store.read_range(topic, queue_id, last, count_max=1, bytes_max=1)
+        if len(local):
+            break
+        kept = _last_kept(store, file.key, first, last)
+        if kept == last:
+            return None
+        last = file.queue.last_unit_to(kept)
     tiered = read_run(file, last, count_max=1, bytes_max=_COMPARED_BYTES, source=source)
     if not len(local) or not len(tiered):
         return None
     if _without_log_offset(local.record(0)) == _without_log_offset(tiered.record(0)):
         return None
     return f"message {last} is another one in the local store than in the tier"
+
+
+def _last_kept(store: MessageStore, key: QueueKey, first: int, offset: int) -> int:
+    """The last offset up to this one whose message the local store has not lost; before `first` if
+    it lost all."""
+
+    def is_lost(at: int) -> bool:
+        behind = behind_lost(store, key, at)
+        return behind is not None and behind > offset
+
+    return first - 1 + bisect_left(range(first, offset + 1), True, key=is_lost)
 
 
 def contradiction(store: MessageStore, file: FlatMessageFile) -> str | None:
