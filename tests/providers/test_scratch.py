@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tieredstore.driver.provider import LEFTOVER_KIND, Scratch, SegmentProvider
 from tieredstore.driver.runtime import Runtime
-from tieredstore.model.errors import SegmentNotFoundError
+from tieredstore.model.errors import BackendUnavailableError, SegmentNotFoundError
 from tieredstore.providers.memory import MemoryProvider
 from tieredstore.providers.object_provider import ObjectProvider
 from tieredstore.providers.posix import PosixProvider
@@ -45,6 +48,25 @@ class TestPosix(ScratchContract):
         with pytest.raises(SegmentNotFoundError):
             scratch.put("a", (scratch.read("b", 0, 1) for _ in range(1)))
         assert scratch.listed() == []
+
+    def test_a_folder_that_cannot_be_read_is_not_taken_for_an_empty_one(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As while there are no descriptors left. A job would leave out what is in it."""
+        scratch = self.open_scratch("b")
+        scratch.put("keys/1/a", [b"1"])
+        scandir = os.scandir
+
+        def no_descriptor(path: str) -> Any:
+            if os.path.basename(path) == "1":
+                raise OSError(errno.EMFILE, "too many open files")
+            return scandir(path)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "scandir", no_descriptor)
+            with pytest.raises(BackendUnavailableError, match="too many open files"):
+                scratch.listed("keys")
+        assert [each.name for each in scratch.listed("keys")] == ["keys/1/a"]
 
 
 class TestObjects(ScratchContract):

@@ -154,6 +154,12 @@ def _final(name: str) -> str:
     return unfinished.removesuffix(_UNFINISHED).rpartition(".")[0]
 
 
+def _refuse_unread(error: OSError) -> None:
+    """Raise what `os.walk` would pass over, except for a folder that is gone."""
+    if not isinstance(error, FileNotFoundError):
+        raise error
+
+
 class PosixScratch(Scratch):
     """Staged files below `.staged/` of the tier's root. A file gets its name once complete."""
 
@@ -197,7 +203,7 @@ class PosixScratch(Scratch):
     def listed(self, folder: str = "") -> Sequence[StagedObject]:
         found = []
         with translated(self._folder, "list"):
-            for directory, _, names in os.walk(self._folder / folder):
+            for directory, _, names in os.walk(self._folder / folder, onerror=_refuse_unread):
                 for name in names:
                     path = Path(directory, name)
                     with suppress(FileNotFoundError):  # gone since
