@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from unittest import mock
 
 import pytest
 
+from tieredstore.driver.durable import write_atomically
 from tieredstore.driver.metadata import Change, DeleteSegment, Put, PutNote
-from tieredstore.metadata import JsonMetadataStore, journal
+from tieredstore.metadata import JsonMetadataStore, files, journal
 from tieredstore.metadata.journal import SnapshotName, commit_line, compact_line, header_line
 from tieredstore.model.errors import MetadataError, StoreClosedError
 from tieredstore.model.values import QueueRecord, SegmentType, TopicRecord
@@ -293,6 +295,29 @@ def test_a_full_disk_during_compaction_costs_no_commit(
         assert len(store.segments("broker-a/Orders/0")) == 40
     with JsonMetadataStore.open(path) as store:
         assert len(store.segments("broker-a/Orders/0")) == 40
+
+
+def test_a_backup_that_finds_no_room_costs_no_commit(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By then the new snapshot is durable, and all that the next commit needs."""
+
+    def no_room_for_a_backup(target: Path, blocks: Iterable[bytes]) -> None:
+        if target.suffix == ".bak":
+            raise OSError(errno.ENOSPC, "no space left")
+        write_atomically(target, blocks)
+
+    with JsonMetadataStore.open(path) as store:
+        store.put(log_segment(0))
+        with monkeypatch.context() as patch:
+            patch.setattr(files, "write_atomically", no_room_for_a_backup)
+            store.compact()
+        assert "no space left" in caplog.text
+        store.put(log_segment(1))
+        expected = state(store)
+    assert path.with_name(f"{path.name}.bak").read_bytes() == path.read_bytes()
+    with JsonMetadataStore.open(path) as store:
+        assert state(store) == expected
 
 
 def test_close_survives_a_full_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

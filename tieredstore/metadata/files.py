@@ -253,7 +253,8 @@ class CatalogueWriter:
         its own; append a journal line that names it; rename it; remove the journal; write the
         backup. Until that line is written, the old snapshot and the journal count, and a failure
         leaves them unchanged. The backup is a copy of the new snapshot, not the previous one: if a
-        bit of the snapshot flips, no changes are missing from the backup.
+        bit of the snapshot flips, no changes are missing from the backup. A backup that cannot be
+        written is only logged.
         """
         self._require_sound()
         data = fastjson.encode(tables.document())
@@ -273,7 +274,6 @@ class CatalogueWriter:
             self._journal.name_next(name)
             self._replace_snapshot()
             self._journal.remove()
-            keep_backup(self._files)
         except BaseException as error:
             self._next_try_bytes = 2 * self._journal.bytes_count
             self.fail(error)
@@ -281,6 +281,11 @@ class CatalogueWriter:
         self._snapshot, self._snapshot_is_sound = name, True
         self._next_try_bytes = 0
         tables.notes_changed = False
+        try:
+            keep_backup(self._files)
+        except (OSError, MetadataError) as error:
+            # Nothing is lost: the snapshot is durable. The next compaction tries again.
+            log.warning("%s: no backup of it was made: %s", self._files.snapshot, error)
 
     def close(self, tables: Tables) -> None:
         """Compact if anything changed, and release the lock in any case."""
