@@ -280,6 +280,27 @@ def test_those_who_append_meanwhile_share_the_next_entry(tier: Tier) -> None:
     assert {contents(tier, key) for key in keys} == {b"x"}
 
 
+@pytest.mark.parametrize("lands", [False, True], ids=["lost", "landed"])
+def test_who_is_interrupted_interrupts_none_that_shares_its_entry(tier: Tier, lands: bool) -> None:
+    """Ctrl-C goes to the main thread. It would end the service that appends beside it."""
+    log = tier.open()
+    other = log_module._Ticket([Draft(writes=[DraftWrite(KEY, 0, b"other")])])
+    log._waiting.append(other)
+
+    def interrupted(name: str, key: str, is_done: bool) -> None:
+        if name == "put" and is_done == lands:
+            raise KeyboardInterrupt
+
+    tier.clients[-1].mood = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        put(log, b"mine", ("broker/topic/1", SegmentType.COMMIT_LOG, 0))
+    assert other.is_done
+    assert isinstance(other.failure, BackendUnavailableError)
+    tier.clients[-1].mood = lambda *_: None
+    log.settled()
+    assert contents(tier) == b"other"
+
+
 def test_one_that_is_alone_shares_no_entry_and_no_entry_is_too_large(
     tier: Tier, monkeypatch: pytest.MonkeyPatch
 ) -> None:

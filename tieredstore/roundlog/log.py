@@ -367,13 +367,18 @@ class BrokerLog:
             self._was_refused = False
         except BaseException as error:
             self._was_refused = self._was_refused or isinstance(error, BackendRefusedError)
+            is_ours = not isinstance(error, Exception)  # an interrupt is not for the other threads
             for ticket in tickets:
-                ticket.failure = error
-            if not isinstance(error, Exception):
+                ticket.failure = self._interrupted() if is_ours else error
+            if is_ours:
                 raise
         finally:
             for ticket in tickets:
                 ticket.is_done = True
+
+    def _interrupted(self) -> BackendUnavailableError:
+        reason = "the thread that sent the entry was interrupted"
+        return BackendUnavailableError(self.key("log/"), "append", reason)
 
     def _together(self) -> list[_Ticket]:
         tickets = [self._waiting.popleft()]
