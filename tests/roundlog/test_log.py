@@ -175,6 +175,27 @@ def test_following_is_a_listing_and_a_get_for_each_entry(tier: Tier) -> None:
     assert tier.requests(lambda: reader.state(recent=True)) == {"list": 1}
 
 
+def test_what_expires_while_it_is_read_is_read_again(
+    tier: Tier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One thread reads the log; another has a newer catalogue, and needs the bytes it names."""
+    writer, reader = tier.open(), tier.open(claims=False)
+    memory = tier.clients[-1].memory
+    listed = memory.list
+
+    def overtaken(prefix: str = "", *, after: str = "") -> Iterator[ListedKey]:
+        found = [*listed(prefix, after=after)]
+        monkeypatch.undo()
+        put(writer, b"newer")
+        reader.expire()
+        return iter(found)
+
+    reader.follow()
+    monkeypatch.setattr(memory, "list", overtaken)
+    assert reader.follow().segment(KEY) is None
+    assert reader.state(recent=True).segment(KEY) is not None
+
+
 def test_who_follows_lists_what_is_behind_the_last_entry_it_knows(
     tier: Tier, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -133,6 +133,7 @@ class BrokerLog:
         self._joins = joins  # shares the current epoch with other writers
         self._state: LogState | None = None
         self._listed_at = 0.0
+        self._expiries = 0
         self._claimed: int | None = None  # our epoch, once its claim has been put
         self._epoch: int | None = None  # our epoch, once it has begun
         self._doubt: _Sent | None = None
@@ -189,7 +190,9 @@ class BrokerLog:
         return self.state(recent=True)
 
     def expire(self) -> None:
-        """Read again before the next recent state; the only writer need not read."""
+        """Read again before the next recent state; the only writer need not read. A read that is
+        under way does not count, as it may have listed before."""
+        self._expiries += 1
         self._listed_at = float("-inf")
 
     def follow(self) -> LogState:
@@ -199,12 +202,15 @@ class BrokerLog:
             if known is not None and self._knows_all:
                 return known
             self._check()
+            expiries = self._expiries
             # A state without a sequence is not from a log: drop it once there is a log.
             state = self._caught_up(known if known is not None and known.sequence else None)
             if not state.sequence:
                 state = LogState()
                 self._taken_in(state)
             self._believe(state)
+            if self._expiries != expiries:
+                self._listed_at = float("-inf")
             return state
 
     def _believe(self, state: LogState) -> None:
