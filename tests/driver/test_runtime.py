@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
 
 import pytest
 
@@ -16,6 +18,7 @@ from tieredstore.driver.runtime import (
     SystemClock,
     ThreadPool,
     ThreadService,
+    mapped_future,
     with_deadline,
 )
 from tieredstore.model.errors import StoreClosedError
@@ -286,6 +289,27 @@ def test_what_a_call_returns_or_raises_is_in_the_future() -> None:
         with pytest.raises(ValueError, match="invalid literal"):
             with_deadline(runtime, "test", lambda: int("x"), 240).result(0)
         runtime.close()
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), ValueError("x")])
+def test_whatever_a_future_holds_is_passed_on(error: BaseException) -> None:
+    """A host's executor puts even a SystemExit into the future of a call."""
+    first: Future[int] = Future()
+    second = mapped_future(first, lambda number: number + 1)
+    with suppress(type(error)):
+        first.set_exception(error)
+    assert second.exception(0) is error
+
+
+def test_who_waits_for_a_call_that_ends_its_thread_learns_it() -> None:
+    def leave() -> None:
+        raise SystemExit(3)
+
+    with Runtime.threads() as runtime:
+        future = with_deadline(runtime, "test", leave, 1)
+        assert isinstance(future.exception(0), SystemExit)
+    with pytest.raises(SystemExit):
+        with_deadline(Runtime.inline(), "test", leave, 1)
 
 
 def test_a_call_is_made_once_though_its_service_goes_on() -> None:

@@ -374,7 +374,14 @@ def mapped_future(future: Future[T], change: Callable[[T], S]) -> Future[S]:
     """A future that is done when this one is: with `change` of its result, or with its error."""
     mapped: Future[S] = Future()
     mapped.set_running_or_notify_cancel()  # like the other, it cannot be cancelled
-    future.add_done_callback(lambda done: _run(mapped, lambda: change(done.result())))
+
+    def settle(done: Future[T]) -> None:
+        try:
+            _run(mapped, lambda: change(done.result()))
+        except BaseException as error:  # noqa: BLE001 - a future may hold any, such as SystemExit
+            mapped.set_exception(error)
+
+    future.add_done_callback(settle)
     return mapped
 
 
@@ -400,10 +407,16 @@ def with_deadline(
     stops it. An inline runtime has no other thread, so there the caller makes the call.
     """
     future: Future[T] = Future()
+    caller = threading.current_thread()
 
     def step() -> None:
         service.stop()  # not earlier: a service stopped before its thread runs never makes the call
-        _run(future, call)
+        try:
+            _run(future, call)
+        except BaseException as error:
+            future.set_exception(error)  # the caller waits for it
+            if threading.current_thread() is caller:
+                raise
 
     service = runtime.service(name, step, interval_ms=ONCE_MS)
     service.wake()
