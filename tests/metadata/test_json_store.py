@@ -513,7 +513,7 @@ def test_batches_that_wait_for_one_sync_share_the_next(
             assert first.wait(240)
             assert store.segment(*key(1)) is None  # nobody sees it before it is durable
             others = [pool.submit(store.put, log_segment(10 + n)) for n in range(THREADS - 1)]
-            while len(store._pending) < THREADS - 1:
+            while len(store._pending) < THREADS:
                 os.sched_yield()
             go_on.set()
             for future in (leader, *others):
@@ -525,6 +525,28 @@ def test_batches_that_wait_for_one_sync_share_the_next(
 def key(base_offset: int) -> tuple[str, Any, int]:
     row = log_segment(base_offset)
     return row.path, row.type, row.base_offset
+
+
+def test_a_batch_that_another_thread_was_to_write_outlives_its_interrupt(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C may come anywhere, so also just before the write."""
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with JsonMetadataStore.open(path) as store, ThreadPoolExecutor(1) as pool:
+        with store._commit_lock:
+            other = pool.submit(store.put, log_segment(1))
+            while not store._pending:
+                os.sched_yield()
+            monkeypatch.setattr(store, "_commit", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                store._commit_pending(store._writer())
+            monkeypatch.undo()
+        other.result(240)
+        assert store.segment(*key(1)) is not None
+        assert not store._pending
 
 
 def test_a_failed_sync_fails_every_batch_that_shared_it(

@@ -211,11 +211,12 @@ class JsonMetadataStore(MemoryReads):
         return _Ticket([seen for seen, _ in encoded], [data for _, data in encoded])
 
     def _commit_pending(self, writer: CatalogueWriter) -> None:
-        tickets = []
-        while self._pending:
-            tickets.append(self._pending.popleft())
+        # A ticket stays in line until it is done: whoever commits may be interrupted anywhere.
+        tickets = [ticket for ticket in self._pending.copy() if not ticket.done]
         if tickets:
             self._commit(writer, tickets)
+        while self._pending and self._pending[0].done:
+            self._pending.popleft()
 
     def _commit(self, writer: CatalogueWriter, tickets: Sequence[_Ticket]) -> None:
         """Write one line for all tickets, then change the tables. Hold the commit lock."""
