@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from tieredstore.driver.durable import make_directories
 from tieredstore.driver.provider import LEFTOVER_KIND, Scratch, SegmentProvider
 from tieredstore.driver.runtime import Runtime
 from tieredstore.model.errors import BackendUnavailableError, SegmentNotFoundError
+from tieredstore.providers import posix_shelf
 from tieredstore.providers.memory import MemoryProvider
 from tieredstore.providers.object_provider import ObjectProvider
 from tieredstore.providers.posix import PosixProvider
@@ -48,6 +50,22 @@ class TestPosix(ScratchContract):
         with pytest.raises(SegmentNotFoundError):
             scratch.put("a", (scratch.read("b", 0, 1) for _ in range(1)))
         assert scratch.listed() == []
+
+    def test_a_folder_that_is_removed_before_its_first_file_is_made_again(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Another job deletes the last file in it just then, and with it the folder."""
+        scratch = self.open_scratch("b")
+        scratch.put("keys/other", [b"1"])
+
+        def emptied(folder: Path) -> None:
+            make_directories(folder)
+            monkeypatch.undo()
+            scratch.delete(["keys/other"])
+
+        monkeypatch.setattr(posix_shelf, "make_directories", emptied)
+        assert scratch.put("keys/mine", [b"22"]) == 2
+        assert [each.name for each in scratch.listed()] == ["keys/mine"]
 
     def test_a_folder_that_cannot_be_read_is_not_taken_for_an_empty_one(
         self, monkeypatch: pytest.MonkeyPatch

@@ -73,6 +73,7 @@ def translated(path: str | os.PathLike[str], operation: str) -> Iterator[None]:
         raise backend_error(os.fspath(path), operation, error) from error
 
 
+MAKES_MAX: Final = 8  # of a folder that others keep removing
 _UNFINISHED: Final = ".new"
 _BEING_WRITTEN: Final = ".tmp"  # what `write_atomically` adds
 
@@ -160,6 +161,19 @@ def _refuse_unread(error: OSError) -> None:
         raise error
 
 
+def _created(path: Path) -> int:
+    """Create a file and its folders. Whoever deletes the last file of a folder removes the folder
+    too, perhaps just after it was made here."""
+    for left in reversed(range(MAKES_MAX)):
+        try:
+            make_directories(path.parent)
+            return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINK, 0o666)
+        except FileNotFoundError:
+            if not left:
+                raise
+    raise AssertionError
+
+
 class PosixScratch(Scratch):
     """Staged files below `.staged/` of the tier's root. A file gets its name once complete."""
 
@@ -175,8 +189,7 @@ class PosixScratch(Scratch):
         # Two processes may put the same bytes: until it is renamed, each has a file of its own.
         unfinished = path.with_name(f"{path.name}.{uuid.uuid4().hex}{_UNFINISHED}")
         with translated(path, "stage"):
-            make_directories(path.parent)
-            descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINK, 0o666)
+            descriptor = _created(unfinished)
             try:
                 size = write_blocks(descriptor, blocks)
                 os.fsync(descriptor)
