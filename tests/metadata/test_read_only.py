@@ -120,6 +120,32 @@ def test_a_reader_needs_no_folder_and_no_file(tmp_path: Path) -> None:
             assert reader.topics() == (TOPIC,)
 
 
+@pytest.mark.parametrize("compacted", [False, True], ids=["new lines", "a new snapshot"])
+def test_what_is_read_when_a_reader_is_interrupted_is_read_again(
+    path: Path, compacted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by Ctrl-C, after which a program may go on reading."""
+
+    class Interrupting:
+        def __enter__(self) -> None:
+            raise KeyboardInterrupt
+
+        def __exit__(self, *exception: object) -> None: ...
+
+    with JsonMetadataStore.open(path) as store:
+        store.put(log_segment(0))
+        with reader_of(path) as reader:
+            store.put(log_segment(1))
+            if compacted:
+                store.compact()
+            with monkeypatch.context() as patch:
+                patch.setattr(reader, "_tables_lock", Interrupting())
+                with pytest.raises(KeyboardInterrupt):
+                    reader.refresh()
+            reader.refresh()
+            assert len(reader.segments(PLACE)) == 2
+
+
 def test_while_only_the_journal_grows_only_its_new_lines_are_read(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -334,7 +334,7 @@ class Follower:
     def load(self) -> Catalogue:
         """Read everything anew. Raises MetadataError if the files are damaged, gone or keep
         changing."""
-        self._stamps = ()  # if this fails, the next poll asks for another load
+        self.forget()  # if this fails, the next poll asks for another load
         for attempt in range(1, LOADS_MAX + 1):
             before = self._stamps_now()
             self._open_journal()
@@ -373,6 +373,10 @@ class Follower:
         except MetadataError:
             return None
         return self._journal.changes
+
+    def forget(self) -> None:
+        """Let the next poll ask for a load, whatever was read before."""
+        self._stamps = ()
 
     def close(self) -> None:
         if self._descriptor is not None:

@@ -152,14 +152,18 @@ class JsonMetadataStore(MemoryReads):
             return
         with self._commit_lock:
             self._require_open()
-            with _translated(self._files, "reading"):
-                gained = self._access.poll()
-                catalogue = None if gained is not None else self._access.load()
-            with self._tables_lock:
-                if catalogue is not None:
-                    self._tables = catalogue.tables
-                elif gained:
-                    self._tables.apply(gained)
+            try:
+                with _translated(self._files, "reading"):
+                    gained = self._access.poll()
+                    catalogue = None if gained is not None else self._access.load()
+                with self._tables_lock:
+                    if catalogue is not None:
+                        self._tables = catalogue.tables
+                    elif gained:
+                        self._tables.apply(gained)
+            except BaseException:  # what was read may not be in the tables
+                self._access.forget()
+                raise
             if catalogue is not None:
                 self.report = OpenReport.of(self._files, catalogue, None)
                 self.report.warn(self._files)
