@@ -40,6 +40,7 @@ from tieredstore.roundlog.frames import crc32c
 from tieredstore.roundlog.layout import ObjectLayout, epoch_name, log_name, state_name
 from tieredstore.roundlog.log import INLINE_BYTES_MAX, BrokerLog, side_by_side
 from tieredstore.roundlog.object_calls import ObjectCalls
+from tieredstore.roundlog.state import LogState
 from tieredstore.testing.memory_objects import MemoryObjectClient, MemoryObjects
 
 KEY: SegmentKey = ("broker/topic/0", SegmentType.COMMIT_LOG, 0)
@@ -194,6 +195,30 @@ def test_what_expires_while_it_is_read_is_read_again(
     monkeypatch.setattr(memory, "list", overtaken)
     assert reader.follow().segment(KEY) is None
     assert reader.state(recent=True).segment(KEY) is not None
+
+
+def test_a_reader_that_is_interrupted_within_an_entry_begins_again(
+    tier: Tier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by Ctrl-C, after which a program may go on reading."""
+    writer, reader = tier.open(), tier.open(claims=False)
+    put(writer, b"one")
+    reader.follow()
+    put(writer, b"two")
+    put(writer, b"x", ("broker/topic/1", SegmentType.COMMIT_LOG, 0))
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LogState, "_grow", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            reader.follow()
+    state = reader.state(recent=True)
+    segment = state.segment(KEY)
+    assert segment is not None
+    assert segment.size == 6
+    assert state.encoded() == writer.state().encoded()
 
 
 def test_who_follows_lists_what_is_behind_the_last_entry_it_knows(

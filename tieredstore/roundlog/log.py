@@ -204,7 +204,13 @@ class BrokerLog:
             self._check()
             expiries = self._expiries
             # A state without a sequence is not from a log: drop it once there is a log.
-            state = self._caught_up(known if known is not None and known.sequence else None)
+            try:
+                state = self._caught_up(known if known is not None and known.sequence else None)
+            except BaseException as error:
+                if not isinstance(error, Exception) and not self.is_writer:
+                    self._believe(LogState())  # the known one may have a part of an entry
+                    self._listed_at = float("-inf")
+                raise
             if not state.sequence:
                 state = LogState()
                 self._taken_in(state)
