@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -733,6 +733,28 @@ def test_an_answer_by_key_lags_while_what_was_put_cannot_be_indexed(
         assert (len(result.messages), result.complete, result.lags) == (0, False, True)
     result = store.query_message(TOPIC, "key-0")
     assert (len(result.messages), result.complete, result.lags) == (1, True, False)
+    store.shutdown()
+
+
+def test_an_answer_by_key_lags_if_the_index_catches_up_only_after_the_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(tmp_path)
+    put, candidates = IndexService.put, IndexService.candidates
+
+    def then_catch_up(index: IndexService, *place: str, **times: int) -> Iterator[int]:
+        found = list(candidates(index, *place, **times))
+        monkeypatch.setattr(IndexService, "put", put)
+        parts_of(store).dispatch.drain()
+        return iter(found)
+
+    monkeypatch.setattr(IndexService, "put", refused)
+    assert store.put_message(a_message(0)).stored
+    with monkeypatch.context() as patch:
+        patch.setattr(IndexService, "candidates", then_catch_up)
+        result = store.query_message(TOPIC, "key-0")
+    assert (len(result.messages), result.complete, result.lags) == (0, False, True)
+    assert len(store.query_message(TOPIC, "key-0").messages) == 1
     store.shutdown()
 
 

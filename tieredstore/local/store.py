@@ -627,6 +627,7 @@ class StoreReads:
         require_place(topic, count_max, begin, end)
         require_text("key", key)
         parts = self._up_to_date(indexed=True)
+        lacks_puts = bool(parts.dispatch.failure)  # before the search: it may catch up meanwhile
         if parts.index is None:  # nothing was searched: the log may hold matches
             return QueryResult(complete=count_max <= 0 or not key)
         result = query_message(
@@ -643,7 +644,7 @@ class StoreReads:
             log_offset_min=parts.deleted.end_of(topic),
             counts=parts.counts,
         )
-        if parts.dispatch.failure and result.complete:  # the index lacks the latest puts
+        if (lacks_puts or parts.dispatch.failure) and result.complete:
             return replace(result, complete=False, lags=True)
         return result
 
