@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
@@ -721,6 +722,29 @@ def test_a_deletion_that_was_cut_short_is_done_by_the_next_opening(
     store = opened(tmp_path)
     assert bodies(store) == [a_body(100), a_body(101)]
     check_agreement(store)
+
+
+def test_a_deletion_that_failed_can_be_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = filled(tmp_path)
+    unlink = os.unlink
+
+    def refuse(path: str) -> None:
+        if OLD in str(path):
+            raise PermissionError(errno.EACCES, "Permission denied")
+        unlink(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", refuse)
+        with pytest.raises(BackendRefusedError):
+            store.delete_topics([OLD])
+    assert QueueKey(OLD, 0) in store.queues()
+    assert store.delete_topics([OLD]) == 1
+    put_old(store, 100, 101)
+    assert bodies(store) == [a_body(100), a_body(101)]
+    store.shutdown()
+    assert bodies(opened(tmp_path)) == [a_body(100), a_body(101)]
 
 
 def test_what_waits_for_the_disk_is_deleted_with_its_topic(tmp_path: Path) -> None:

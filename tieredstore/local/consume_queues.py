@@ -297,7 +297,12 @@ class ConsumeQueues:
             for key in keys:
                 with self._guard:
                     queue = self._queues.pop(key)
-                queue.destroy()
+                try:
+                    queue.destroy()
+                except BaseException:  # take back what is left, so that the next call deletes it
+                    with self._guard:
+                        self._queues[key] = self._open(key)
+                    raise
             gone.extend(keys)
             if is_topic(topic):
                 remove_topic_directory(self.root / topic)
