@@ -394,6 +394,17 @@ def test_a_store_that_dies_while_queues_begin_can_begin_them_again(
     assert every_step(life, check) > 20
 
 
+def test_java_still_repairs_its_batch_queues_after_queues_have_begun(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    put(store)
+    crash(store)
+    (tmp_path / "batchconsumequeue" / "Batches" / "0").mkdir(parents=True)
+    store = loaded(tmp_path)
+    begin(store)
+    store.shutdown()
+    assert (tmp_path / "abort").exists()
+
+
 def test_check_agreement_holds_where_nothing_was_there_before(tmp_path: Path) -> None:
     store = loaded(tmp_path)
     begin(store)

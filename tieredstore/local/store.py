@@ -348,7 +348,8 @@ class LocalStore:
         for key, first in firsts.items():
             self.queues.begin(key, first)
         self.flush(final=True)
-        self.files.remove_abort()
+        if not self.owes_batch_units:
+            self.files.remove_abort()
 
     def _plain_alone(self) -> set[str]:
         """Topics that have plain queues and none of Java's batch queues, whatever the table of
