@@ -735,6 +735,33 @@ def test_the_service_syncs_when_woken_and_is_quiet_after_a_failure() -> None:
     assert disk.syncs == 2
 
 
+def test_a_sync_that_was_interrupted_is_made_by_the_next_in_its_group() -> None:
+    disk = Disk()
+    flusher = a_flusher(disk)
+    disk.append()
+    group = flusher._coming
+
+    def interrupt() -> None:
+        disk.during = lambda: None
+        raise KeyboardInterrupt
+
+    class Lock:
+        """Another thread of the group gets the lock first."""
+
+        def __enter__(self) -> None:
+            group.lock = own
+            disk.during = interrupt
+            with pytest.raises(KeyboardInterrupt):
+                flusher.flush()
+            own.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            own.release()
+
+    own, group.lock = group.lock, Lock()  # type: ignore[assignment]
+    assert flusher.flush() == disk.flushed == 1
+
+
 def test_the_service_of_a_threaded_runtime_syncs_without_being_asked() -> None:
     disk = Disk()
     synced = threading.Event()

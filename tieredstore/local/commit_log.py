@@ -628,10 +628,11 @@ class Appended(NamedTuple):
 class _Group:
     """Threads that share one sync: the first to get the lock runs it for the others."""
 
-    __slots__ = ("ended", "lock")
+    __slots__ = ("ended", "is_synced", "lock")
 
     def __init__(self, *, must_wait: bool) -> None:
         self.ended = False
+        self.is_synced = False  # False after the end if the sync was interrupted
         self.lock = threading.Lock()
         if must_wait:
             self.lock.acquire()
@@ -685,11 +686,14 @@ class Flusher:
 
     def flush(self) -> int:
         """Sync everything appended before this call; returns the new flushed offset."""
-        group = self._coming
-        with group.lock:
-            if not group.ended:
-                self._lead(group)
-        self._refuse_after_failure()
+        is_synced = False
+        while not is_synced:
+            group = self._coming
+            with group.lock:
+                if not group.ended:
+                    self._lead(group)
+            self._refuse_after_failure()
+            is_synced = group.is_synced
         return self._flushed_offset()
 
     def wait_until_flushed(self, offset: int, timeout_ms: int) -> bool:
@@ -721,6 +725,7 @@ class Flusher:
         try:
             self._refuse_after_failure()
             self._flush()
+            group.is_synced = True
         except BackendError as error:
             self._failure = self._failure or error
             raise
