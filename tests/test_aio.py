@@ -459,6 +459,20 @@ def test_life_goes_step_by_step_too(tier: Tier) -> None:
     asyncio.run(scene())
 
 
+def test_who_waits_for_a_message_hears_that_the_store_is_destroyed(tier: Tier) -> None:
+    async def scene() -> None:
+        await tier.face.load()
+        await tier.face.start()
+        waiting = asyncio.create_task(tier.face.arrival(TOPIC, 0, 0, timeout=WAIT))
+        while not tier.face._waiting._queues:
+            await asyncio.sleep(0)
+        await tier.face.destroy()
+        with pytest.raises(StoreClosedError):
+            await waiting
+
+    asyncio.run(scene())
+
+
 def test_two_loops_may_share_a_store(tier: Tier) -> None:
     async def scene() -> list[int]:
         return numbers(await tier.face.get_message(TOPIC, 0, 0))

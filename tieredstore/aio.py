@@ -129,7 +129,7 @@ class AsyncTieredStore:
 
     async def destroy(self) -> None:
         """Delete the data."""
-        await to_thread(self.store.destroy)
+        await to_thread(self._end, self.store.destroy)
 
     async def __aenter__(self) -> Self:
         opening = asyncio.ensure_future(to_thread(self.store.__enter__))
