@@ -382,18 +382,20 @@ class _Handover:
         if self._turn.acquire(blocking=False):
             try:
                 self._threads.put(self._hand_over)
-            except BaseException:
-                self._turn.release()
-                raise
+            except BaseException as error:  # noqa: BLE001 - raised where the callers wait
+                self._hand_over(error)
         return await answer.awaited
 
-    def _hand_over(self) -> None:
-        """Hand over all puts that have come. The caller took the turn; this gives it back."""
+    def _hand_over(self, refusal: BaseException | None = None) -> None:
+        """Hand over all puts that have come, or refuse them. The caller took the turn; this gives
+        it back."""
         has_turn = True
         while has_turn:
             while self._coming:
                 call, answer = self._coming[0]
                 try:
+                    if refusal is not None:
+                        raise refusal
                     future = call()
                 except BaseException as error:  # noqa: BLE001 - raised where the caller waits
                     future = Future()
