@@ -464,8 +464,7 @@ def test_who_waits_for_a_message_hears_that_the_store_is_destroyed(tier: Tier) -
         await tier.face.load()
         await tier.face.start()
         waiting = asyncio.create_task(tier.face.arrival(TOPIC, 0, 0, timeout=WAIT))
-        while not tier.face._waiting._queues:
-            await asyncio.sleep(0)
+        await _goes_on(waiting)
         await tier.face.destroy()
         with pytest.raises(StoreClosedError):
             await waiting
