@@ -24,6 +24,7 @@ from tests.local.store_audit import (
     a_config,
     check_acks,
     check_agreement,
+    crash,
     expire_one_file,
     flip_bits,
     opened,
@@ -33,8 +34,10 @@ from tieredstore.codec.broker_tables import TOPICS, TableContents, TopicConfig
 from tieredstore.codec.message import decode_message
 from tieredstore.driver.message_store import MessageStore
 from tieredstore.driver.runtime import InlinePool, ManualClock, Runtime
+from tieredstore.local.commit_log import CommitLog
 from tieredstore.local.consume_queue import ConsumeQueue
 from tieredstore.local.consume_queues import ConsumeQueues
+from tieredstore.local.dispatch import Dispatch
 from tieredstore.local.index_file import IndexFile
 from tieredstore.local.index_service import IndexService
 from tieredstore.local.mapped_file import MappedFile
@@ -418,6 +421,48 @@ def test_an_end_without_dispatch_is_not_clean_and_the_next_load_repairs(
     assert not (tmp_path / "abort").exists()
 
 
+MOMENTS: dict[str, tuple[type, str, str, bool]] = {
+    "one is in the log": (CommitLog, "append_one", "put_message", True),
+    "some are in the log": (CommitLog, "append", "put_messages", True),
+    "one is numbered": (Dispatch, "submit_one", "put_message", False),
+    "some are numbered": (Dispatch, "submit", "put_messages", False),
+    "one is handed on": (Dispatch, "submit_one", "put_message", True),
+    "some are handed on": (Dispatch, "submit", "put_messages", True),
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("count", [1, 300])
+def test_a_put_that_is_interrupted_behind_its_append_takes_no_later_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str, count: int
+) -> None:
+    owner, step, put, is_done = MOMENTS[moment]
+    real = getattr(owner, step)
+    store = opened(tmp_path)
+    store.put_message(a_message(0))
+
+    def interrupt(*arguments: Any) -> None:
+        if is_done:
+            real(*arguments)
+        raise KeyboardInterrupt
+
+    messages = [a_message(number) for number in range(1, 1 + count)]
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, step, interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            getattr(store, put)(messages if put == "put_messages" else messages[0])
+    held = 2 if put == "put_message" else 1 + count
+    assert store.put_message(a_message(held)).queue_offset == held
+    wanted = [a_body(number) for number in range(held + 1)]
+    assert bodies(store, held + 1) == wanted
+    crash(store)
+    shutil.rmtree(tmp_path / "consumequeue")
+    store = opened(tmp_path)
+    assert bodies(store, held + 1) == wanted
+    assert len(store.query_message(TOPIC, f"key-{held}").messages) == 1
+    store.shutdown()
+
+
 def test_reads_go_on_while_dispatch_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = opened(tmp_path)
     store.put_message(a_message(0))
@@ -742,8 +787,10 @@ def test_an_answer_by_key_lags_if_the_index_catches_up_only_after_the_search(
     store = opened(tmp_path)
     put, candidates = IndexService.put, IndexService.candidates
 
-    def then_catch_up(index: IndexService, *place: str, **times: int) -> Iterator[int]:
-        found = list(candidates(index, *place, **times))
+    def then_catch_up(
+        index: IndexService, topic: str, key: str, *, begin: int, end: int
+    ) -> Iterator[int]:
+        found = list(candidates(index, topic, key, begin=begin, end=end))
         monkeypatch.setattr(IndexService, "put", put)
         parts_of(store).dispatch.drain()
         return iter(found)

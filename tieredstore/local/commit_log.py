@@ -279,6 +279,19 @@ class CommitLog:
         run = self.append(RecordBatch.joined([record]), [record.queue_offset])
         record.placed(run.log_offsets[0], run.store_timestamp)
 
+    def run_from(self, offset: int) -> AppendedRun:
+        """All records from this offset on, which one append put there. No later append may get an
+        earlier time, even if that one was interrupted."""
+        log_offsets: list[int] = []
+        sizes: list[int] = []
+        time = self.last_store_timestamp
+        for columns in self.scan_from(offset, check_crc=False):
+            log_offsets += columns.log_offsets.tolist()
+            sizes += columns.sizes.tolist()
+            time = int(columns.store_timestamps[-1])
+        self.last_store_timestamp = max(time, self.last_store_timestamp)
+        return AppendedRun(log_offsets, sizes, time)
+
     @property
     def failure(self) -> BackendError | None:
         """Why all appends are refused until the store is opened again."""

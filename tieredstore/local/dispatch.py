@@ -282,6 +282,17 @@ class Dispatch:
             self._waiting.append(record)
             self._waiting_count += 1
 
+    def submit_again(
+        self, batch: RecordBatch, queue_offsets: list[int], appended: AppendedRun
+    ) -> None:
+        """`submit` for an append whose own `submit` may have been interrupted anywhere."""
+        with self._waiting_guard:
+            if not (self._waiting and self._waiting[-1].end_offset >= appended.end_offset):
+                self._waiting.append(_AppendedBatch(batch, queue_offsets, appended))
+            self._waiting_count = sum(
+                1 if isinstance(put, Record) else len(put.batch) for put in self._waiting
+            )
+
     @property
     def must_keep_up(self) -> bool:
         """Whether a put has to dispatch: a batch is full, or no service does it."""

@@ -1114,13 +1114,17 @@ class LocalMessageStore(StoreReads):
         """The caller holds `_put_guard` and has checked that `parts` are still the store's."""
         queue = record.topic, record.queue_id
         record.queue_offset = self._next_offsets.get(queue, 0)
+        end = parts.log.max_offset
         try:
             parts.log.append_one(record)
-        except Exception:
+            self._next_offsets[queue] = record.queue_offset + record.in_queue  # True adds one
+            parts.dispatch.submit_one(record)
+        except BaseException as error:
+            self._end_put(parts, end, RecordBatch.joined([record]), [record.queue_offset])
+            if not isinstance(error, Exception):
+                raise
             with _refused_append(parts):
                 raise
-        self._next_offsets[queue] = record.queue_offset + record.in_queue  # True adds one
-        parts.dispatch.submit_one(record)
 
     def _append(
         self,
@@ -1153,11 +1157,31 @@ class LocalMessageStore(StoreReads):
     ) -> tuple[list[int], AppendedRun]:
         """The caller holds `_put_guard` and has checked that `parts` are still the store's."""
         queue_offsets, taken = self._offsets(batch)
-        with _refused_append(parts):
-            run = parts.log.append(batch, queue_offsets)
-        self._next_offsets.update(taken)
-        parts.dispatch.submit(batch, queue_offsets, run)
+        end = parts.log.max_offset
+        try:
+            with _refused_append(parts):
+                run = parts.log.append(batch, queue_offsets)
+            self._next_offsets.update(taken)
+            parts.dispatch.submit(batch, queue_offsets, run)
+        except BaseException:
+            self._end_put(parts, end, batch, queue_offsets)
+            raise
         return queue_offsets, run
+
+    def _end_put(
+        self, parts: LocalStore, end: int, batch: RecordBatch, queue_offsets: list[int]
+    ) -> None:
+        """After an interrupt: if the log, which ended at `end`, has these records, they keep their
+        places. Queues that are rebuilt would take them for the next messages."""
+        if parts.log.failure is not None or parts.log.max_offset <= end:
+            return
+        run = parts.log.run_from(end)
+        if len(run.sizes) != len(batch):
+            return
+        places = zip(batch.topics, batch.queue_ids, queue_offsets, batch.in_queue, strict=True)
+        for topic, queue_id, queue_offset, in_queue in places:
+            self._next_offsets[topic, queue_id] = queue_offset + in_queue
+        parts.dispatch.submit_again(batch, queue_offsets, run)
 
     def _why_not_now(self, parts: LocalStore) -> str:
         """Why the store accepts no puts at present; empty if it does."""
