@@ -31,6 +31,7 @@ from tests.local.store_audit import (
     parts_of,
 )
 from tieredstore.codec.broker_tables import TOPICS, TableContents, TopicConfig
+from tieredstore.codec.chains import ChainLayout
 from tieredstore.codec.message import decode_message
 from tieredstore.driver.message_store import MessageStore
 from tieredstore.driver.runtime import InlinePool, ManualClock, Runtime
@@ -460,6 +461,34 @@ def test_a_put_that_is_interrupted_behind_its_append_takes_no_later_place(
     store = opened(tmp_path)
     assert bodies(store, held + 1) == wanted
     assert len(store.query_message(TOPIC, f"key-{held}").messages) == 1
+    store.shutdown()
+
+
+@pytest.mark.parametrize("is_done", [False, True])
+def test_keys_are_found_although_their_put_was_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_done: bool
+) -> None:
+    store = opened(tmp_path)
+    store.put_message(a_message(0))
+    real = ChainLayout.store_heads
+    calls: list[object] = []
+
+    def interrupt(*arguments: Any, **named: Any) -> None:
+        calls.append(arguments)
+        if is_done or len(calls) > 1:
+            real(*arguments, **named)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(ChainLayout, "store_heads", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        store.put_message(a_message(1))
+    result = store.query_message(TOPIC, "key-1")
+    assert (len(result.messages), result.complete) == (1, True)
+    store.shutdown()
+    store = opened(tmp_path)
+    for number in (0, 1):
+        assert len(store.query_message(TOPIC, f"key-{number}").messages) == 1
     store.shutdown()
 
 

@@ -198,7 +198,11 @@ class IndexFile:
         # In one copy: `pack_into` writes byte by byte, so a kill could leave half a number.
         data[:HEADER_BYTES] = encode_header(linked.header)
         self._header = linked.header
-        LAYOUT.store_heads(data, linked.links, slot_count=self.size.slot_count)
+        try:
+            LAYOUT.store_heads(data, linked.links, slot_count=self.size.slot_count)
+        except BaseException:  # the keys count as known now: nobody puts them again
+            LAYOUT.store_heads(data, linked.links, slot_count=self.size.slot_count)
+            raise
         return count
 
     def log_offset_at(self, item: int) -> int:
