@@ -9,10 +9,13 @@ from pathlib import Path
 import pytest
 
 from tests.local.store_audit import opened, parts_of
+from tieredstore.local.consume_queue import ConsumeQueue
+from tieredstore.local.consume_queues import ConsumeQueues
 from tieredstore.local.reader import LocalReader
 from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.errors import SegmentCorruptError
-from tieredstore.model.values import GetStatus
+from tieredstore.model.messages import PutResult
+from tieredstore.model.values import GetStatus, QueueKey
 from tieredstore.testing.samples import TOPIC, a_message
 
 LOG_FILE = 4_096
@@ -121,6 +124,35 @@ def test_a_log_that_no_index_covers_is_searched_in_what_is_left(tmp_path: Path) 
         assert len(reader.query_message(TOPIC, f"key-{newest}").messages) == 1
         assert not reader.query_message(TOPIC, "key-0").messages
     store.shutdown()
+
+
+def test_what_the_writer_puts_while_the_reader_opens_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = opened(tmp_path)
+    topics = "A", "B"
+    for topic in topics:
+        writer.put_message(a_message(0, topic=topic))
+    first: list[PutResult] = []
+    real = ConsumeQueues._open
+
+    def then_put(queues: ConsumeQueues, key: QueueKey) -> ConsumeQueue:
+        queue = real(queues, key)
+        if not first:
+            first.append(writer.put_message(a_message(1, topic=key.topic)))
+            for topic in topics:
+                writer.put_message(a_message(2, topic=topic))
+        return queue
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ConsumeQueues, "_open", then_put)
+        reader = LocalReader.open(tmp_path)
+    assert reader.message_at(first[0].log_offset) is not None
+    found = [reader.query_message(topic, "key-1") for topic in topics]
+    assert sum(len(answer.messages) for answer in found) == 1
+    assert all(answer.complete for answer in found)
+    reader.close()
+    writer.shutdown()
 
 
 def test_a_topic_that_the_writer_deleted_is_absent(

@@ -38,7 +38,12 @@ from tieredstore.local.side_file import (
     whole,
     write_document,
 )
-from tieredstore.model.errors import BackendRefusedError, MetadataError, TieredStoreError
+from tieredstore.model.errors import (
+    BackendRefusedError,
+    MetadataError,
+    SegmentError,
+    TieredStoreError,
+)
 from tieredstore.model.printable import log_of
 from tieredstore.model.topics import why_no_directory
 from tieredstore.model.values import INT32_MAX, QueueKey
@@ -182,6 +187,13 @@ class ConsumeQueues:
         """The queue whose files are in this directory."""
         key = QueueKey(os.path.basename(os.path.dirname(directory)), int(Path(directory).name))
         return key, self._queues[key]
+
+    def opened_again(self, queue: ConsumeQueue) -> ConsumeQueue:
+        """The queue as another process has filled it by now; the same one if it has gone."""
+        try:
+            return self._open(self.at(queue.directory)[0])
+        except (SegmentError, OSError):
+            return queue
 
     def put_batch(
         self,
