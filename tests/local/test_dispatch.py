@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.local.store_audit import a_config, opened
+from tests.local.store_audit import a_config, opened, parts_of
 from tieredstore.driver.runtime import Runtime
 from tieredstore.local import dispatch
 from tieredstore.local.config import LocalConfig
@@ -164,6 +166,34 @@ def test_an_index_that_takes_nothing_holds_up_the_queues_behind_it(tmp_path: Pat
     assert puts.queues.max_offset(TOPIC, 0) == 10 * INDEX_BATCHES
     assert index.counts == [2 * INDEX_BATCHES] * 5
     assert puts.dispatch.behind_count == 0
+
+
+class InterruptedOnce(deque[Any]):
+    """A line of puts; Ctrl-C comes when the second of them leaves it."""
+
+    left = 2
+
+    def popleft(self) -> object:
+        self.left -= 1
+        if not self.left:
+            raise KeyboardInterrupt
+        return super().popleft()
+
+
+def test_a_dispatch_that_is_interrupted_leaves_no_key_out(tmp_path: Path) -> None:
+    store = opened(tmp_path, dispatch_interval_ms=60_000)
+    for number in range(4):
+        store.put_message(a_message(number))
+    parts = parts_of(store)
+    parts.dispatch._waiting = InterruptedOnce(parts.dispatch._waiting)
+    with pytest.raises(KeyboardInterrupt):
+        store.max_offset(TOPIC, 0)
+    for number in range(4):
+        answer = store.query_message(TOPIC, f"key-{number}")
+        assert (len(answer.messages), answer.complete) == (1, True)
+    assert (store.max_offset(TOPIC, 0), parts.dispatch.behind_count) == (4, 0)
+    store.shutdown()
+    assert not (tmp_path / "abort").exists()
 
 
 def test_what_nobody_dispatches_is_dispatched_by_the_second_look(tmp_path: Path) -> None:

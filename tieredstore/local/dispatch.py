@@ -408,6 +408,8 @@ class Dispatch:
         count = taken = 0
         with self._waiting_guard:  # puts go on, and a deque that grows cannot be iterated
             waiting = list(islice(self._waiting, self._count_max))
+            if not waiting:
+                self._waiting_count = 0  # an interrupt may have left it too high or too low
         records: list[Record] = []
         for put in waiting:
             if put.end_offset > limit or count >= self._count_max:
@@ -429,10 +431,14 @@ class Dispatch:
 
     def _done_with(self, run: DispatchRun) -> None:
         with self._waiting_guard:
+            # First, and at once: after an interrupt queues and index skip what they know.
+            if self._index is not None:
+                unindexed = DispatchRun()
+                unindexed.add_indexed(self._unindexed)
+                unindexed.add_indexed(run)
+                self._unindexed = unindexed
             for _ in range(self._taken):
                 self._waiting.popleft()
             self._waiting_count -= len(run)
-            if self._index is not None:
-                self._unindexed.add_indexed(run)
         self._done += self._taken
         self.notifier.add(run.requests)
