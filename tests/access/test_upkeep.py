@@ -357,3 +357,20 @@ def test_a_catalogue_that_cannot_be_published_in_time_makes_no_flush_wait(
             may_go.set()
         assert store.flush(seal=True)
         assert store.health().catalogue.published_count > 0
+
+
+def test_a_flush_that_seals_answers_false_where_readers_elsewhere_cannot_see_it(
+    tmp_path: Path, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise BackendRefusedError("catalogue", "create", "no permission")
+
+    with a_store(tmp_path, LateStore(runtime), runtime) as store:
+        put(store, 3)
+        with monkeypatch.context() as patch:
+            patch.setattr(PosixGenerations, "create", refuse)
+            assert not store.flush(seal=True)
+            assert "no permission" in str(store.health().catalogue.error)
+            assert store.flush(), "without sealing nothing is published, and all is committed"
+        assert store.flush(seal=True)
+        assert store.health().catalogue.error is None

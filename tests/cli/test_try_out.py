@@ -10,6 +10,8 @@ import pytest
 
 from tests.cli.cli_kit import Command, picture
 from tieredstore.cli.output import ExitCode
+from tieredstore.model.errors import BackendRefusedError
+from tieredstore.providers.posix_shelf import PosixGenerations
 
 
 def tier_of(folder: Path) -> list[object]:
@@ -87,6 +89,18 @@ def test_what_was_not_uploaded_says_of_which_queue_and_why(
     assert ran.err.startswith("tieredstore: not all of it was uploaded, the first: orders/0: ")
     assert "QueueHealth" not in ran.err
     assert "file" in ran.err
+
+
+def test_what_readers_elsewhere_do_not_see_yet_was_not_offloaded(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise BackendRefusedError("catalogue", "create", "no permission")
+
+    monkeypatch.setattr(PosixGenerations, "create", refuse)
+    command.run("put", "orders", "--store-path", tmp_path, "--body", "x")
+    ran = command.run("offload", "--store-path", tmp_path, "--seal")
+    ran.refused(ExitCode.REFUSED, "readers elsewhere do not see all of it yet: create catalogue")
 
 
 def test_what_cannot_be_done_is_one_clear_line(command: Command, tmp_path: Path) -> None:

@@ -575,7 +575,8 @@ class TieredMessageStore:
         Queues with a problem stay behind, and `health` shows them. Queues whose names the tier
         cannot store are ignored, because they would make every answer False. With `seal` every
         segment is sealed, and the key index is uploaded too, as far as it reaches, so that readers
-        elsewhere find the keys.
+        elsewhere find the keys. In a directory the catalogue is published too, and the answer is
+        False if that fails.
 
         Raises StoreClosedError while the store is not started, and with `seal` what the backend
         raises.

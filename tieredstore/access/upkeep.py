@@ -279,8 +279,8 @@ class TierFlush:
         self._alone = threading.Lock()  # given back by the thread that does the work
 
     def flush(self, timeout: float | None, *, seal: bool) -> bool:
-        """Upload everything, and with `seal` seal it; return whether all that the store had is in
-        the tier. False also if this is late.
+        """Upload everything, and with `seal` seal and publish it; return whether all that the store
+        had is in the tier, and with `seal` published. False also if this is late.
         """
         deadline = Deadline(self._runtime.clock, timeout)
         if not self._alone.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
@@ -291,6 +291,7 @@ class TierFlush:
                 done = self._flush(deadline, seal=seal)
                 if seal:
                     self._publishing.step()
+                    done = done and self._publishing.health().error is None
                 return done
             finally:
                 self._alone.release()

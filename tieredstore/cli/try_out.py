@@ -211,6 +211,8 @@ def _offloaded(tier: TierOptions, *, seal: bool) -> tuple[StoreConfig, list[Row]
     if not done:
         first = f", the first: {_why_behind(queues[0])}" if queues else ""
         text = f"not all of it was uploaded{first}"
+        if not queues and health.catalogue.error is not None:
+            text = f"readers elsewhere do not see all of it yet: {health.catalogue.error}"
         # A queue with a problem was stopped: the tier lacks something, or disagrees.
         damaged = any(queue.problem for queue in queues)
         raise CommandError(printable(text), ExitCode.DAMAGE if damaged else ExitCode.REFUSED)
