@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 
 import pytest
 
 from tests.access.tiered_kit import STEP_MS, Broker, a_config, numbers
+from tests.driver.test_runtime import refuse_threads
 from tests.local.store_audit import a_config as a_local_config
 from tieredstore.access.store import TieredMessageStore
 from tieredstore.driver.message_store import MessageStore, RetentionGuard
 from tieredstore.driver.metrics import DISPATCH_BEHIND, DISPATCH_LATENCY
 from tieredstore.driver.runtime import Runtime
 from tieredstore.local.store import LocalMessageStore
-from tieredstore.model.errors import BackendRefusedError
+from tieredstore.model.errors import BackendRefusedError, TieredStoreError
 from tieredstore.model.messages import DispatchRequest
 from tieredstore.model.values import QueueKey, StorageLevel
 from tieredstore.providers.posix_shelf import PosixGenerations
@@ -374,3 +376,16 @@ def test_a_flush_that_seals_answers_false_where_readers_elsewhere_cannot_see_it(
             assert store.flush(), "without sealing nothing is published, and all is committed"
         assert store.flush(seal=True)
         assert store.health().catalogue.error is None
+
+
+@pytest.mark.parametrize("names", ["tieredstore-tier-flush", "tieredstore-fetch"])
+def test_a_flush_without_threads_leaves_the_next_one_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: str
+) -> None:
+    with Runtime.threads() as runtime, a_store(tmp_path, LateStore(runtime), runtime) as store:
+        put(store, 3)
+        with monkeypatch.context() as patch:
+            refuse_threads(patch, names)
+            with suppress(TieredStoreError):
+                store.flush(1)
+        assert store.flush(5)

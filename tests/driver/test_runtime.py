@@ -90,6 +90,54 @@ def test_when_the_queue_is_full_the_caller_does_the_work() -> None:
     pool.close()
 
 
+def refuse_threads(patch: pytest.MonkeyPatch, names: str) -> None:
+    """No thread whose name begins like this can be started."""
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name.startswith(names):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    patch.setattr(threading.Thread, "start", refuse)
+
+
+def test_while_no_thread_can_be_started_the_caller_does_the_work_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pool = ThreadPool("test", threads=2, pending_max=0)
+    made: list[int] = []
+    with monkeypatch.context() as patch:
+        refuse_threads(patch, "tieredstore-test")
+        for _ in range(5):
+            assert pool.submit(lambda: made.append(threading.get_ident())).done()
+    assert made == [threading.get_ident()] * 5
+    assert pool.submit(threading.get_ident).result(LONG) != threading.get_ident()
+    assert len(made) == 5
+    pool.close()
+
+
+def test_while_no_more_threads_can_be_started_the_others_do_the_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pool = ThreadPool("test", threads=2, pending_max=2)
+    gate, started = threading.Event(), threading.Event()
+
+    def hold() -> int:
+        started.set()
+        gate.wait(LONG)
+        return threading.get_ident()
+
+    held = pool.submit(hold)
+    assert started.wait(LONG)
+    with monkeypatch.context() as patch:
+        refuse_threads(patch, "tieredstore-test")
+        waiting = pool.submit(threading.get_ident)
+    gate.set()
+    assert waiting.result(LONG) == held.result(LONG)
+    pool.close()
+
+
 def test_a_call_that_submits_to_its_own_pool_does_not_wait_for_itself() -> None:
     pool = ThreadPool("test", threads=1, pending_max=0)
     outer = pool.submit(lambda: pool.submit(lambda: "inner").result(LONG))

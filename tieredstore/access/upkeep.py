@@ -296,7 +296,11 @@ class TierFlush:
             finally:
                 self._alone.release()
 
-        flushing = with_deadline(self._runtime, "tier-flush", flush, deadline.left())
+        try:
+            flushing = with_deadline(self._runtime, "tier-flush", flush, deadline.left())
+        except RuntimeError:  # its thread cannot be started
+            self._alone.release()
+            raise
         if not flushing.done():
             log.warning("a flush is late: the backend or the broker's store does not answer")
             return False

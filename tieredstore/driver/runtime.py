@@ -122,18 +122,33 @@ class InlinePool:
         return True
 
 
+class _Executor(ThreadPoolExecutor):
+    """An executor that goes on while the system refuses it another thread.
+
+    A plain one raises, and makes the call all the same once it has a thread.
+    """
+
+    def _adjust_thread_count(self) -> None:
+        try:
+            super()._adjust_thread_count()
+        except RuntimeError:
+            if not self._threads:  # else one of them makes the call
+                self._work_queue.get_nowait()  # the caller makes it
+                raise
+
+
 class ThreadPool:
     """A bounded number of threads with a bounded queue before them.
 
-    When the queue is full, the caller's own thread does the work: this slows callers down, memory
-    stays bounded, and a call that submits another can never wait for itself. Threads start with
-    the first call and end with `close`. They belong to the process of that call: a forked child
-    has none of them, and would wait for ever.
+    When the queue is full, or the system has no thread for the pool, the caller's own thread does
+    the work: this slows callers down, memory stays bounded, and a call that submits another can
+    never wait for itself. Threads start with the first call and end with `close`. They belong to
+    the process of that call: a forked child has none of them, and would wait for ever.
     """
 
     def __init__(self, name: str, *, threads: int, pending_max: int) -> None:
         own = self._own = threading.local()  # `is_worker` in the pool's threads only
-        self._executor = ThreadPoolExecutor(
+        self._executor = _Executor(
             threads,
             thread_name_prefix=f"tieredstore-{name}",
             # Not through `self`: with a reference to the pool, no thread would ever end.
@@ -158,6 +173,8 @@ class ThreadPool:
             self._places.release()
             if self._closed:  # between the check above and here
                 raise StoreClosedError("the runtime is closed") from error
+            if isinstance(error, RuntimeError):  # not one thread can be started
+                return done_future(call, *args, **kwargs)
             raise
         future.add_done_callback(lambda _: self._places.release())
         return future
