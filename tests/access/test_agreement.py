@@ -668,6 +668,26 @@ def test_two_histories_that_cannot_be_compared_again_stay_two(
     assert store.put_message(machine.message(ONE)).queue_offset == 15
 
 
+def test_two_histories_are_two_though_the_catalogue_cannot_say_so_yet(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They could not be compared at the load: the upload finds out."""
+    a_fork(machine, tier=3, local=5)
+
+    def away(*_: object) -> str:
+        raise BackendUnavailableError("it", "read", "away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(agreement, "disagreement_at", away)
+        store = machine.open()
+    with monkeypatch.context() as patch:
+        patch.setattr(queue_upload, "stop_queue", away)
+        assert not store.flush()
+    for key in (ONE, TWO):
+        assert "from number 10 on" in machine.refusal(key)
+    assert not store.flush()
+
+
 def test_the_tier_is_not_given_up_for_a_disk_that_was_lost_meanwhile(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     a_fork(machine, tier=5, local=8)

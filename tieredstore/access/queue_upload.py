@@ -485,8 +485,8 @@ class QueueChores:
     def check(self, work: QueueWork, file: FlatMessageFile) -> None:
         reason = disagreement(self._store, file)
         if reason is not None:
+            self.on_conflict(file)  # first: the catalogue may not take the stop
             self._stop(work, file, reason)
-            self.on_conflict(file)
         work.is_checked = True
 
     def confirm(self, file: FlatMessageFile) -> None:
