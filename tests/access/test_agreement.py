@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tieredstore.access import agreement, queue_upload
 from tieredstore.access.agreement import ContinuedQueue
 from tieredstore.access.rebuild import rebuild
 from tieredstore.access.store import TieredMessageStore
+from tieredstore.access.upkeep import expire
 from tieredstore.codec.message import decode_message
 from tieredstore.codec.record import peek_store_timestamp
 from tieredstore.driver.metadata import DeleteQueue
@@ -29,7 +31,7 @@ from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.config import MIB
 from tieredstore.model.errors import BackendUnavailableError
 from tieredstore.model.messages import GetResult, Message, MessageRun
-from tieredstore.model.values import GetStatus, QueueKey, StorageLevel
+from tieredstore.model.values import INT64_MAX, GetStatus, QueueKey, StorageLevel
 from tieredstore.testing.samples import STORE_TIMESTAMP, TOPIC
 
 
@@ -471,6 +473,30 @@ def test_below_the_fork_the_tier_serves_what_has_expired_at_every_level(machine:
         assert run_bodies(store, ONE) == before
         assert not store.contains(*ONE, 120)
         assert store.max_offset(*ONE) == 120
+
+
+def test_below_the_fork_no_message_is_skipped_that_only_the_local_store_still_has(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tier has expired beyond the first message of the local store."""
+    monkeypatch.setattr(machine, "config", partial(machine.config, commit_log_segment_bytes=12_000))
+    a_fork(machine, old=90, tier=60, local=30)
+    store = machine.open()
+    local = store._next
+    assert isinstance(local, LocalMessageStore)
+    log = local._loaded().log
+    log.queue.delete_before(log.queue.files[0].end_offset)
+    local._loaded().queues.delete_before(log.min_offset or 0)
+    first = local.min_offset(*ONE) or 0
+    file = store._loaded().tier.files.get(ONE)
+    assert file is not None
+    expire(file, INT64_MAX)
+    assert 0 < first < file.min_offset < 90
+    for store.level in set(StorageLevel) - {StorageLevel.DISABLE}:
+        for offset in (0, first - 1):
+            page = store.get_message(*ONE, offset)
+            assert (page.status, page.next_offset) == (GetStatus.OFFSET_TOO_SMALL, first)
+        assert list(machine.read(ONE)) == list(range(first, 120))
 
 
 def test_keys_behind_the_fork_take_no_place_of_those_below_it(machine: Machine) -> None:

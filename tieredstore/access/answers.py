@@ -457,6 +457,10 @@ class Answers:
             if near.status is not GetStatus.OFFSET_TOO_SMALL or is_all:
                 return near
         far = self._fetcher.get_message(request)
+        if far.status in _ENDS:
+            near = read_from(self._next, request)
+            if near.messages or _nearer(request.offset, near, far) is near:
+                return near
         messages = [one for one in far.messages if one.queue_offset < fork]
         if far.messages and not messages:
             far = replace(far, status=GetStatus.NO_MATCHED_MESSAGE)
