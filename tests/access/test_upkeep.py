@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
@@ -17,7 +17,7 @@ from tests.local.store_audit import a_config as a_local_config
 from tieredstore.access.store import TieredMessageStore
 from tieredstore.driver.message_store import MessageStore, RetentionGuard
 from tieredstore.driver.metrics import DISPATCH_BEHIND, DISPATCH_LATENCY
-from tieredstore.driver.runtime import Runtime
+from tieredstore.driver.runtime import InlineService, Runtime
 from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.errors import BackendRefusedError, TieredStoreError
 from tieredstore.model.messages import DispatchRequest
@@ -389,3 +389,46 @@ def test_a_flush_without_threads_leaves_the_next_one_its_place(
             with suppress(TieredStoreError):
                 store.flush(1)
         assert store.flush(5)
+
+
+def test_a_start_that_gets_no_thread_can_be_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running: list[str] = []
+    refused = -1  # the number of the service that gets no thread
+
+    class Watched(InlineService):
+        def __init__(self, name: str, step: Callable[[], object]) -> None:
+            super().__init__(step)
+            self.name = name
+            running.append(name)
+
+        def stop(self, timeout: float | None = None) -> bool:
+            if self.name in running:
+                running.remove(self.name)
+            return super().stop(timeout)
+
+    def service(_: Runtime, name: str, step: Callable[[], object], *, interval_ms: int) -> Watched:
+        nonlocal refused
+        refused -= 1
+        if refused == 0:
+            raise RuntimeError("can't start new thread")
+        return Watched(name, step)
+
+    monkeypatch.setattr(Runtime, "service", service)
+    runtime = Runtime.inline()
+    config = a_config(tmp_path, provider="posix", path=str(tmp_path / "tier"))
+    store = TieredMessageStore(LateStore(runtime), config, runtime=runtime)
+    with store:
+        names = sorted(running)
+    assert len(names) > 5
+    assert running == []
+    for number in range(1, len(names) + 1):
+        store.load()
+        refused = number
+        with suppress(TieredStoreError):
+            store.start()
+        store.start()
+        assert sorted(running) == names
+        store.shutdown()
+        assert running == []

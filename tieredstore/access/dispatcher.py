@@ -517,9 +517,13 @@ class Dispatcher:
             return
         self._is_running = True
         self._next_full_look = self._runtime.clock.monotonic()
-        self._service = self._runtime.service(
-            "dispatch", self._step, interval_ms=min(LOOK_AGAIN_MS, self._interval_ms)
-        )
+        try:
+            self._service = self._runtime.service(
+                "dispatch", self._step, interval_ms=min(LOOK_AGAIN_MS, self._interval_ms)
+            )
+        except BaseException:
+            self._is_running = False
+            raise
 
     def shutdown(self, *, drain: bool = False, timeout: float | None = 30.0) -> bool:
         """End the uploads; with `drain`, first upload what is there. Idempotent.

@@ -898,7 +898,7 @@ class _Open:
             self.refusals.pop(key, None)
 
     def start_chores(self, config: StoreConfig) -> list[Service]:
-        """Start the periodic work on the tier; the caller stops it."""
+        """Start the periodic work on the tier, all of it or none; the caller stops it."""
         sealing_ms = config.dispatch_interval_ms
         if self.tier.provider.shares_rounds:  # segments sealed together share one entry
             sealing_ms = max(sealing_ms, SEALING_MS)
@@ -915,9 +915,13 @@ class _Open:
             chores.append(("tier-tables", self.tables.step, config.tables_interval_ms))
         if config.expiry_enabled:
             chores.append(("tier-expiry", self.retention.step, config.expiry_interval_ms))
-        return [
-            self.tier.runtime.service(name, step, interval_ms=every) for name, step, every in chores
-        ]
+        with ExitStack() as undo:
+            services: list[Service] = []
+            for name, step, every in chores:
+                services.append(self.tier.runtime.service(name, step, interval_ms=every))
+                undo.callback(services[-1].stop, 0)
+            undo.pop_all()
+        return services
 
     def end_uploads(self, deadline: Deadline, *, drain: bool) -> None:
         """End the uploads; with `drain`, first upload everything, including the tables."""
