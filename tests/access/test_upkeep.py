@@ -391,7 +391,7 @@ def test_a_flush_without_threads_leaves_the_next_one_its_place(
         assert store.flush(5)
 
 
-def test_a_start_that_gets_no_thread_can_be_made_again(
+def test_a_start_without_a_thread_can_be_made_again_and_an_end_without_one_ends_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running: list[str] = []
@@ -432,3 +432,9 @@ def test_a_start_that_gets_no_thread_can_be_made_again(
         assert sorted(running) == names
         store.shutdown()
         assert running == []
+    store.load()
+    store.start()
+    refused = 1  # of the end
+    with pytest.raises(TieredStoreError, match="can't start new thread"):
+        store.shutdown()
+    assert running == []

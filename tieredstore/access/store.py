@@ -925,12 +925,14 @@ class _Open:
 
     def end_uploads(self, deadline: Deadline, *, drain: bool) -> None:
         """End the uploads; with `drain`, first upload everything, including the tables."""
-        if drain and self.tables is not None:
-            self.tables.stage()
-        if drain and not self.flushing.make_durable(deadline.left()):
-            log.warning("the broker's store did not make its last messages durable")
-        if not self.dispatcher.shutdown(drain=drain, timeout=deadline.left()):
-            log.warning("not everything is uploaded: the rest follows after a restart")
+        try:
+            if drain and self.tables is not None:
+                self.tables.stage()
+            if drain and not self.flushing.make_durable(deadline.left()):
+                log.warning("the broker's store did not make its last messages durable")
+        finally:
+            if not self.dispatcher.shutdown(drain=drain, timeout=deadline.left()):
+                log.warning("not everything is uploaded: the rest follows after a restart")
 
     def end_tables(self, deadline: Deadline, *, drain: bool) -> None:
         """Write the tables to disk, even if the tier fails; with `drain`, also to the tier."""
