@@ -148,6 +148,15 @@ def test_a_flush_that_seals_leaves_a_queue_alone_that_is_busy(tmp_path: Path) ->
         assert store.flush(seal=True)
 
 
+def test_a_flush_beside_an_end_does_not_say_that_it_has_sealed(tmp_path: Path) -> None:
+    broker = ObjectBroker(tmp_path, MemoryObjects())
+    with broker.store as store:
+        broker.commits(2)
+        broker.sealing.stop()  # as `shutdown` in another thread does at once
+        assert not store.flush(seal=True)
+        assert len(broker.unsealed()) > 0
+
+
 def test_nothing_rolls_in_a_backend_that_seals_at_once(tmp_path: Path) -> None:
     broker = Broker(tmp_path)
     with broker.store as store:

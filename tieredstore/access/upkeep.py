@@ -246,7 +246,7 @@ class SealChore:
                     log.warning("%s: could not roll: %s", file.path, error)
                     rolled = False
         self.step()
-        return rolled and not self.errors
+        return rolled and not self.errors and not self._is_stopped  # else it may have left some out
 
     def stop(self) -> None:
         """Look after no further queue."""
