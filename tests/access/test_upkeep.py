@@ -438,3 +438,23 @@ def test_a_start_without_a_thread_can_be_made_again_and_an_end_without_one_ends_
     with pytest.raises(TieredStoreError, match="can't start new thread"):
         store.shutdown()
     assert running == []
+
+
+def test_a_flush_that_is_interrupted_leaves_every_queue_to_the_next_one(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.open()
+    broker.fill(3)
+    broker.put(3, first=3)
+    broker.store.put_message(a_message(6, queue_id=1))
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(broker.tier.files, "create", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            broker.store.flush()
+    assert broker.store.flush()
+    assert broker.store.health().uploads == 0
+    assert [broker.store.committed_offset(TOPIC, queue) for queue in (0, 1)] == [6, 1]

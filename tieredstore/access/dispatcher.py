@@ -164,10 +164,13 @@ class QueueWalk:
                 gathered.append(work)
                 gathered_bytes += work.buffered_bytes
                 if gathered_bytes >= ROUND_BYTES:
-                    self._rounds.send(gathered)
-                    gathered, gathered_bytes = [], 0
+                    full, gathered, gathered_bytes = gathered, [], 0
+                    self._rounds.send(full)
         except StoreClosedError:
             log.info("the store is closed: nothing more is uploaded")
+        except BaseException:
+            self._let_go(gathered)
+            raise
         if gathered:
             self._rounds.send(gathered)
 
@@ -181,6 +184,7 @@ class QueueWalk:
         except StoreClosedError:
             log.info("the store is closed: nothing more is uploaded")
         except BaseException:
+            self._let_go(gathered)
             if this_pass.may_send:
                 self._give_back(ROUND, this_pass)
             raise
@@ -188,6 +192,11 @@ class QueueWalk:
             self._rounds.send_shared(gathered)
         elif this_pass.may_send:
             self._give_back(ROUND, this_pass)
+
+    def _let_go(self, works: Sequence[QueueWork]) -> None:
+        """Give back queues that are not sent; what was appended to them waits for the next walk."""
+        self._budget.end_upload(len(works))
+        self._claims.give(*(work.key for work in works))
 
     def _taken_together(self, keys: Sequence[QueueKey], this_pass: Pass) -> Iterator[QueueWork]:
         """Take the due queues, then those whose chores have ended: so queues that begin at the same
@@ -352,7 +361,8 @@ class QueueWalk:
         except Exception as error:  # noqa: BLE001
             log.warning("%s/%s: %s", work.key.topic, work.key.queue_id, error)
             work.failed(error)
-        self._ended(work)
+        finally:
+            self._ended(work)
 
 
 class LocalNeeds:
