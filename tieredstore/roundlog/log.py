@@ -208,8 +208,8 @@ class BrokerLog:
                 state = self._caught_up(known if known is not None and known.sequence else None)
             except BaseException as error:
                 if not isinstance(error, Exception) and not self.is_writer:
-                    self._believe(LogState())  # the known one may have a part of an entry
-                    self._listed_at = float("-inf")
+                    with self.guard:
+                        self._state = None  # it may have a part of an entry
                 raise
             if not state.sequence:
                 state = LogState()
