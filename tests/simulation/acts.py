@@ -270,6 +270,8 @@ def ask_time(client: Client, life: Life) -> None:
         end = 0
         if found is None or boundary is Boundary.UPPER:
             return
+    if found is None and not end and client.world.is_out_of_room:
+        return  # no unit had room: the queue is not there yet
     model.check_time(queue, asked, boundary, found, before, deletions, end=end)
 
 

@@ -893,7 +893,8 @@ class World:
         whose unit a crash left out: the tier went back to that moment, and continued behind it."""
         queue = finding.place.topic, finding.place.queue_id
         if finding.kind is VerifyKind.UNNAMED:
-            return self.is_posix and self.rewind.is_done
+            has_gone_back = self.rewind.is_done or (self.histories.is_on and self.has_lost_disk)
+            return self.is_posix and has_gone_back
         return finding.kind is VerifyKind.KEY_UNFOUNDED and queue in self.forgotten
 
     def has_moved_to(self, place: str) -> None:
