@@ -95,6 +95,8 @@ def believed_times(
     if cached is not None and cached[0] == record.size:
         return cached[1:]
     held = units_of(file, record, source=source)
+    if record.type is SegmentType.CONSUME_QUEUE:  # the records of its first units may have expired
+        held = range(max(held.start, file.min_offset), held.stop)
     if not held:
         return None
     begin = cached[1] if cached is not None else store_time(file, held.start, source=source)
