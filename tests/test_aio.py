@@ -472,23 +472,22 @@ def test_who_waits_for_a_message_hears_that_the_store_is_destroyed(tier: Tier) -
     asyncio.run(scene())
 
 
-def test_a_put_for_which_no_thread_could_start_is_not_stored_later(
+def test_a_put_that_no_thread_takes_is_not_stored_later(
     tier: Tier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def refuse(_call: object) -> None:
+        raise RuntimeError("can't start new thread")
+
     async def scene() -> None:
         async with tier.face as face:
             monkeypatch.setattr(tier.store, "put_at_once", lambda _message: None)
             with monkeypatch.context() as patch:
-                patch.setattr(threading.Thread, "start", _refuse_to_start)
+                patch.setattr(face._threads, "put", refuse)
                 with pytest.raises(RuntimeError):
                     await face.put_message(a_message(0))
             assert (await face.put_message(a_message(1))).queue_offset == 0
 
     asyncio.run(scene())
-
-
-def _refuse_to_start(_thread: threading.Thread) -> None:
-    raise RuntimeError("can't start new thread")
 
 
 def test_two_loops_may_share_a_store(tier: Tier) -> None:
