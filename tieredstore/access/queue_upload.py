@@ -106,7 +106,7 @@ def disagreement_at(
             return None
         last = file.queue.last_unit_to(kept)
     tiered = read_run(file, last, count_max=1, bytes_max=_COMPARED_BYTES, source=source)
-    if not len(local) or not len(tiered):
+    if not len(tiered):
         return None
     if _without_log_offset(local.record(0)) == _without_log_offset(tiered.record(0)):
         return None

@@ -33,7 +33,6 @@ with brought_by("jobs"):
     import pyarrow.parquet as pq
 
 from tieredstore.access.reader import TieredReader
-from tieredstore.driver.metadata import MetadataStore
 from tieredstore.flat.times import store_time
 from tieredstore.jobs.arrow import MESSAGE_COLUMNS
 from tieredstore.jobs.export_ledger import (
@@ -201,7 +200,7 @@ class ExportJob:
             ledger.refuse_other(table.name, self.settings)
             if table.exists():
                 place = table.target.url
-                former = self._of_former_topics(table.target)
+                former = self._made_anew(table.target)
                 sound = self._staged(table.target, ())
                 staged = addable([each for each in sound if each.name not in former], ledger)
         topics = TopicPatterns(self.topics)
@@ -299,8 +298,8 @@ class ExportJob:
             added: list[StagedRange] = []
             ledger = table.read()
             if table.exists():
-                remade = self._of_former_topics(table.target) | self._made_anew(plan, names)
-                for name, path in remade.items():
+                mine = [item for item in plan.items if item.name in names]
+                for name, path in self._made_anew(table.target, mine).items():
                     drop_mark(table.target, name)
                     if name in names:
                         text = "deleted and made again while it was exported: run it again"
@@ -397,52 +396,43 @@ class ExportJob:
         found = marked(target, self.settings)
         return [each for each in found if not each.damaged or each.name in mine]
 
-    def _of_former_topics(self, target: ExportTarget) -> dict[str, str]:
+    def _made_anew(
+        self, target: ExportTarget, items: Collection[ExportItem] = ()
+    ) -> dict[str, str]:
         """The staged ranges, perhaps of a run that was killed, whose topic was deleted and made
-        again since they were planned, and their queues. A worker may have read either topic."""
-        catalogue = self._catalogue_now()
+        again since they were planned, and their queues. A worker may have read either topic, and no
+        damage tells it. Of `items` also those whose queue alone was made again, as a decision on
+        two histories does: then other segments have the names of the planned ones."""
+        if self.config.catalogue == "rebuild":
+            # Topics get new numbers each time, and a segment is as old as its oldest message that
+            # has not expired.
+            return {}
+        catalogue = newest_catalogue(self.config)
         if catalogue is None:
             return {}
         with closing(catalogue):
+            catalogue.refresh()
             broker = self.config.broker_name
-            now = {
+            numbers = {
                 self._source(f"{broker}/{row.topic}"): row.topic_id for row in catalogue.topics()
             }
-        return {
-            each.name: each.source.partition("/")[2]
-            for each in marked(target, self.settings)
-            if now.get(topic_of(each.source), each.topic_id) != each.topic_id is not None
-        }
-
-    def _made_anew(self, plan: Plan[ExportItem], names: Collection[str]) -> dict[str, str]:
-        """The same for single queues, which a decision on two histories may replace: then other
-        segments have the names of the plan's. No damage tells it."""
-        catalogue = self._catalogue_now() if names else None
-        if catalogue is None:
-            return {}
-        with closing(catalogue):
-            created = {row.key: row.create_timestamp for row in catalogue.segments()}
+            segments = catalogue.segments() if items else ()
+            created = {row.key: row.create_timestamp for row in segments}
 
         def is_other(row: SegmentRecord) -> bool:
             # Rows that were added after a copy was published have no creation time.
             known = row.create_timestamp
             return bool(known) and created.get(row.key, known) != known
 
-        return {
-            item.name: item.slice.path
-            for item in plan.items
-            if item.name in names and any(map(is_other, item.slice.rows))
+        topics = {
+            each.name: each.source.partition("/")[2]
+            for each in marked(target, self.settings)
+            if numbers.get(topic_of(each.source), each.topic_id) != each.topic_id is not None
         }
-
-    def _catalogue_now(self) -> MetadataStore | None:
-        """None also if it is rebuilt each time: then topics get new numbers, and a segment is as
-        old as its oldest message that has not expired."""
-        if self.config.catalogue == "rebuild":
-            return None
-        catalogue = newest_catalogue(self.config)
-        if catalogue is not None:
-            catalogue.refresh()
-        return catalogue
+        queues = {
+            item.name: item.slice.path for item in items if any(map(is_other, item.slice.rows))
+        }
+        return topics | queues
 
     def _not_there(self, plan: Plan[ExportItem], ledger: Ledger) -> list[str]:
         """Ranges of the plan that the target lacks in whole or in part."""
