@@ -447,17 +447,22 @@ def test_a_queue_with_two_histories_takes_no_puts_and_is_read_as_one(
         machine.end()
 
 
+def without_the_first_log_file(store: TieredMessageStore) -> int:
+    """Delete it from the local store; return where queue ONE begins then."""
+    local = store._next
+    assert isinstance(local, LocalMessageStore)
+    parts = local._loaded()
+    parts.log.queue.delete_before(parts.log.queue.files[0].end_offset)
+    parts.queues.delete_before(parts.log.min_offset or 0)
+    return local.min_offset(*ONE) or 0
+
+
 def test_below_the_fork_the_tier_serves_what_has_expired_at_every_level(machine: Machine) -> None:
     a_fork(machine, old=90, tier=5, local=30)
     store = machine.open()
     before = bodies(machine, ONE)
     assert len(before) == 120
-    local = store._next
-    assert isinstance(local, LocalMessageStore)
-    log = local._loaded().log
-    log.queue.delete_before(log.queue.files[0].end_offset)
-    local._loaded().queues.delete_before(log.min_offset or 0)
-    first = local.min_offset(*ONE) or 0
+    first = without_the_first_log_file(store)
     assert 0 < first < 90
     for level in StorageLevel:
         store.level = level
@@ -482,12 +487,7 @@ def test_below_the_fork_no_message_is_skipped_that_only_the_local_store_still_ha
     monkeypatch.setattr(machine, "config", partial(machine.config, commit_log_segment_bytes=12_000))
     a_fork(machine, old=90, tier=60, local=30)
     store = machine.open()
-    local = store._next
-    assert isinstance(local, LocalMessageStore)
-    log = local._loaded().log
-    log.queue.delete_before(log.queue.files[0].end_offset)
-    local._loaded().queues.delete_before(log.min_offset or 0)
-    first = local.min_offset(*ONE) or 0
+    first = without_the_first_log_file(store)
     file = store._loaded().tier.files.get(ONE)
     assert file is not None
     expire(file, INT64_MAX)
@@ -515,12 +515,7 @@ def test_a_queue_that_is_resumed_takes_puts_and_is_one_history_again(machine: Ma
     assert store.agreement.forks == {ONE: 10, TWO: 10}
     assert store.resume_queue(*ONE) is not None
     assert "from number 10 on" in machine.refusal(ONE)
-    local = store._next
-    assert isinstance(local, LocalMessageStore)
-    log = local._loaded().log
-    log.queue.delete_before(log.queue.files[0].end_offset)
-    local._loaded().queues.delete_before(log.min_offset or 0)
-    first = local.min_offset(*ONE) or 0
+    first = without_the_first_log_file(store)
     assert 15 < first < 100
     assert store.resume_queue(*ONE) is None
     assert store.put_message(machine.message(ONE)).queue_offset == 100
