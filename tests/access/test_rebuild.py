@@ -32,7 +32,14 @@ from tieredstore.access.upkeep import PublishChore
 from tieredstore.access.wiring import published_catalogue, publisher_of
 from tieredstore.codec.broker_tables import CONSUMER_OFFSETS
 from tieredstore.codec.queue_unit import UNIT_BYTES
-from tieredstore.driver.metadata import Change, DeleteQueue, DeleteTopic, MetadataStore
+from tieredstore.driver.metadata import (
+    Change,
+    DeleteQueue,
+    DeleteSegment,
+    DeleteTopic,
+    MetadataStore,
+    Put,
+)
 from tieredstore.driver.runtime import ManualClock, Runtime
 from tieredstore.flat.file_store import FlatFileStore
 from tieredstore.index.watermarks import QueueId, Watermarks
@@ -310,6 +317,24 @@ class Written:
                     assert row.begin_timestamp == self.times[key, first]
             rows += [replace(row, **known)] if row.size else []
         return sorted(rows, key=lambda row: (row.path, row.type, row.base_offset))
+
+
+def test_an_older_row_of_a_segment_before_all_others_is_forgotten(tmp_path: Path) -> None:
+    """It was without bytes when the copy of the catalogue was made, and has expired since."""
+    tier = Written(tmp_path)
+    tier.put("TopicA", 0, 9)
+    assert tier.store.flush(seal=True)
+    tier.wait(3)
+    tier.put("TopicA", 0, 9)
+    tier.expire()
+    tier.end()
+    rows = [row for row in tier.metadata.segments() if row.path.endswith("/TopicA/0")]
+    older = [replace(row, base_offset=0, size=0) for row in rows if row.type is QUEUE][:1]
+    assert older
+    tier.metadata.apply([*(DeleteSegment(*row.key) for row in rows), *map(Put, older)])
+    rebuild(tier.metadata, tier.provider, tier.config, tier.runtime)
+    again = [row for row in tier.metadata.segments() if row.path.endswith("/TopicA/0")]
+    assert [row.key for row in again] == [row.key for row in rows]
 
 
 STEPS = st.lists(

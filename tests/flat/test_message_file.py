@@ -549,6 +549,16 @@ def test_an_offset_in_a_gap_leads_to_the_end_of_the_gap() -> None:
     assert [file.queue.units_in_a_row(n) for n in (4, 5, 7, 8, 20, 21)] == [0, 3, 1, 0, 1, 0]
 
 
+def test_an_offset_in_a_segment_without_units_leads_to_the_next_unit() -> None:
+    tier = Tier()
+    file = tier.file(start=20)
+    append(file, numbered(20, 1))
+    empty = replace(file.queue.segments[0].record, base_offset=100, size=0)
+    tier.catalogue().put(empty)
+    queue = tier.file().queue
+    assert [each.base for each in queue.segments] == [100, 400]
+    assert [queue.first_unit_from(n) for n in (4, 5, 19, 20)] == [20, 20, 20, 20]
+
 def test_an_offset_in_a_gap_leads_back_to_the_unit_before_it() -> None:
     file = Tier().file(start=5)
     assert file.queue.last_unit_to(9) is None

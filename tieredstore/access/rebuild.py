@@ -289,10 +289,11 @@ def _shorter(ends: _Ends, known: _Ends) -> list[str]:
 def _expired(
     present: Sequence[SegmentRecord], listed: Sequence[ListedSegment], *, wholly: bool
 ) -> list[SegmentRecord]:
-    """Rows of segments older than everything in the backend: they expired after the catalogue was
-    written.
+    """Rows of segments older than everything that the backend has of their file: they expired after
+    the catalogue was written, or never got a byte.
 
-    Also all rows of a file of which nothing is left, if files may have expired `wholly`.
+    Also all rows of a file of which nothing is left, if files may have expired `wholly`, but for
+    empty ones, which say where the file goes on.
     """
     first: dict[tuple[str, SegmentType], int] = {}
     for segment in listed:
@@ -301,8 +302,8 @@ def _expired(
     return [
         row
         for row in present
-        if row.size
-        and row.end_offset <= first.get((row.path, row.type), row.end_offset if wholly else 0)
+        if row.end_offset <= first.get((row.path, row.type), row.end_offset if wholly else 0)
+        and (row.size or row.base_offset < first.get((row.path, row.type), 0))
     ]
 
 

@@ -228,11 +228,16 @@ class FlatConsumeQueueFile(FlatAppendFile):
         return self.append_offset // UNIT_BYTES
 
     def first_unit_from(self, unit: int) -> int:
-        """The first existing unit at or after this one, which may lie in a gap."""
+        """The first existing unit at or after this one, which may lie in a gap; the end if there is
+        none."""
         found = self.segment_at(unit * UNIT_BYTES)
         if found is not None and unit * UNIT_BYTES < found.end:
             return unit
-        later = [found.base for found in self.segments if found.base >= unit * UNIT_BYTES]
+        later = [
+            found.base
+            for found in self.segments
+            if found.record.size and found.base >= unit * UNIT_BYTES
+        ]
         return min([*later, self.commit_offset]) // UNIT_BYTES
 
     def last_unit_to(self, unit: int) -> int | None:
