@@ -559,6 +559,7 @@ def test_an_offset_in_a_segment_without_units_leads_to_the_next_unit() -> None:
     assert [each.base for each in queue.segments] == [100, 400]
     assert [queue.first_unit_from(n) for n in (4, 5, 19, 20)] == [20, 20, 20, 20]
 
+
 def test_an_offset_in_a_gap_leads_back_to_the_unit_before_it() -> None:
     file = Tier().file(start=5)
     assert file.queue.last_unit_to(9) is None
