@@ -282,8 +282,9 @@ def ask_ends(client: Client, life: Life) -> None:
     committed = life.store.committed_offset(*queue)
     life.saw()
     model.saw_committed(queue, committed, deletions)
-    # A queue whose first messages a power cut took begins after them, in the tier too.
-    there_is = world.furthest[queue] or life.local.min_offset(*queue) or 0
+    # Behind messages that a power cut took, or that only a tier had that was taken back, the tier
+    # goes on where the local store does.
+    there_is = max(world.furthest[queue], life.local.min_offset(*queue) or 0)
     is_same = model.deletions.get(queue.topic, 0) == deletions
     # A bucket that a directory moved to never had what expired before.
     is_told = world.kinds[FORMER] == world.kinds[world.place] == "bucket"
