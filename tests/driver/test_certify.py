@@ -98,6 +98,13 @@ class ListsOnePage(ObjectClientWrapper):
                 yield found
 
 
+class ListsNothing(ObjectClientWrapper):
+    """Like a store whose listing knows only of objects that have been there for a while."""
+
+    def list(self, prefix: str = "", *, after: str = "") -> Iterator[ListedKey]:
+        yield from ()
+
+
 class DeletesNothing(ObjectClientWrapper):
     def delete_many(self, keys: Sequence[str]) -> Mapping[str, TieredStoreError]:
         return {}
@@ -133,6 +140,7 @@ def test_a_store_without_if_match_passes() -> None:
         (LosesMetadata, {"metadata"}),
         (CutsRanges, {"read-after-write", "odd-keys", "ranges", "range-beyond-end"}),
         (ListsOnePage, {"listing"}),
+        (ListsNothing, {"read-after-write", "odd-keys", "listing"}),
         (DeletesNothing, {"delete"}),
         (FailsToDeleteOne, {"delete"}),
     ],

@@ -284,12 +284,13 @@ class _Examination:
         return "" if behind == keys[-2:] else "a listing behind a key begins elsewhere"
 
     def _delete(self) -> str:
-        keys = [found.key for found in self._client.list(self._prefix + "page/")]
-        errors = self._client.delete_many([*keys, self._prefix + "page/absent"])
+        pages = self._prefix + "page/"
+        keys = sorted(key for key in self._made if key.startswith(pages))
+        errors = self._client.delete_many([*keys, pages + "absent"])
         for error in errors.values():
             raise error
         self._made.difference_update(keys)
-        left = sum(1 for _ in self._client.list(self._prefix + "page/"))
+        left = sum(1 for _ in self._client.list(pages))
         if left:
             return f"{left} deleted objects are still listed"
         try:
