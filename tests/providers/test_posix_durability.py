@@ -124,6 +124,26 @@ class TestDurability:
         segment.delete()
         assert not leftover.exists()
 
+    def test_a_create_that_breaks_leaves_what_another_task_has_made(
+        self, provider: PosixProvider, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A copy may run twice at once, and its source may go before the slower one has read it."""
+        segment = provider.open("b/t/0", LOG, 0)
+
+        def meanwhile(folder: Path) -> None:
+            monkeypatch.undo()
+            provider.create(provider.open("b/t/0", LOG, 0), [b"whole"])
+
+        def gone() -> Iterator[bytes]:
+            yield b"wh"
+            raise SegmentNotFoundError("source")
+
+        monkeypatch.setattr("tieredstore.providers.posix.make_directories", meanwhile)
+        with pytest.raises(SegmentNotFoundError, match="source"):
+            provider.create(segment, gone())
+        assert segment.read(0, 5) == b"whole"
+        assert len(list(Path(segment.path).parent.iterdir())) == 1
+
 
 class TestBrokenDisk:
     @pytest.mark.parametrize("written", [0, 3, 5])

@@ -99,6 +99,14 @@ def write_atomically(
     writing. What a crashed writer left behind is overwritten. OSError if the name of the new file
     is a link.
     """
+    replace_file(path, blocks)
+    fsync_directory(Path(path).parent)
+
+
+def replace_file(
+    path: str | os.PathLike[str], blocks: Iterable[bytes | bytearray | memoryview]
+) -> None:
+    """The same, but a crash may take the new name: the caller makes it durable."""
     target = Path(path)
     temporary = target.with_name(target.name + ".tmp")
     descriptor = _opened_alone(temporary)
@@ -112,7 +120,6 @@ def write_atomically(
         raise
     finally:
         os.close(descriptor)
-    fsync_directory(target.parent)
 
 
 def _opened_alone(path: Path) -> int:

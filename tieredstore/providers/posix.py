@@ -24,8 +24,8 @@ from tieredstore.driver.durable import (
     fsync_directory,
     make_directories,
     read_all,
+    replace_file,
     write_all,
-    write_atomically,
 )
 from tieredstore.driver.provider import (
     Adoption,
@@ -148,11 +148,11 @@ class PosixFileSegment(FileSegment):
             self._check_writable()
             with translated(self.path, "create"):
                 make_directories(self._file.parent)
+                # Until this has ended, a file of that name is another task's: it stays.
+                replace_file(self._file, blocks)
                 try:
-                    write_atomically(self._file, blocks)
+                    fsync_directory(self._file.parent)
                     size = self._file.stat().st_size
-                except BlockingIOError:
-                    raise  # another process is writing it: leave its file alone
                 except BaseException:
                     self._file.unlink(missing_ok=True)  # its name may not be durable
                     raise
