@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,13 @@ from tests.local.store_audit import (
     takes_what_java_writes,
 )
 from tieredstore.codec.queue_unit import EXTENSION_ADDRESS_MAX
-from tieredstore.codec.record import LIGHT_OFFSETS, LIGHT_QUEUES, QUEUE_OFFSET_POSITION
+from tieredstore.codec.record import (
+    LIGHT_OFFSETS,
+    LIGHT_QUEUES,
+    QUEUE_OFFSET_POSITION,
+    TRANSACTION_PREPARED,
+    TRANSACTION_ROLLBACK,
+)
 from tieredstore.local.reader import LocalReader
 from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.errors import SegmentCorruptError
@@ -306,6 +313,22 @@ def test_a_unit_is_not_made_again_from_a_message_of_a_deleted_topic(tmp_path: Pa
     store = opened(tmp_path)
     store.put_message(a_message(1))
     store.delete_topics([TOPIC])
+    put = store.put_message(a_message(2))
+    assert put.queue_offset == 0
+    queue = store._loaded().queues.queue(TOPIC, 0)
+    assert queue is not None
+    queue.mend(0, queue.unit(0)._replace(message_bytes=7))
+    (got,) = store.get_message(TOPIC, 0, 0).messages
+    assert got.log_offset == put.log_offset
+
+
+@pytest.mark.parametrize("sys_flag", [TRANSACTION_PREPARED, TRANSACTION_ROLLBACK])
+def test_a_unit_is_not_made_again_from_a_message_without_a_place_in_its_queue(
+    tmp_path: Path, sys_flag: int
+) -> None:
+    """A prepared message has the queue offset 0 in its record, as the first of the queue has."""
+    store = opened(tmp_path)
+    store.put_message(replace(a_message(1), sys_flag=sys_flag))
     put = store.put_message(a_message(2))
     assert put.queue_offset == 0
     queue = store._loaded().queues.queue(TOPIC, 0)

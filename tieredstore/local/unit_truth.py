@@ -223,8 +223,9 @@ def _right_codes(tags_codes: NDArray[np.int64], properties: Properties) -> int:
 
 
 def _rows_that_may_be(columns: RecordColumns, key: QueueKey, offset: int) -> list[int]:
-    if key.topic.startswith(LIGHT_QUEUE_PREFIX):
-        return list(range(len(columns)))
-    rows = np.flatnonzero((columns.queue_ids == key.queue_id) & (columns.queue_offsets == offset))
-    found: list[int] = rows.tolist()
+    # Prepared and rolled-back messages are in no queue, and their records say queue offset 0.
+    may_be = columns.sys_flags & TRANSACTION_PREPARED == 0
+    if not key.topic.startswith(LIGHT_QUEUE_PREFIX):
+        may_be &= (columns.queue_ids == key.queue_id) & (columns.queue_offsets == offset)
+    found: list[int] = np.flatnonzero(may_be).tolist()
     return found
