@@ -413,6 +413,14 @@ class TestBrokerConf:
         file.write_bytes(text.encode("ascii"))
         assert getattr(StoreConfig.from_broker_conf(file), name) == value
 
+    @pytest.mark.parametrize("name", ["società", "补充"])
+    def test_a_name_ends_where_it_ends_for_java(self, tmp_path: Path, name: str) -> None:
+        """Its last byte is a blank for Python, and none for Java."""
+        file = tmp_path / "broker.conf"
+        file.write_bytes(f"brokerName = {name} \t\nbrokerClusterName={name}".encode())
+        config = StoreConfig.from_broker_conf(file)
+        assert config.broker_name == config.cluster_name == name.encode().decode("latin-1")
+
     def test_other_encodings_in_comments_do_no_harm(self, tmp_path: Path) -> None:
         file = tmp_path / "broker.conf"
         file.write_bytes("# 名字\nbrokerName=b\n".encode("gbk"))

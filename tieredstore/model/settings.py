@@ -69,8 +69,10 @@ _CLASS_SETTINGS: Final = frozenset({"provider", "metadata", "plugins"})
 _NEAR: Final = 0.88
 _ESCAPES: Final = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 _ESCAPE: Final = re.compile(r"\\(u[0-9a-fA-F]{4}|.|$)", re.DOTALL)
-_KEY: Final = re.compile(r"(?:[^\\=:\s]|\\.)*")
-_SEPARATOR: Final = re.compile(r"\s*[=:]?\s*")
+# Java's blanks. Python's are more, such as a byte at the end of a name in UTF-8, read as Latin-1.
+_BLANKS: Final = " \t\n\r\f"
+_KEY: Final = re.compile(rf"(?:[^\\=:{_BLANKS}]|\\.)*")
+_SEPARATOR: Final = re.compile(rf"[{_BLANKS}]*[=:]?[{_BLANKS}]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -367,7 +369,7 @@ def _is_of(name: str, prefix: str) -> bool:
 
 def _parsed(spec: Field[Any], text: str) -> Any:
     """The text in the field's type; ranges are left to `checked`."""
-    text = text.strip()
+    text = text.strip(_BLANKS)
     if spec.type == "int":
         try:
             return int(text)
