@@ -27,7 +27,8 @@ from tieredstore.providers.s3_admin import create_bucket
 from tieredstore.providers.s3_settings import ObjectStoreSettings
 
 
-def offload(config: StoreConfig, files: LocalConfig, *, put: int = 0) -> None:
+def offload(config: StoreConfig, files: LocalConfig, *, put: int = 0) -> bool:
+    """Whether all of it is in the bucket."""
     with Runtime.threads() as runtime:
         local = LocalMessageStore(files, runtime)
         with TieredMessageStore(local, config, runtime=runtime) as store:
@@ -36,10 +37,14 @@ def offload(config: StoreConfig, files: LocalConfig, *, put: int = 0) -> None:
                 keys = {"KEYS": f"order-{number}"}
                 store.put_message(Message(topic="orders", queue_id=0, body=body, properties=keys))
             # Sealed: each segment is one object, and the index is uploaded.
-            store.flush(seal=True)
-            for topic, queue_id in sorted(store.queues()):
-                done = store.committed_offset(topic, queue_id)
-                print(f"{topic}/{queue_id}: uploaded up to offset {done}")
+            is_whole = store.flush(None, seal=True)  # however long it takes
+            queues = store.health().queues
+            for queue in sorted(queues, key=lambda each: (each.topic, each.queue_id)):
+                name = f"{queue.topic}/{queue.queue_id}"
+                print(f"{name}: uploaded up to offset {queue.commit_offset}")
+                if queue.behind_count or not queue.ok:
+                    print(f"{name}: not all of it: {queue.problem or queue.last_error}")
+            return is_whole
 
 
 def read_elsewhere(config: StoreConfig) -> None:
@@ -72,10 +77,13 @@ def main() -> int:
         try:
             create_bucket(ObjectStoreSettings.from_config(config))
             if options.store:
-                offload(config, LocalConfig(store_path=options.store))
+                is_whole = offload(config, LocalConfig(store_path=options.store))
             else:
                 small = LocalConfig(store_path=folder, commit_log_file_bytes=1 << 20)
-                offload(config, small, put=1_000)
+                is_whole = offload(config, small, put=1_000)
+            if not is_whole:
+                print("offload_to_s3: not all of it is in the bucket", file=sys.stderr)
+                return 1
             read_elsewhere(config)
         except TieredStoreError as error:
             print(f"offload_to_s3: {error}", file=sys.stderr)

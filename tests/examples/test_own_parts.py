@@ -13,6 +13,7 @@ import pytest
 from tests.examples.example_kit import EXAMPLES, environment
 from tieredstore import (
     FileSegment,
+    Message,
     MessageStore,
     MetadataStore,
     Runtime,
@@ -21,6 +22,7 @@ from tieredstore import (
     StoreConfig,
     TieredMessageStore,
 )
+from tieredstore.local import LocalConfig, LocalMessageStore
 from tieredstore.testing.message_store_contract import MessageStoreContract
 from tieredstore.testing.metadata_contract import MetadataStoreContract
 from tieredstore.testing.provider_contract import SegmentProviderContract
@@ -128,6 +130,39 @@ with TieredReader.open(config) as reader:
     assert len(reader.query_message("orders", "key-7").messages) == 1
 print(sorted(path.name for path in Path(folder).glob("*.db")))
 """
+
+
+def test_an_offload_says_what_it_could_not_upload(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two stores for one tier: the second one has other messages at the same offsets."""
+    module = __import__("offload_to_s3")
+    config = StoreConfig(
+        broker_name="offload-example",
+        provider="posix",
+        path=str(tmp_path / "tier"),
+        store_path=str(tmp_path / "catalogue"),
+    )
+
+    def files(name: str) -> LocalConfig:
+        return LocalConfig(store_path=str(tmp_path / name), commit_log_file_bytes=1 << 16)
+
+    with Runtime.threads() as runtime:
+        other = LocalMessageStore(files("b"), runtime)
+        other.load()
+        other.start()
+        for number in range(10):
+            other.put_message(Message(topic="orders", queue_id=0, body=b"%d" % number))
+        other.shutdown()
+    assert module.offload(config, files("a"), put=20)
+    assert not module.offload(config, files("b"))
+    assert "orders/0: not all of it: the local store and the tier" in capsys.readouterr().out
+
+    monkeypatch.setattr(module, "create_bucket", lambda *_: True)
+    monkeypatch.setattr(module, "offload", lambda *_: False)
+    monkeypatch.setattr("sys.argv", ["offload_to_s3.py", "bucket", "--store", str(tmp_path / "b")])
+    assert module.main() == 1
+    assert "not all of it is in the bucket" in capsys.readouterr().err
 
 
 def test_a_store_finds_both_by_their_names(tmp_path: Path) -> None:
