@@ -46,7 +46,9 @@ def show(spark: SparkSession, words: dict[str, str]) -> None:
 
 
 def pairs(arguments: Sequence[str]) -> dict[str, str]:
-    """Pairs of `--name value`, as options of the source."""
+    """Pairs of `--name value`, as options of the source; none if one lacks its value."""
+    if len(arguments) % 2:
+        return {}
     names = [name.removeprefix("--").replace("-", "_") for name in arguments[::2]]
     return dict(zip(names, arguments[1::2], strict=True))
 

@@ -497,6 +497,15 @@ def example(name: str) -> ModuleType:
     return module
 
 
+@pytest.mark.parametrize("name", ["read_with_spark", "stream_to_parquet"])
+@pytest.mark.parametrize("words", [["--help"], ["--out", "lake", "--config"]])
+def test_an_example_without_a_value_for_an_option_shows_its_usage(
+    name: str, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert example(name).main(words) == 2
+    assert "--config tier.toml" in capsys.readouterr().err
+
+
 def test_the_examples_show_a_tier_and_keep_it_as_parquet(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
