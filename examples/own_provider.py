@@ -43,7 +43,7 @@ class SqliteProvider(ts.SegmentProvider):
             with self.guard, closing(sqlite3.connect(self.path, isolation_level=None)) as file:
                 file.execute(f"CREATE TABLE IF NOT EXISTS {TABLE}")
                 return file.execute(sql, values).fetchall()
-        except sqlite3.OperationalError as error:
+        except sqlite3.Error as error:
             raise ts.BackendUnavailableError(self.path, "ask", str(error)) from error
 
 

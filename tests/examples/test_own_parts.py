@@ -12,6 +12,7 @@ import pytest
 
 from tests.examples.example_kit import EXAMPLES, environment
 from tieredstore import (
+    BackendError,
     FileSegment,
     Message,
     MessageStore,
@@ -130,6 +131,14 @@ with TieredReader.open(config) as reader:
     assert len(reader.query_message("orders", "key-7").messages) == 1
 print(sorted(path.name for path in Path(folder).glob("*.db")))
 """
+
+
+def test_a_file_of_another_kind_is_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "tier.db").write_bytes(b"no database" * 1_000)
+    runtime = Runtime.inline()
+    provider = own("own_provider", "SqliteProvider")(runtime, str(tmp_path / "tier.db"))
+    with pytest.raises(BackendError, match="not a database"):
+        list(provider.list())
 
 
 def test_an_offload_says_what_it_could_not_upload(
