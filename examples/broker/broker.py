@@ -96,7 +96,7 @@ class Broker:
         self._schedule = Schedule(DelayLevels(local.message_delay_levels), clock_ms)
         self._delays = Delays(self._storage, self._schedule, self._folder, clock_ms)
         self._storage.store.add_retention_guard(self._delays.needed_from)
-        self._services: list[asyncio.Task[None]] = []
+        self._delivering: asyncio.Task[None] | None = None
         self.port = config.port
         self.server: Server | None = None
         self.pulls: Pulls | None = None
@@ -123,9 +123,11 @@ class Broker:
             await self.grpc.stop(END_SECONDS)
         if self.server is not None:
             await self.server.stop(END_SECONDS)
-        for service in self._services:
-            service.cancel()
-        await asyncio.gather(*self._services, return_exceptions=True)
+        self._delays.end()
+        if self._delivering is not None:
+            await asyncio.wait([self._delivering], timeout=END_SECONDS)
+            self._delivering.cancel()
+            await asyncio.gather(self._delivering, return_exceptions=True)
         await asyncio.to_thread(self._storage.close)
 
     # -----------------------------------------------------------------------------------------
@@ -161,9 +163,7 @@ class Broker:
         )
         handlers.update(_handlers(sends, pulls, queries, groups, routes))
         await server.start()
-        self._services = [
-            asyncio.create_task(self._delays.run(), name="delays"),
-        ]
+        self._delivering = asyncio.create_task(self._delays.run(), name="delays")
 
     def _grpc_front(self, topics: Topics, offsets: ConsumerOffsets) -> GrpcFront:
         from examples.broker.grpc_front import GrpcFront

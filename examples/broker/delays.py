@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -46,6 +47,7 @@ class Delays:
         self._offsets: dict[int, int] = {}  # by level: of the first message not delivered
         self._levels = set(range(1, schedule.levels + 1))
         self._needed_from = 0
+        self._over = asyncio.Event()
 
     def needed_from(self) -> int:
         """The schedule is not in the tier: the log must be kept from here on. For any thread."""
@@ -72,30 +74,43 @@ class Delays:
             level: min(offset, end(SCHEDULE, level - 1) or 0) for level, offset in told.items()
         }
 
+    def end(self) -> None:
+        """Let `run` return once what it has stored is noted."""
+        self._over.set()
+
     async def run(self) -> None:
-        """Deliver until cancelled."""
-        offsets, kept = self._offsets, dict(self._offsets)
-        while True:
+        """Deliver until the end."""
+        kept = dict(self._offsets)
+        while not self._over.is_set():
             try:
-                # This round may not see what is stored after this point.
-                seen_to = await self._storage.call(self._storage.store.confirmed_offset)
-                for level in sorted(self._levels):
-                    offsets[level] = await self._deliver(level, offsets.get(level, 0))
-                self._needed_from = min([seen_to, *self._waiting.values()])
-                if offsets != kept:
-                    await self._storage.call(self._keep, dict(offsets))
-                    kept = dict(offsets)
+                try:
+                    await self._round()
+                finally:  # what was delivered before an error must not come again
+                    if self._offsets != kept:
+                        now = dict(self._offsets)
+                        await self._storage.call(self._keep, now)
+                        kept = now
             except (OSError, TieredStoreError) as error:  # nothing is lost: it is tried again
                 log.warning("delayed messages wait: %s", error)
-            await asyncio.sleep(LOOK_SECONDS)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._over.wait(), LOOK_SECONDS)
+
+    async def _round(self) -> None:
+        # It may not see what is stored after this point.
+        seen_to = await self._storage.call(self._storage.store.confirmed_offset)
+        for level in sorted(self._levels):
+            await self._deliver(level)
+        if not self._over.is_set():  # else some that are due may be left in the log
+            self._needed_from = min([seen_to, *self._waiting.values()])
 
     def _keep(self, offsets: dict[int, int]) -> None:
         make_directories(self._path.parent)
         write_atomically(self._path, [fastjson.encode({"offsetTable": offsets})])
 
-    async def _deliver(self, level: int, offset: int) -> int:
-        """Store what is due; returns the offset of the first message that is not."""
-        while True:
+    async def _deliver(self, level: int) -> None:
+        """Store what is due."""
+        while not self._over.is_set():
+            offset = self._offsets.get(level, 0)
             try:
                 page = await self._storage.get(
                     SCHEDULE, level - 1, offset, count_max=PAGE, message_filter=None, group=""
@@ -103,7 +118,7 @@ class Delays:
             except SegmentCorruptError as error:
                 # It stays damaged; all messages after it, and the log, would wait for it forever.
                 log.error("level %d: the message at offset %d is lost: %s", level, offset, error)
-                offset += 1
+                self._offsets[level] = offset + 1
                 continue
             due = []
             self._waiting.pop(level, None)
@@ -117,12 +132,12 @@ class Delays:
             ready = [message for message in due if message is not None]
             if ready and not await self._store(ready):
                 self._waiting[level] = page.messages[0].log_offset
-                return offset  # a full disk, say: they are tried again
-            offset += len(due)
+                return  # a full disk, say: they are tried again
+            self._offsets[level] = offset + len(due)
             if not page.messages:
-                return max(offset, page.next_offset)
-            if len(due) < len(page.messages):
-                return offset
+                self._offsets[level] = max(offset, page.next_offset)
+            if not page.messages or len(due) < len(page.messages):
+                return
 
     async def _store(self, ready: Sequence[Message]) -> bool:
         """Store what is due; False if the store takes nothing now.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,12 +12,21 @@ from pathlib import Path
 import pytest
 
 from examples.broker.commands import RefusedError
-from examples.broker.delays import Delays
+from examples.broker.delays import PAGE, Delays
 from examples.broker.schedule import AHEAD_MS_MAX, DELIVER_MS, Schedule
 from examples.broker.storage import Storage
 from tests.examples.broker.broker_kit import until
 from tests.local.store_audit import takes_what_java_writes
-from tieredstore import Host, Message, QueueKey, Runtime, StoreConfig, decode_message
+from tieredstore import (
+    BackendUnavailableError,
+    Host,
+    Message,
+    PutResult,
+    QueueKey,
+    Runtime,
+    StoreConfig,
+    decode_message,
+)
 from tieredstore.codec.message import StoredMessage, encode_message
 from tieredstore.codec.record import encode_properties
 from tieredstore.local import LocalConfig, LocalMessageStore
@@ -229,6 +238,62 @@ def test_a_queue_that_takes_no_puts_holds_up_no_other_and_nothing_comes_twice(
 
     with storage_of(LocalConfig(store_path=str(tmp_path)), tier) as storage:
         asyncio.run(deliver(storage))
+
+
+def test_a_broker_that_ends_in_the_middle_delivers_nothing_twice(tmp_path: Path) -> None:
+    config = LocalConfig(store_path=str(tmp_path))
+    tier = StoreConfig(store_path=str(tmp_path), provider="memory")
+    schedule, count = Schedule(LEVELS, Clock()), 5 * PAGE
+    kept = tmp_path / "config" / "delayOffset.json"
+
+    async def deliver(storage: Storage, is_enough: Callable[[], bool]) -> int:
+        delays = Delays(storage, schedule, kept.parent, lambda: 2**62)
+        delays.load()
+        running = asyncio.create_task(delays.run())
+        await asyncio.wait_for(until(is_enough), 30)
+        delays.end()
+        await asyncio.wait_for(running, 30)
+        return storage.store.max_offset("T", 3) or 0
+
+    with storage_of(config, tier) as storage:
+        asyncio.run(storage.put([schedule.place(made(DELAY="1")) for _ in range(count)]))
+        assert asyncio.run(deliver(storage, lambda: bool(storage.store.max_offset("T", 3)))) < count
+        assert asyncio.run(deliver(storage, lambda: str(count) in text_of(kept))) == count
+
+
+def test_an_error_after_some_pages_brings_none_of_them_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("examples.broker.delays.LOOK_SECONDS", 0)
+    tier = StoreConfig(store_path=str(tmp_path), provider="memory")
+    schedule, count = Schedule(LEVELS, Clock()), 3 * PAGE
+    kept = tmp_path / "config" / "delayOffset.json"
+    pages: list[int] = []
+
+    async def deliver(storage: Storage) -> None:
+        await storage.put([schedule.place(made(DELAY="1")) for _ in range(count)])
+        put = storage.put
+
+        async def put_but_once(messages: Sequence[Message]) -> Sequence[PutResult]:
+            pages.append(len(messages))
+            if len(pages) == 2:
+                raise BackendUnavailableError("disk", "put", "not now")
+            return await put(messages)
+
+        monkeypatch.setattr(storage, "put", put_but_once)
+        delays = Delays(storage, schedule, kept.parent, lambda: 2**62)
+        running = asyncio.create_task(delays.run())
+        await asyncio.wait_for(until(lambda: str(count) in text_of(kept)), 30)
+        delays.end()
+        await asyncio.wait_for(running, 30)
+        assert storage.store.max_offset("T", 3) == count
+
+    with storage_of(LocalConfig(store_path=str(tmp_path)), tier) as storage:
+        asyncio.run(deliver(storage))
+
+
+def text_of(file: Path) -> str:
+    return file.read_text(encoding="ascii") if file.exists() else ""
 
 
 async def come(storage: Storage, schedule: Schedule, folder: Path, count: int) -> list[bytes]:
