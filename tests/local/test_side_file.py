@@ -61,6 +61,28 @@ def test_odd_json_beside_a_store_is_an_error_of_ours_or_read_as_none(
         store.shutdown()
 
 
+@pytest.mark.parametrize("name", ["queues", "index", "sizes", "deleted", "lost"])
+def test_a_number_of_more_than_64_bits_is_no_offset(tmp_path: Path, name: str) -> None:
+    """A document of an earlier version has no checksum that would tell."""
+    store = opened(tmp_path)
+    store.put_message(a_message(0))
+    store.shutdown()
+    path = tmp_path / "config" / f"tieredstore-{name}.json"
+    document = {"version": 1, "parts": [[0, 1 << 70]]}
+    if path.exists():
+        document = json.loads(path.read_bytes(), parse_int=lambda text: int(text) + (1 << 70))
+        document.pop("crc32", None)
+        document["version"] = 1
+    path.write_text(json.dumps(document))
+    store = LocalMessageStore(a_config(tmp_path), Runtime.inline())
+    try:
+        store.load()
+    except TieredStoreError:
+        assert name in ("sizes", "deleted")
+    else:
+        assert store.max_offset(TOPIC, 0) == 1
+
+
 def test_a_deletion_whose_offset_is_damaged_is_not_believed(tmp_path: Path) -> None:
     store = opened(tmp_path)
     store.put_message(a_message(0, topic="Gone"))

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from tieredstore.codec.checks import crc32
 from tieredstore.driver.durable import make_directories, write_atomically
+from tieredstore.model.values import INT64_MAX
 
 CHECKSUM: Final = "crc32"
 VERSION: Final = 1
@@ -56,8 +57,8 @@ def check_version(document: Any) -> None:
 
 def whole(value: Any) -> int:
     """A count or an offset. Raises ValueError for anything else, even for true."""
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is no count or offset")
+    if type(value) is not int or not 0 <= value <= INT64_MAX:
+        raise ValueError(f"{value!r:.40} is no count or offset")
     return value
 
 
