@@ -38,7 +38,7 @@ from tieredstore import (
     tags_code,
 )
 from tieredstore.codec.message import decode_message, encode_message
-from tieredstore.codec.record import property_bytes_of
+from tieredstore.codec.record import TRANSACTION_PREPARED, property_bytes_of
 from tieredstore.driver.message_store import BYTES_MAX, COUNT_MAX, Dispatcher, RetentionGuard
 from tieredstore.model.messages import DispatchRequest
 from tieredstore.model.values import INT64_MAX, require_place, require_text
@@ -100,6 +100,8 @@ class FileStore(MessageStore):
             queue = self._queues.get(QueueKey(message.topic, message.queue_id), [])
             now = self._clock_ms()
             try:
+                if message.sys_flag & TRANSACTION_PREPARED:
+                    raise ValueError("a prepared message has no place in a queue")
                 record = encode_message(
                     topic=message.topic,
                     queue_id=message.queue_id,
@@ -111,6 +113,10 @@ class FileStore(MessageStore):
                     store_host=message.store_host,
                     body=message.body,
                     property_bytes=property_bytes_of(message),
+                    flag=message.flag,
+                    sys_flag=message.sys_flag,
+                    reconsume_times=message.reconsume_times,
+                    prepared_transaction_offset=message.prepared_transaction_offset,
                 )
             except (TypeError, ValueError) as error:
                 return PutResult(status=PutStatus.MESSAGE_ILLEGAL, reason=str(error))

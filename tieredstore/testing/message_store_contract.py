@@ -26,6 +26,7 @@ import pytest
 
 from tieredstore.codec.message import decode_message, encode_message
 from tieredstore.codec.record import (
+    TRANSACTION_PREPARED,
     peek_store_timestamp,
     property_bytes_of,
     split_keys,
@@ -48,6 +49,7 @@ from tieredstore.model.errors import (
     SegmentCorruptError,
     StoreClosedError,
 )
+from tieredstore.model.message_body import COMPRESSED
 from tieredstore.model.message_columns import MessageColumns
 from tieredstore.model.messages import (
     DispatchRequest,
@@ -161,6 +163,24 @@ class MessageStoreContract:
             assert selected.log_offset == message.log_offset
             assert selected.tags_code == message.tags_code
             assert message.body == a_body(number)
+
+    def test_a_record_has_all_that_its_message_had(self, store: MessageStore) -> None:
+        """A compressed body without its flag, say, is another body for a consumer."""
+        given = replace(
+            a_message(1),
+            flag=7,
+            sys_flag=COMPRESSED,
+            reconsume_times=3,
+            prepared_transaction_offset=11,
+        )
+        assert store.put_message(given).stored
+        (selected,) = store.get_message(TOPIC, 0, 0).messages
+        stored = decode_message(selected.record)
+        for name in (
+            *("topic", "queue_id", "body", "properties", "flag", "sys_flag", "reconsume_times"),
+            *("born_timestamp", "born_host", "store_host", "prepared_transaction_offset"),
+        ):
+            assert getattr(stored, name) == getattr(given, name), name
 
     @pytest.mark.parametrize(
         ("offset", "status", "next_offset"),
@@ -729,6 +749,8 @@ class ListMessageStore(MessageStore):
         queue = self._queues.get(key, [])
         now = max(self._clock.now_ms(), self._time_min)
         try:
+            if message.sys_flag & TRANSACTION_PREPARED:
+                raise ValueError("a prepared message has no place in a queue")
             record = encode_message(
                 topic=message.topic,
                 queue_id=message.queue_id,
@@ -740,6 +762,10 @@ class ListMessageStore(MessageStore):
                 store_host=message.store_host,
                 body=message.body,
                 property_bytes=property_bytes_of(message),
+                flag=message.flag,
+                sys_flag=message.sys_flag,
+                reconsume_times=message.reconsume_times,
+                prepared_transaction_offset=message.prepared_transaction_offset,
             )
         except (TypeError, ValueError) as error:
             return PutResult(status=PutStatus.MESSAGE_ILLEGAL, reason=str(error))
