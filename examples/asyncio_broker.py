@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import signal
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,18 +32,30 @@ class Broker:
 
     def __init__(self, store: AsyncTieredStore) -> None:
         self._store = store
+        self._serving: set[asyncio.Task[Any]] = set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._serving.add(task)
         try:
             async for line in reader:
                 writer.write(json.dumps(await self._told(line)).encode() + b"\n")
                 await writer.drain()
         except ValueError:
             writer.write(b'{"error": "a line that is too long"}\n')
-        except ConnectionError:
-            pass  # the client is gone
+        except (ConnectionError, asyncio.CancelledError):
+            pass  # the client is gone, or the broker ends
         finally:
+            self._serving.discard(task)
             writer.close()
+
+    async def end(self) -> None:
+        """End all connections: a client may be silent, or wait for a message."""
+        serving = list(self._serving)
+        for task in serving:
+            task.cancel()
+        await asyncio.gather(*serving)
 
     async def _told(self, line: bytes) -> dict[str, Any]:
         try:
@@ -85,6 +98,9 @@ async def main() -> None:
         "--store", default="asyncio-broker-store", help="folder of its store and its tier"
     )
     options = parser.parse_args()
+    stopping = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     config = StoreConfig(
         broker_name="asyncio-broker",
         provider="posix",
@@ -97,20 +113,20 @@ async def main() -> None:
         local = LocalMessageStore(small, runtime)
         store = TieredMessageStore(local, config, runtime=runtime)
         async with AsyncTieredStore(store) as opened:
+            broker = Broker(opened)
             server = await asyncio.start_server(
-                Broker(opened).serve, "127.0.0.1", options.port, limit=LINE_BYTES_MAX
+                broker.serve, "127.0.0.1", options.port, limit=LINE_BYTES_MAX
             )
-            async with server:
-                host, port = server.sockets[0].getsockname()
-                print(
-                    f"listening on {host}:{port}; Ctrl-C uploads what is left, and ends it",
-                    flush=True,
-                )
-                await server.serve_forever()
+            host, port = server.sockets[0].getsockname()
+            print(
+                f"listening on {host}:{port}; Ctrl-C uploads what is left, and ends it",
+                flush=True,
+            )
+            await stopping.wait()
+            server.close()
+            await broker.end()
+    print("ended")
 
 
 if __name__ == "__main__":
-    try:
-        asyncio.run(main())
-    except KeyboardInterrupt:
-        print("ended")
+    asyncio.run(main())

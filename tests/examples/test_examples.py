@@ -11,7 +11,7 @@ import subprocess
 import urllib.error
 import urllib.request
 import uuid
-from contextlib import chdir, suppress
+from contextlib import ExitStack, chdir, suppress
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +162,20 @@ def test_the_asyncio_broker_answers_and_uploads_when_it_ends(tmp_path: Path) -> 
         gone(port, b'{"pull": "orders", "queue": 0, "offset": 3, "wait": 0.01}\n')
         assert ask(pull="orders", queue=0, offset=3, wait=0.1)["bodies"] == []
     assert tiered(tmp_path, "asyncio-broker") == {("orders", 0): 3, ("late", 0): 1, ("large", 0): 1}
+
+
+def test_the_asyncio_broker_ends_though_clients_stay(tmp_path: Path) -> None:
+    """One is silent and one waits for a message. Since Python 3.12 a server waits for both."""
+    with ExitStack() as staying, serving("asyncio_broker.py", "--store", tmp_path) as port:
+        for line in (
+            {"put": "orders", "queue": 0, "body": "last"},
+            {"pull": "orders", "queue": 0, "offset": 1, "wait": 240},
+        ):
+            connection = staying.enter_context(socket.create_connection(("127.0.0.1", port)))
+            connection.sendall(json.dumps(line).encode() + b"\n")
+            if "put" in line:
+                assert b"PUT_OK" in connection.recv(1_000)
+    assert tiered(tmp_path, "asyncio-broker") == {("orders", 0): 1}
 
 
 def test_the_threaded_broker_answers_and_uploads_when_it_ends(tmp_path: Path) -> None:
