@@ -31,6 +31,8 @@ ENDING = {signal.SIGINT, signal.SIGTERM}
 class Broker(ThreadingHTTPServer):
     """A thread for each connection; all call the same store, and end before it is closed."""
 
+    daemon_threads = False  # else nobody waits for them
+
     def __init__(self, port: int, store: TieredMessageStore) -> None:
         super().__init__(("127.0.0.1", port), Connection)
         self.store = store

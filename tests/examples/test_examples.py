@@ -13,6 +13,7 @@ import urllib.request
 import uuid
 from contextlib import ExitStack, chdir, suppress
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -201,6 +202,28 @@ def test_the_threaded_broker_answers_and_uploads_when_it_ends(tmp_path: Path) ->
         gone(port, b"GET /orders/1 HTTP/1.1\r\n")
         assert ask("orders/1?offset=3")["bodies"] == []
     assert tiered(tmp_path, "threaded-broker") == {("orders", 1): 3}
+
+
+def test_the_threaded_broker_ends_after_the_requests_under_way(tmp_path: Path) -> None:
+    with ExitStack() as clients:
+        with serving("threaded_broker.py", "--store", tmp_path) as port:
+            slow = clients.enter_context(socket.create_connection(("127.0.0.1", port)))
+            slow.sendall(b"POST /orders/1 HTTP/1.1\r\nContent-Length: 5\r\n\r\nhe")
+            found = reply_to(port, b"GET /orders?key=k HTTP/1.1\r\n\r\n")
+            assert found.split()[1] == b"200"  # so the slow one was accepted too
+            ending = Thread(target=finish_once_closed, args=(port, slow), daemon=True)
+            ending.start()
+        slow.settimeout(60)
+        assert slow.recv(1_000).split()[1] == b"200"
+    assert tiered(tmp_path, "threaded-broker") == {("orders", 1): 1}
+
+
+def finish_once_closed(port: int, slow: socket.socket) -> None:
+    """Send the rest of a request when the broker accepts nothing more."""
+    with suppress(OSError):
+        for _ in range(1_000):
+            socket.create_connection(("127.0.0.1", port), timeout=5).close()
+    slow.sendall(b"llo")
 
 
 @pytest.mark.slow
