@@ -28,6 +28,7 @@ from examples.broker.server import Limits
 from tieredstore import InvalidConfigError, StoreConfig, TieredStoreError
 from tieredstore.driver.metrics import Metrics
 from tieredstore.local import LocalConfig
+from tieredstore.model.extras import brought_by
 
 # What RocketMQ's own file says about a broker, and no store needs.
 _JAVA_KEYS: Final[Mapping[str, str]] = {
@@ -178,7 +179,8 @@ def _tier(text: str) -> dict[str, Any]:
 def _metrics(tier: StoreConfig, port: int | None) -> Metrics | None:
     if port is None:
         return None
-    from prometheus_client import start_http_server
+    with brought_by("prometheus"):
+        from prometheus_client import start_http_server
 
     from tieredstore.exporters.prometheus import PrometheusMetrics
 
