@@ -48,7 +48,8 @@ class Connection(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         length = self.headers.get("Content-Length", "0")
-        size = int(length) if length.isdecimal() else BODY_BYTES_MAX + 1
+        is_short = length.isdecimal() and len(length) <= len(str(BODY_BYTES_MAX))
+        size = int(length) if is_short else BODY_BYTES_MAX + 1
         if size > BODY_BYTES_MAX:
             self._reply(413, {"error": f"more than {BODY_BYTES_MAX} bytes"})
             return

@@ -196,7 +196,7 @@ def test_the_threaded_broker_answers_and_uploads_when_it_ends(tmp_path: Path) ->
                 ask(wrong)
             assert caught.value.code == 400
             caught.value.close()
-        for length, code in ((50, b"400"), (-5, b"413"), ("x", b"413")):
+        for length, code in ((50, b"400"), (-5, b"413"), ("x", b"413"), ("9" * 5_000, b"413")):
             head = f"POST /orders/1 HTTP/1.1\r\nContent-Length: {length}\r\n\r\n"
             assert reply_to(port, head.encode() + b"half").split()[1] == code
         gone(port, b"GET /orders/1 HTTP/1.1\r\n")
