@@ -201,3 +201,13 @@ def test_a_bucket_is_set_up_twice_with_one_rule(moto: tuple[str, Door]) -> None:
     (rule,) = rules["Rules"]
     assert rule["Filter"] == {"Prefix": "some/tier/"}
     assert rule["AbortIncompleteMultipartUpload"] == {"DaysAfterInitiation": 5}
+
+
+def test_a_bucket_that_is_there_is_not_made_again(moto: tuple[str, Door]) -> None:
+    """In us-east-1 AWS says yes to that, and takes back the rights that others had to it."""
+    endpoint, door = moto
+    settings = new_settings(endpoint, "s3fs")
+    create_bucket(settings)
+    door.requests()
+    create_bucket(settings)
+    assert door.requests() == {"HEAD": 1, "GET lifecycle": 1, "PUT lifecycle": 1}

@@ -33,6 +33,30 @@ def create_bucket(settings: ObjectStoreSettings, *, abort_days: int = ABORT_DAYS
     whether the store accepts the rule; a warning is logged if it has no such rules.
     """
     client = admin_client(settings)
+    if not _is_there(client, settings):
+        _make(client, settings)
+    try:
+        abort_abandoned_uploads(settings, days=abort_days)
+    except NoRulesError as error:
+        log.warning("%s; run audit --repair now and then to remove abandoned uploads", error)
+        return False
+    return True
+
+
+def _is_there(client: Any, settings: ObjectStoreSettings) -> bool:
+    """Whether the bucket is there and ours. Unless these keys may ask, it says no."""
+    from botocore.exceptions import ClientError
+
+    with _translated(settings, "create_bucket"):
+        try:
+            client.head_bucket(Bucket=settings.bucket)
+        except ClientError:
+            return False
+    return True
+
+
+def _make(client: Any, settings: ObjectStoreSettings) -> None:
+    """Not for a bucket of ours: AWS's oldest region would reset the rights of others to it."""
     asked: dict[str, Any] = {"Bucket": settings.bucket}
     region = client.meta.region_name
     if region and region not in ("us-east-1", "aws-global"):
@@ -45,12 +69,6 @@ def create_bucket(settings: ObjectStoreSettings, *, abort_days: int = ABORT_DAYS
         except client.exceptions.BucketAlreadyExists:
             # Some stores say so even if the bucket is ours; another owner's refuses this request.
             client.head_bucket(Bucket=settings.bucket)
-    try:
-        abort_abandoned_uploads(settings, days=abort_days)
-    except NoRulesError as error:
-        log.warning("%s; run audit --repair now and then to remove abandoned uploads", error)
-        return False
-    return True
 
 
 class NoRulesError(BackendRefusedError):
