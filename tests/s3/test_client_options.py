@@ -211,3 +211,25 @@ def test_a_bucket_that_is_there_is_not_made_again(moto: tuple[str, Door]) -> Non
     door.requests()
     create_bucket(settings)
     assert door.requests() == {"HEAD": 1, "GET lifecycle": 1, "PUT lifecycle": 1}
+
+
+def test_the_rest_of_a_bucket_s_rules_is_kept(
+    moto: tuple[str, Door], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From which size on its other rules move objects is no rule, but goes with them."""
+    settings = new_settings(moto[0], "s3fs")
+    client = admin_client(settings)
+    name, small = "TransitionDefaultMinimumObjectSize", "varies_by_storage_class"
+    given: dict[str, object] = {}
+    rules = client.get_bucket_lifecycle_configuration
+    monkeypatch.setattr("tieredstore.providers.s3_admin.admin_client", lambda _: client)
+    monkeypatch.setattr(
+        client,
+        "get_bucket_lifecycle_configuration",
+        lambda **asked: {**rules(**asked), name: small},
+    )
+    monkeypatch.setattr(
+        client, "put_bucket_lifecycle_configuration", lambda **put: given.update(put)
+    )
+    create_bucket(settings)
+    assert given[name] == small

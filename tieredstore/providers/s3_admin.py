@@ -24,6 +24,8 @@ ABORT_DAYS: Final = 2
 # a request to create the bucket, which exists.
 _NO_RULES_STATUS: Final = (400, 405, 501)
 _NO_RULES_CODE: Final = "BucketAlreadyExists"
+# From which size on the other rules of the bucket move objects; it is set together with them.
+_MINIMUM: Final = "TransitionDefaultMinimumObjectSize"
 
 
 def create_bucket(settings: ObjectStoreSettings, *, abort_days: int = ABORT_DAYS) -> bool:
@@ -90,9 +92,12 @@ def abort_abandoned_uploads(settings: ObjectStoreSettings, *, days: int = ABORT_
         "AbortIncompleteMultipartUpload": {"DaysAfterInitiation": days},
     }
     with _translated(settings, "put_bucket_lifecycle"):
-        others = [kept for kept in _rules(client, settings.bucket) if kept.get("ID") != rule["ID"]]
+        there = _lifecycle(client, settings.bucket)
+        others = [kept for kept in there.get("Rules", []) if kept.get("ID") != rule["ID"]]
         client.put_bucket_lifecycle_configuration(
-            Bucket=settings.bucket, LifecycleConfiguration={"Rules": [*others, rule]}
+            Bucket=settings.bucket,
+            LifecycleConfiguration={"Rules": [*others, rule]},
+            **{name: there[name] for name in (_MINIMUM,) if name in there},
         )
 
 
@@ -123,17 +128,16 @@ def admin_client(settings: ObjectStoreSettings) -> Any:
         )
 
 
-def _rules(client: Any, bucket: str) -> list[dict[str, Any]]:
+def _lifecycle(client: Any, bucket: str) -> dict[str, Any]:
     from botocore.exceptions import ClientError
 
     try:
         reply: dict[str, Any] = client.get_bucket_lifecycle_configuration(Bucket=bucket)
     except ClientError as error:
         if error.response["Error"]["Code"] == "NoSuchLifecycleConfiguration":
-            return []
+            return {}
         raise
-    rules: list[dict[str, Any]] = reply.get("Rules", [])
-    return rules
+    return reply
 
 
 @contextmanager
