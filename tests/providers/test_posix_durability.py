@@ -6,18 +6,21 @@ import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.codec.golden_files import contents
 from tieredstore.driver.runtime import Runtime
 from tieredstore.model.errors import (
+    BackendError,
     BackendRefusedError,
     BackendUnavailableError,
     PositionMismatchError,
     SegmentNotFoundError,
 )
 from tieredstore.model.values import SegmentType
+from tieredstore.providers import posix
 from tieredstore.providers.posix import PosixProvider
 from tieredstore.testing.disk import ForgetfulDisk
 
@@ -290,3 +293,26 @@ class TestBrokenDisk:
         Path(segment.path).mkdir(parents=True)
         with pytest.raises(BackendRefusedError, match="directory"):
             segment.write(0, b"x")
+
+    @pytest.mark.parametrize("code", [errno.EACCES, errno.EIO])
+    def test_a_listing_that_may_not_look_at_a_file_is_one_clear_error(
+        self, provider: PosixProvider, monkeypatch: pytest.MonkeyPatch, code: int
+    ) -> None:
+        """As in a folder whose names may be read, but not what they stand for."""
+        provider.open("b/t/0", LOG, 0).write(0, b"x")
+        real = posix._entries
+
+        class Unseen:
+            def __init__(self, entry: os.DirEntry[str]) -> None:
+                self.name, self.path, self.is_file = entry.name, entry.path, entry.is_file
+
+            def stat(self) -> os.stat_result:
+                raise OSError(code, os.strerror(code))
+
+        def entries(folder: Path) -> list[Any]:
+            return [Unseen(each) if each.is_file() else each for each in real(folder)]
+
+        monkeypatch.setattr(posix, "_entries", entries)
+        with pytest.raises(BackendError) as caught:
+            list(provider.list())
+        assert caught.value.operation == "list"

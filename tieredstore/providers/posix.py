@@ -331,6 +331,8 @@ def _segments(path: str, directory: Path, kind: SegmentType) -> Iterator[ListedS
             size = entry.stat().st_size if entry.is_file(follow_symlinks=False) else 0
         except (ValueError, FileNotFoundError):
             continue  # not a segment, or gone since
+        except OSError as error:
+            raise backend_error(entry.path, "list", error) from error
         if size:
             yield ListedSegment(path, kind, base, size)
 
