@@ -226,6 +226,29 @@ def test_of_two_runs_with_other_cuts_the_later_one_brings_nothing_twice_and_the_
     assert staged(target) == []
 
 
+def test_a_run_that_commits_what_another_has_staged_of_its_range_is_run_again(
+    tmp_path: Path,
+) -> None:
+    tier = WrittenTier(config=posix_config(tmp_path))
+    target = tmp_path / "parquet"
+    tier.add("Orders", 0, 100)
+    job = ExportJob(config=tier.config, target=str(target))
+    plans = [job.plan()]
+    tier.add("Orders", 0, 20)
+    plans.append(job.plan())
+    results = [[run_item(job.work, item, 0) for item in plan.items] for plan in plans]
+    reports = [
+        job.finish(plan, RowStream(iter(each), item_count=1))
+        for plan, each in reversed([*zip(plans, results, strict=True)])
+    ]
+    reported = [each for each in reports if isinstance(each, JobReport)]
+    found = [(each.state, each.counts["messages"]) for each in reported]
+    assert found == [(JobState.INCOMPLETE, 100), (JobState.DONE, 0)]
+    assert exported(tier.config, target).counts["messages"] == 20
+    assert messages(target) == tier_messages(tier.config)
+    assert staged(target) == []
+
+
 def test_staged_files_that_another_run_commits_and_removes_are_no_error(tmp_path: Path) -> None:
     """They vanish between the look for the files and the commit, or before the look."""
     config, target = golden_config(), str(tmp_path / "parquet")

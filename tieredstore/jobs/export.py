@@ -295,7 +295,7 @@ class ExportJob:
                 names.add(row.name)
                 damaged += row.damaged_count
                 findings += [self._finding(*message) for message in row.damaged]
-            added: list[StagedRange] = []
+            added, seen = list[StagedRange](), set[str]()
             ledger = table.read()
             if table.exists():
                 mine = [item for item in plan.items if item.name in names]
@@ -305,6 +305,7 @@ class ExportJob:
                         text = "deleted and made again while it was exported: run it again"
                         refused[name] = f"{path}: {text}"
                 staged = self._staged(table.target, names)
+                seen = {each.name for each in staged}
                 added, ledger = commit_staged(table, self.settings, staged, uuid4().hex)
                 drop_marks(table.target, ledger)
                 table.target.drop_unpublished()
@@ -312,11 +313,11 @@ class ExportJob:
         left = self._not_there(plan, ledger)
         lacks = [name for name in left if name not in refused]
         if state is JobState.DONE and lacks:
-            brought_by_others = ledger.commits - bool(added) != plan.facts["commits"]
-            if not brought_by_others:
-                text = f"{lacks[0]} was written, and is not there: do all workers see this folder?"
+            unseen = [name for name in lacks if name not in seen]
+            if unseen:
+                text = f"{unseen[0]} was written, and is not there: do all workers see this folder?"
                 raise MetadataError(self.target, text)
-            state = JobState.INCOMPLETE  # another run exported a part, so the range was dropped
+            state = JobState.INCOMPLETE  # another run wrote a part of it, so it was dropped
         failures = [*rows.failures, *_other_histories(refused.values()), *_remade(plan)]
         if len(failures) > len(rows.failures):
             state = JobState.INCOMPLETE
