@@ -17,6 +17,7 @@ from tests.jobs.together_tiers import LogBucket
 from tests.jobs.written_tier import SECOND_MS, WrittenTier, posix_config
 from tieredstore.access.reader import TieredReader
 from tieredstore.access.upkeep import PublishChore
+from tieredstore.codec.names import segment_name
 from tieredstore.driver.provider import ListedGeneration
 from tieredstore.jobs import worker
 from tieredstore.jobs.scan import OnCorrupt, Scan
@@ -131,10 +132,10 @@ def long_queue(tmp_path: Path) -> StoreConfig:
     return tier.config
 
 
-def planned(config: StoreConfig) -> list[Slice]:
+def planned(config: StoreConfig, split_bytes: int = 1_500) -> list[Slice]:
     with TieredReader(config) as reader:
         rows = queue_rows(reader.segments(), from_copy=reader.catalogue.copy)
-        return plan_slices(rows, split_bytes=1_500)
+        return plan_slices(rows, split_bytes=split_bytes)
 
 
 def logs(each: Slice) -> int:
@@ -268,6 +269,21 @@ def damage_of_a_record(root: Path, config: StoreConfig, slices: list[Slice]) -> 
     first = min(root.rglob("t/0/COMMIT_LOG/*"))
     first.write_bytes(bytes(8) + first.read_bytes()[8:])
     return damages_in(config, slices)
+
+
+def test_units_that_are_lost_behind_a_lost_log_segment_are_damage_of_their_own(
+    tmp_path: Path,
+) -> None:
+    config = posix_config(tmp_path)
+    WrittenTier(config=config).add("t", 0, 200)
+    slices = planned(config, split_bytes=1 << 20)
+    for kind, base in (("COMMIT_LOG", 0), ("CONSUME_QUEUE", 64 * 20)):
+        (path,) = tmp_path.rglob(f"t/0/{kind}/{segment_name(base)}")
+        path.unlink()
+    found = damages_in(config, slices)
+    lost = [at for each in found for at in range(each.first_offset, each.end_offset)]
+    assert lost == list(range(128))
+    assert all(each.is_missing for each in found)
 
 
 @pytest.mark.parametrize("catalogue", ["file", "published", "rebuild"])

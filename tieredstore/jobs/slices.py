@@ -31,7 +31,9 @@ from tieredstore.jobs.worker import (
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import (
     MetadataError,
+    OffsetOutOfRangeError,
     SegmentCorruptError,
+    SegmentError,
     SegmentNotFoundError,
     TieredStoreError,
     UnknownNameError,
@@ -541,17 +543,25 @@ class SliceReader:
                 return min(segment.record.end_offset // UNIT_BYTES, self._slice.end_offset)
         for segment in self._file.log.segments:
             if segment.segment.path == error.path:
-                return self._first_unit_from(segment.end, offset)
+                return self._first_unit_from(segment.end, offset + 1)
         return offset + 1
 
     def _first_unit_from(self, log_offset: int, offset: int) -> int:
-        end = self._slice.end_offset
+        """The first unit that names a place from `log_offset` on, or that cannot be read: that is
+        damage of its own."""
+        end, count = self._slice.end_offset, UNITS_AT_ONCE
         while offset < end:
-            count = min(UNITS_AT_ONCE, end - offset)
-            places = self._file.units(offset, count).log_offsets
+            count = min(count, end - offset)
+            try:
+                places = self._file.units(offset, count).log_offsets
+            except (SegmentError, OffsetOutOfRangeError):
+                if count == 1:
+                    return offset
+                count //= 2
+                continue
             behind = np.flatnonzero(places >= log_offset)
             if len(behind):
-                return offset + max(1, int(behind[0]))
+                return offset + int(behind[0])
             offset += count
         return end
 
