@@ -17,6 +17,7 @@ from tests.jobs.load_kit import rows_of as batch_of
 from tests.jobs.load_kit import staged
 from tests.jobs.written_tier import SECOND_MS, START_MS, WrittenTier, posix_config, properties_of
 from tieredstore.access.reader import TieredReader
+from tieredstore.codec.names import segment_name
 from tieredstore.flat.append_file import FlatAppendFile
 from tieredstore.index.store import IndexStore
 from tieredstore.jobs.load import begin_load, commit_load
@@ -31,7 +32,12 @@ from tieredstore.jobs.scan import (
 )
 from tieredstore.jobs.slices import EVER, EVERYTHING, Selection
 from tieredstore.jobs.worker import worker_provider
-from tieredstore.model.errors import BodyNotPlainError, InvalidConfigError, SegmentCorruptError
+from tieredstore.model.errors import (
+    BodyNotPlainError,
+    InvalidConfigError,
+    SegmentCorruptError,
+    SegmentError,
+)
 from tieredstore.model.values import INT64_MAX, QueueKey, SegmentType
 
 TOPIC, OTHER = "orders", "payments"
@@ -205,6 +211,38 @@ def test_damage_where_an_index_has_a_message_is_that_of_the_message_and_a_stale_
         assert sorted(found(item, OnCorrupt.REPORT)) == [
             (number, number == numbers[2]) for number in numbers
         ]
+
+
+@pytest.mark.parametrize(
+    ("lost", "left"),
+    [
+        ([f"COMMIT_LOG/{segment_name(0)}"], [190]),
+        ([f"CONSUME_QUEUE/{segment_name(0)}"], [10, 11, 12, 14, 15, 16, 17, 18, 19, 190]),
+        (["COMMIT_LOG/*", "CONSUME_QUEUE/*"], []),
+    ],
+)
+def test_what_is_lost_where_an_index_has_messages_is_passed_over_where_that_is_asked_for(
+    tmp_path: Path, lost: list[str], left: list[int]
+) -> None:
+    made = WrittenTier(config=posix_config(tmp_path))
+    made.add(TOPIC, 0, 200, seal=True)
+    selection = Selection(keys=frozenset(["shared-1", "order-190"]))
+    with TieredReader.open(made.config) as reader:
+        items = plan_scan(reader, selection)
+    for pattern in lost:
+        for path in Path(made.config.path).rglob(f"orders/0/{pattern}"):
+            path.unlink()
+
+    def found(**how: Any) -> list[int]:
+        scan = Scan(columns=("queue_offset",), selection=selection, **how)
+        batches = (batch for item in items for batch in scan.batches(made.config, item))
+        return [row["queue_offset"] for batch in batches for row in batch.to_pylist()]
+
+    assert found(on_corrupt=OnCorrupt.SKIP) == left
+    assert found(fails_on_loss=False) == left
+    if len(left) < 10:
+        with pytest.raises(SegmentError, match=segment_name(0)):
+            found()
 
 
 def test_messages_that_outlived_their_index_file_are_read_for(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from tieredstore.flat.message_file import (
     is_believed,
 )
 from tieredstore.flat.reading import DIRECT, ByteSource, damage_at, record_place
-from tieredstore.model.errors import OffsetOutOfRangeError, SegmentCorruptError
+from tieredstore.model.errors import OffsetOutOfRangeError, SegmentCorruptError, SegmentError
 from tieredstore.model.values import INT64_MAX, Boundary, SegmentRecord, SegmentType
 
 HEAD_BYTES: Final = 92  # a coda, and a record up to and including its store time (born on IPv6)
@@ -160,7 +160,10 @@ def first_unit_from(file: FlatMessageFile, log_offset: int, *, source: ByteSourc
     if log_offset >= file.log.commit_offset or not spans.count:
         return file.queue.commit_unit
     place = log_offset - CODA_BYTES  # a unit that names the coda means the record after it
-    guess = queue_offset_at(file, log_offset, source)
+    try:
+        guess = queue_offset_at(file, log_offset, source)
+    except (SegmentError, OffsetOutOfRangeError):
+        guess = None  # the units say it, though the record is lost
     if guess is not None and (index := spans.index(guess)) is not None:
         near = log_offsets_of(file.queue, spans, max(0, index - 1), index + 1, source)
         if near[-1] in (place, log_offset) and (index == 0 or near[0] < place):

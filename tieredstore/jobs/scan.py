@@ -540,7 +540,7 @@ class _PickedReader:
                 return
             if int(self._file.units(offset, 1).log_offsets[0]) != place:
                 return
-        except SegmentCorruptError as error:
+        except (SegmentCorruptError, SegmentNotFoundError) as error:
             if self._on_damage is None:
                 raise
             nobody = self._item.offsets[0]  # it is unknown which message this was
@@ -550,9 +550,10 @@ class _PickedReader:
                     first_offset=nobody,
                     end_offset=nobody,
                     path=error.path,
-                    position=error.position,
+                    position=error.position if isinstance(error, SegmentCorruptError) else 0,
                     reason=str(error),
-                    is_missing=isinstance(error.__cause__, SegmentNotFoundError)
+                    is_missing=isinstance(error, SegmentNotFoundError)
+                    or isinstance(error.__cause__, SegmentNotFoundError)
                     or is_gone(self._config, self._item.rows, from_copy=self._item.from_copy),
                 )
             )
