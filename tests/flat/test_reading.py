@@ -476,6 +476,36 @@ def test_few_rows_and_many_are_handled_alike(
     assert outcome(10**6) == outcome(0)
 
 
+@pytest.mark.parametrize("bit", [1, 4, 8, 1 << 12, 1 << 62, 1 << 63])
+def test_a_wrong_number_in_the_oldest_record_hides_no_message(bit: int) -> None:
+    tier = OneQueue(log_bytes=400)
+    file = tier.open()
+    file.start_at(0)
+    fill(file, numbered(0, 12))
+    file.log.drop(file.log.segments[:2])
+    first = file.min_offset
+    assert 0 < first < 8
+    record = tier.provider.held[LOG, file.log.min_offset]
+    number = int.from_bytes(record[20:28], "big")
+    record[20:28] = (number ^ bit).to_bytes(8, "big")
+    again = tier.open()
+    assert again.min_offset == first
+    with pytest.raises(SegmentCorruptError, match=f"this is not message {first}"):
+        read(again, first)
+    assert read(again, first + 1).end_offset == 12
+
+
+def test_the_oldest_record_is_believed_where_its_unit_cannot_be_read() -> None:
+    tier = OneQueue(log_bytes=400, queue_units=4)
+    file = tier.open()
+    file.start_at(0)
+    fill(file, numbered(0, 12))
+    file.log.drop(file.log.segments[:2])
+    first = file.min_offset
+    del tier.provider.held[QUEUE, first // 4 * 4 * UNIT_BYTES]
+    assert tier.open().min_offset == first
+
+
 def test_a_lost_oldest_segment_is_damage_only_to_those_who_read_in_it() -> None:
     tier = OneQueue(log_bytes=400)
     file = tier.open()

@@ -471,6 +471,21 @@ def test_an_exported_message_that_has_expired_keeps_no_later_one_away(tmp_path: 
     assert 20 < report.counts["messages"] < 60
 
 
+def test_a_wrong_number_in_the_oldest_record_of_a_queue_hides_no_message(tmp_path: Path) -> None:
+    tier = WrittenTier(config=posix_config(tmp_path, commit_log_segment_bytes=4_096))
+    tier.add("Orders", 0, 60)
+    with tier.open() as parts:
+        file = parts.files.get(QueueKey("Orders", 0))
+        assert file is not None
+        assert expire(file, START_MS + 30_000).segment_count
+        first = file.min_offset
+    oldest = min(Path(tier.config.path).rglob("COMMIT_LOG/*"), key=lambda path: path.name[-20:])
+    with flipped(oldest, 26):  # 16384 is added to its queue offset
+        report = exported(tier.config, tmp_path / "a", on_corrupt=OnCorrupt.SKIP)
+        assert (report.counts["damaged"], report.counts["messages"]) == (1, 60 - first - 1)
+        assert exported(tier.config, tmp_path / "b").exit_code is JobExit.DAMAGE
+
+
 @pytest.mark.parametrize("on_corrupt", OnCorrupt)
 @pytest.mark.parametrize("is_deleted", [False, True], ids=["expired", "deleted"])
 def test_what_goes_while_it_is_exported_is_no_damage(

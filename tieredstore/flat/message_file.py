@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tieredstore.codec.columns import ParsedRun, Records
+from tieredstore.codec.message import CODA_BYTES
 from tieredstore.codec.queue_unit import (
     UNIT_BYTES,
     QueueUnits,
@@ -119,17 +120,24 @@ class FlatCommitLogFile(FlatAppendFile):
         first = self._oldest()
         return first is None or (self._first is not None and self._first[0] is first)
 
-    def first_queue_offset(self) -> int | None:
-        """The queue offset of the oldest message; None while nothing is committed.
+    def first_queue_offset(
+        self, names: Callable[[int, int], bool] = lambda _offset, _place: True
+    ) -> int | None:
+        """The queue offset of the oldest message; None while nothing is committed. No checksum
+        covers the number in its record: SegmentCorruptError if the queue does not name it.
 
-        One small read, once for each oldest segment.
+        One small read, and what `names` reads, once for each oldest segment.
         """
         oldest, known = self._oldest(), self._first
         if oldest is None:
             return None
         if known is None or known[0] is not oldest:
             header = self.read(oldest.base, _HEADER_BYTES)
-            known = self._first = oldest, peek_queue_offset(header, path=self.path)
+            first = peek_queue_offset(header, path=self.path)
+            if not names(first, oldest.base):
+                reason = f"the queue has no message {first} here"
+                raise SegmentCorruptError(oldest.segment.path, reason, position=0)
+            known = self._first = oldest, first
         return known[1]
 
     def assume_first(self, queue_offset: int) -> None:
@@ -360,7 +368,7 @@ class FlatMessageFile:
 
     @property
     def min_offset(self) -> int:
-        """The oldest message that has both its unit and its record. May take one small read."""
+        """The oldest message that has both its unit and its record. May take two small reads."""
         return max(self.queue.min_unit, self._first_in_log() if self.log.min_offset else 0)
 
     @property
@@ -546,17 +554,31 @@ class FlatMessageFile:
             raise BackendRefusedError(self.path, "append", self.problem)
 
     def _first_in_log(self) -> int:
-        """The oldest message of the log. If its record is lost, the units say which it is, so that
-        a lost segment affects only readers of that segment.
+        """The oldest message of the log. If its record is lost or wrong, the units say which it is,
+        so that a lost segment affects only readers of that segment.
         """
         try:
-            return self.log.first_queue_offset() or 0
+            return self.log.first_queue_offset(self._names) or 0
         except (SegmentNotFoundError, SegmentCorruptError, OffsetOutOfRangeError):
             spans = UnitSpans.of(self.queue, self.queue.min_unit, self.queue.commit_unit)
             found = spans.first_at(self.log.min_offset, self.units)
             first = self.commit_offset if found is None else found
             self.log.assume_first(first)
             return first
+
+    def _names(self, offset: int, place: int) -> bool:
+        """Whether the unit of this message names this place, or a coda before it. If units before
+        it have expired with that one, the oldest unit names no earlier place. A unit that cannot be
+        read denies nothing."""
+        unit = max(offset, self.queue.min_unit)
+        if not self.queue.units_in_a_row(unit):
+            return False
+        try:
+            found = int(self.units(unit, 1).log_offsets[0])
+        except (SegmentNotFoundError, SegmentCorruptError, OffsetOutOfRangeError):
+            return True
+        coda = place - CODA_BYTES
+        return found in (place, coda) if unit == offset else found >= coda
 
     def _fitting(self, run: MessageRun) -> int:
         """How many messages fit. One that is too large for any segment goes into an empty one
