@@ -257,6 +257,24 @@ def test_messages_that_outlived_their_index_file_are_read_for(tmp_path: Path) ->
     assert [place[2] for place in places(rows_of(made, selection))] == [12, 8001]
 
 
+def test_an_index_file_that_goes_behind_the_back_of_a_plan_takes_no_message_with_it(
+    tmp_path: Path,
+) -> None:
+    made = WrittenTier(config=posix_config(tmp_path))
+    made.add(TOPIC, 0, 100, seal=True)
+    made.add(TOPIC, 0, 8000, body_bytes=1, seal=True)
+    selection = Selection(keys=frozenset(["order-12", "order-8001"]))
+    with TieredReader.open(made.config) as reader:
+        with made.open() as parts:
+            assert isinstance(parts.index, IndexStore)
+            assert parts.index.expire(START_MS + 100 * SECOND_MS) == 1
+        items = plan_scan(reader, selection)
+    scan = Scan(columns=("queue_offset",), selection=selection)
+    batches = (batch for item in items for batch in scan.batches(made.config, item))
+    found = sorted(row["queue_offset"] for batch in batches for row in batch.to_pylist())
+    assert found == [12, 8001]
+
+
 def test_the_column_key_has_a_row_for_each_key_of_a_message(tier: WrittenTier) -> None:
     rows = rows_of(tier, columns=("key", "topic", "queue_id", "queue_offset"))
     found = sorted(

@@ -157,9 +157,13 @@ def plan_scan(
     for rows in queues:
         by_topic.setdefault(rows.key.topic, []).append(rows)
     for topic, its_queues in by_topic.items():
-        # Ask how far the index goes before what it has: it may advance in between.
-        lacking = {rows.path: _unindexed(reader, rows, bounds[rows.path]) for rows in its_queues}
-        hits = _hits(reader, topic, selection)
+        while True:
+            begin = _index_begin(reader)
+            # Ask how far the index goes before what it has: it may advance in between.
+            lacking = {row.path: _unindexed(reader, row, bounds[row.path]) for row in its_queues}
+            hits = _hits(reader, topic, selection)
+            if _index_begin(reader) == begin:
+                break  # else it lost its oldest file meanwhile
         for rows in its_queues:
             whole = bounds[rows.path]
             ranges = [whole] if hits is None else lacking[rows.path]
@@ -223,6 +227,12 @@ def _hits(
         for hit in answer.hits:
             found.setdefault(hit.queue_id, {})[hit.log_offset] = hit.message_bytes
     return found
+
+
+def _index_begin(reader: TieredReader) -> tuple[int | None] | None:
+    """From which store time on the index has messages; None if that is not known."""
+    times = reader.indexed_times()
+    return None if times is None else (times.begin,)
 
 
 def _unindexed(
