@@ -46,6 +46,7 @@ from tieredstore.jobs.export_ledger import (
 from tieredstore.jobs.export_parquet import NO_DAY, ParquetTable, escaped, exported_files
 from tieredstore.jobs.export_target import ExportTarget, TargetOptions
 from tieredstore.jobs.job import (
+    HOPELESS_FAILURES,
     ItemResult,
     JobExit,
     JobReport,
@@ -683,6 +684,17 @@ def test_what_cannot_be_read_fails_is_left_out_or_told(tmp_path: Path) -> None:
     # The failed range is exported once its bytes are back.
     assert exported(tier.config, tmp_path / "a").state is JobState.DONE
     assert messages(tmp_path / "a") == tier_messages(tier.config)
+
+
+def test_queues_that_are_all_damaged_keep_no_other_from_the_target(tmp_path: Path) -> None:
+    tier = WrittenTier(config=posix_config(tmp_path))
+    for queue_id in range(HOPELESS_FAILURES):
+        tier.add("Damaged", queue_id, 2)
+    tier.add("Orders", 0, 5)
+    for path in Path(tier.config.path).rglob("Damaged/*/COMMIT_LOG/*"):
+        path.write_bytes(bytes(path.stat().st_size))
+    report = exported(tier.config, tmp_path / "out")
+    assert (report.exit_code, report.counts["messages"]) == (JobExit.DAMAGE, 5)
 
 
 @pytest.mark.parametrize("then", OnCorrupt)

@@ -188,7 +188,7 @@ class RowStream(Generic[RowT]):
 
     Iterate once. All failures are counted, and the first FAILURES_MAX are kept. The stream ends
     early if HOPELESS_FAILURES items have failed and none succeeded: permissions are probably
-    missing.
+    missing. Damage does not count, as other items may be sound.
     """
 
     def __init__(self, results: Iterator[ItemResult[RowT]], *, item_count: int) -> None:
@@ -199,6 +199,7 @@ class RowStream(Generic[RowT]):
         self.failures: list[ItemFailure] = []
 
     def __iter__(self) -> Iterator[RowT]:
+        refused = 0
         for result in self._results:
             if result.failure is None:
                 self.done_count += 1
@@ -207,7 +208,8 @@ class RowStream(Generic[RowT]):
             self.failed_count += 1
             if len(self.failures) < FAILURES_MAX:
                 self.failures.append(result.failure)
-            if not self.done_count and self.failed_count >= HOPELESS_FAILURES:
+            refused += not result.failure.is_damage
+            if not self.done_count and refused >= HOPELESS_FAILURES:
                 return
 
     @property
