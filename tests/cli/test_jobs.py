@@ -23,9 +23,9 @@ from tests.jobs.job_kit import golden_config, messages_in, table, tier_messages
 from tests.jobs.load_kit import open_tier_of
 from tests.jobs.written_tier import WrittenTier, posix_config
 from tieredstore.access.audit import AuditKind
-from tieredstore.cli.jobs import after_findings
-from tieredstore.cli.output import ExitCode
-from tieredstore.jobs.job import JobReport, JobState
+from tieredstore.cli.jobs import after_findings, end_with
+from tieredstore.cli.output import CommandError, ExitCode
+from tieredstore.jobs.job import FAILURES_MAX, ItemFailure, JobReport, JobState
 from tieredstore.jobs.verify_findings import VerifyKind
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.findings import Finding, FindingKind, Severity
@@ -270,6 +270,14 @@ def scrubbing(*words: object) -> tuple[list[str], str]:
         said = process.stderr.read().decode()
     assert process.returncode == ExitCode.INTERRUPTED
     return lines, said
+
+
+def test_more_failures_than_a_report_has_room_for_are_told_to_be_more() -> None:
+    failures = (ItemFailure(error="E", text="no"),) * FAILURES_MAX
+    for count, text in ((2, "export: 2 items failed"), (100, "export: 100 or more items failed")):
+        report = JobReport(job="export", state=JobState.INCOMPLETE, failures=failures[:count])
+        with pytest.raises(CommandError, match=f"{text}, the first: no"):
+            end_with(report)
 
 
 def test_a_scrub_prints_each_pass_until_it_is_interrupted(tmp_path: Path) -> None:

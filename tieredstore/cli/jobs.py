@@ -365,7 +365,7 @@ def _run(
                 write(printable(line))
     if target is not None:
         target.write(report.file_bytes())
-    _end(report)
+    end_with(report)
 
 
 def _scrub(job: VerifyJob, options: JobOptions, scrub: ScrubOptions) -> None:
@@ -499,14 +499,17 @@ def _after_reindex(report: JobReport) -> Iterator[str]:
         yield "next: start the broker; `verify` compares all keys with the new files"
 
 
-def _end(report: JobReport) -> None:
+def end_with(report: JobReport) -> None:
     """One line on stderr about what was not done, with the report's exit code."""
     code = ExitCode(int(report.exit_code))
     if code is ExitCode.DONE:
         return
     if report.failures:
-        first = report.failures[0].text
-        text = f"{report.job}: {len(report.failures)} items failed, the first: {first}"
+        from tieredstore.jobs.job import FAILURES_MAX
+
+        count, first = len(report.failures), report.failures[0].text
+        many = f"{count} or more" if count >= FAILURES_MAX else str(count)
+        text = f"{report.job}: {many} items failed, the first: {first}"
     elif report.findings:
         finding = report.findings[0]
         text = f"{report.job}: found {finding.kind}: {finding.where}: {finding.detail}"
