@@ -745,9 +745,15 @@ def test_workers_that_write_to_disks_of_their_own_are_noticed(tmp_path: Path) ->
         job.finish(plan, RowStream(results, item_count=len(plan.items)))
 
 
-def test_a_damaged_record_of_a_commit_is_named(tmp_path: Path) -> None:
-    (tmp_path / "commit=00000001").mkdir()
-    (tmp_path / "commit=00000001/_commit.json").write_text("{")
+@pytest.mark.parametrize("damage", ["{", "[]", '{"settings": [1]}', '{"ranges": {"a": [1]}}', "7"])
+def test_a_damaged_record_of_a_commit_is_named(tmp_path: Path, damage: str) -> None:
+    exported(golden_config(), tmp_path, topics=("GoldAa",))
+    record = tmp_path / "commit=00000001/_commit.json"
+    held = json.loads(record.read_text())
+    if damage.startswith('{"'):
+        held["ledger"].update(json.loads(damage))
+        damage = json.dumps(held)
+    record.write_text(damage)
     with pytest.raises(MetadataError, match="commit=00000001/_commit.json"):
         exported(golden_config(), tmp_path)
 

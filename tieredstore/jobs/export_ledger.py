@@ -175,7 +175,7 @@ class Ledger:
             return cls(
                 commits=int(held["commits"]),
                 runs=tuple(map(str, held["runs"])),
-                settings=held["settings"],
+                settings=None if held["settings"] is None else dict(held["settings"]),
                 exported={
                     str(source): [_pair(part) for part in parts]
                     for source, parts in held["ranges"].items()
