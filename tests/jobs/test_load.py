@@ -59,6 +59,7 @@ from tieredstore.jobs.load_records import (
 )
 from tieredstore.jobs.load_segments import StagedPart, Stager
 from tieredstore.jobs.worker import OwnedTier, worker_scratch
+from tieredstore.metadata.journal import JournalFile
 from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import (
@@ -99,6 +100,36 @@ def test_messages_of_many_partitions_are_in_their_queues_and_found_by_key(
     assert_found(config, {A: range(200), B: range(50), C: range(70)})
     assert report_of(config).findings == ()
     assert worker_scratch(config).listed() == []
+
+
+def test_an_interrupt_right_behind_any_change_of_the_catalogue_loses_no_segment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by Ctrl-C: the change is on the disk, and not in memory."""
+    commit, left = JournalFile.commit, 0
+
+    def interrupted(journal: JournalFile, *given: Any) -> None:
+        nonlocal left
+        commit(journal, *given)
+        left -= 1
+        if not left:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(JournalFile, "commit", interrupted)
+    for step in range(1, 100):
+        config = posix_config(tmp_path / str(step), index_item_count=200)
+        begin_load(config)
+        part = staged(config, "run", 0, [rows_of(A, range(30))])
+        left = step
+        with suppress(KeyboardInterrupt):
+            commit_load(config, "run", [part], load_id="once")
+        is_whole, left = left > 0, 0
+        loaded(config, [[rows_of(A, range(30))]], run_id="again", load_id="once")
+        assert bodies(config, A) == names_of(A, range(30)), step
+        assert report_of(config).findings == (), step
+        if is_whole:
+            break
+    assert 3 < step < 99
 
 
 def test_rows_of_queues_in_any_order_keep_their_order_within_each(config: StoreConfig) -> None:

@@ -251,15 +251,15 @@ class OwnedTier:
         what it made is deleted again. If it succeeds, segments no longer in use are deleted, once
         readers elsewhere have been told.
 
-        If the catalogue fails, it is unknown what the catalogue says. If publishing fails, readers
-        elsewhere do not know of the change. In both cases everything stays until the tier is opened
-        next.
+        If the catalogue fails, or Ctrl-C interrupts, it is unknown what the catalogue says. If
+        publishing fails, readers elsewhere do not know of the change. In these cases everything
+        stays until the tier is opened next.
         """
         try:
             yield
         except MetadataError:
             raise
-        except BaseException:
+        except Exception:
             self._withdraw(paths)
             raise
         try:
