@@ -17,8 +17,12 @@ from tests.jobs.load_kit import rows_of as batch_of
 from tests.jobs.load_kit import staged
 from tests.jobs.written_tier import SECOND_MS, START_MS, WrittenTier, posix_config, properties_of
 from tieredstore.access.reader import TieredReader
+from tieredstore.access.upkeep import PublishChore
 from tieredstore.codec.names import segment_name
+from tieredstore.flat import file_store
 from tieredstore.flat.append_file import FlatAppendFile
+from tieredstore.flat.message_file import FlatMessageFile
+from tieredstore.flat.recovery import recover
 from tieredstore.index.store import IndexStore
 from tieredstore.jobs.load import begin_load, commit_load
 from tieredstore.jobs.load_records import LoadDefaults
@@ -29,10 +33,12 @@ from tieredstore.jobs.scan import (
     Scan,
     plan_scan,
     refuse_unknown_topics,
+    selected_queues,
 )
 from tieredstore.jobs.slices import EVER, EVERYTHING, Selection
 from tieredstore.jobs.worker import worker_provider
 from tieredstore.model.errors import (
+    BackendUnavailableError,
     BodyNotPlainError,
     InvalidConfigError,
     SegmentCorruptError,
@@ -318,6 +324,33 @@ def test_a_topic_that_is_not_there_is_named_with_those_that_are(tier: WrittenTie
         refuse_unknown_topics(reader, frozenset([TOPIC]))
         with pytest.raises(InvalidConfigError, match="no topic 'order'; its 2 topics: orders, pay"):
             refuse_unknown_topics(reader, frozenset(["order", TOPIC]))
+
+
+def test_a_queue_that_could_not_be_reached_is_not_read_as_far_as_an_older_catalogue_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = WrittenTier(config=posix_config(tmp_path))
+    made.add(TOPIC, 0, 10)
+    made.add(OTHER, 0, 5)
+    with monkeypatch.context() as patch:
+        patch.setattr(PublishChore, "step", lambda _: True)
+        made.add(TOPIC, 0, 20)
+    elsewhere = replace(made.config, store_path=str(tmp_path / "elsewhere"))
+    is_away = True
+
+    def unreachable(file: FlatMessageFile, *given: Any, **how: Any) -> None:
+        if is_away and file.key.topic == TOPIC:
+            raise BackendUnavailableError(file.path, "size", "away")
+        recover(file, *given, **how)
+
+    monkeypatch.setattr(file_store, "recover", unreachable)
+    with TieredReader.open(elsewhere) as reader:
+        with pytest.raises(BackendUnavailableError, match="away"):
+            selected_queues(reader, EVERYTHING)
+        (other,) = selected_queues(reader, Selection(topics=frozenset([OTHER])))
+        assert other.end_offset == 5
+        is_away = False
+        assert [each.end_offset for each in selected_queues(reader, EVERYTHING)] == [30, 5]
 
 
 def test_small_pieces_are_packed_and_stay_in_order(tier: WrittenTier) -> None:

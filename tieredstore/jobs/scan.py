@@ -116,6 +116,10 @@ ScanItem: TypeAlias = Slice | PickedMessages
 
 
 def selected_queues(reader: TieredReader, selection: Selection) -> list[QueueRows]:
+    """The wanted queues as they are now. BackendUnavailableError if one could not be reached: an
+    older catalogue's end of it would look as if messages had been lost."""
+    for key in filter(selection.wants, reader.queues()):
+        reader.max_offset(*key)
     from_copy = reader.catalogue.copy
     return queue_rows(reader.segments(), wanted=selection.wants, from_copy=from_copy)
 
