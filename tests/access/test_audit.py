@@ -236,6 +236,18 @@ def test_a_repair_does_away_with_what_nobody_can_miss(
     assert tier.row(Q, QUEUE, 1600).size == 60
 
 
+def test_what_a_cut_segment_lacks_is_no_spare_elsewhere(tier: GoldenTier) -> None:
+    """Bytes 18167 to 23000 are in the segment that no row names, and nowhere else."""
+    file = tier.file(Q, LOG, 13167)
+    data = file.read_bytes()
+    file.write_bytes(data[:5_000])
+    tier.file(Q, LOG, 15_000).write_bytes(data[15_000 - 13_167 : 23_000 - 13_167])
+    files = picture(tier.root / "tiered")
+    found = [("short", f"{Q}/COMMIT_LOG/13167"), ("orphaned", f"{Q}/COMMIT_LOG/15000")]
+    assert tier.found(repair=True) == found
+    assert picture(tier.root / "tiered") == files
+
+
 def test_a_repair_needs_the_lock_of_the_catalogue(tier: GoldenTier) -> None:
     double(tier)
     live, tier.metadata = tier.metadata, JsonMetadataStore.open(tier.catalogue, read_only=True)

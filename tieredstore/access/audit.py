@@ -338,8 +338,9 @@ def _spare(key: SegmentKey, size: int, facts: TierFacts) -> tuple[str, bool]:
         return "older than what the queue keeps", True
     covered = base
     for row in rows:
-        if row.base_offset <= covered < row.base_offset + min(row.size, facts.size(row)):
-            covered = row.end_offset
+        end = row.base_offset + min(row.size, facts.size(row))
+        if row.base_offset <= covered < end:
+            covered = end
     if covered >= base + size and facts.size(rows[-1]) >= rows[-1].size:
         return "other segments have all of these bytes", True
     if base >= rows[-1].end_offset:
