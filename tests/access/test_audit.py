@@ -248,6 +248,12 @@ def test_what_a_cut_segment_lacks_is_no_spare_elsewhere(tier: GoldenTier) -> Non
     assert picture(tier.root / "tiered") == files
 
 
+def test_a_hole_that_is_filled_in_part_is_a_hole(tier: GoldenTier) -> None:
+    hole(tier)
+    tier.file(Q, LOG, 13167).write_bytes(bytes(10))
+    assert ("hole", f"{Q}/COMMIT_LOG/0") in tier.found()
+
+
 def test_a_repair_needs_the_lock_of_the_catalogue(tier: GoldenTier) -> None:
     double(tier)
     live, tier.metadata = tier.metadata, JsonMetadataStore.open(tier.catalogue, read_only=True)

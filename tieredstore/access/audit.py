@@ -167,7 +167,7 @@ class TierFacts:
 
     files: _Files
     sizes: Mapping[SegmentKey, int]
-    unnamed: tuple[SegmentKey, ...]  # in the backend, but in no row and not doomed
+    unnamed: frozenset[SegmentKey]  # in the backend, but in no row and not doomed
     doomed: tuple[str, ...]
 
     @classmethod
@@ -200,9 +200,9 @@ class TierFacts:
         return cls(
             files=_by_file(rows),
             sizes=sizes,
-            unnamed=tuple(
+            unnamed=frozenset(
                 key
-                for key in sorted(sizes.keys() - named)
+                for key in sizes.keys() - named
                 if f"{key[0]}/{key[1].name}/{key[2]}" not in notes
             ),
             doomed=tuple(sorted(notes)),
@@ -237,16 +237,24 @@ def _size(provider: SegmentProvider, row: SegmentRecord) -> int:
 
 def segment_findings(facts: TierFacts) -> Iterator[Finding]:
     """What is wrong with each segment, and between it and the next one."""
-    begins = set(facts.unnamed)
     for rows in facts.files.values():
         for row, following in zip(rows, [*rows[1:], None], strict=True):
             yield from _of_row(row, following, facts.size(row))
         for row, following in pairwise(rows):
             lost = facts.size(row) < min(row.size, following.base_offset - row.base_offset)
-            end = row.base_offset + max(row.size, facts.size(row))
-            filled = any((row.path, row.type, at) in begins for at in (row.end_offset, end))
-            if end < following.base_offset and not lost and not filled:
+            end = _end_with_unnamed(row, facts)
+            if end < following.base_offset and not lost:
                 yield from _apart(row, end, following.base_offset)
+
+
+def _end_with_unnamed(row: SegmentRecord, facts: TierFacts) -> int:
+    """Where the bytes of the segment end, and of those behind it that no row names."""
+    end = at = row.base_offset + max(row.size, facts.size(row))
+    if (row.path, row.type, row.end_offset) in facts.unnamed:
+        at = row.end_offset
+    while (key := (row.path, row.type, at)) in facts.unnamed and facts.sizes[key]:
+        at += facts.sizes[key]
+    return max(end, at)
 
 
 def _of_row(row: SegmentRecord, following: SegmentRecord | None, there: int) -> Iterator[Finding]:
@@ -320,7 +328,7 @@ def orphan_findings(facts: TierFacts) -> Iterator[Finding]:
     """Segments that no row names. Those that may be data, unknown to an older catalogue, are never
     deleted.
     """
-    for key in facts.unnamed:
+    for key in sorted(facts.unnamed):
         path, kind, base = key
         size = facts.sizes[key]
         reason, is_spare = _spare(key, size, facts)
