@@ -442,6 +442,20 @@ def test_what_expires_while_it_is_looked_at_is_no_damage(tier: GoldenTier) -> No
     assert not backend.audit(tier).damage
 
 
+def test_what_is_deleted_since_the_listing_is_no_orphan(tier: GoldenTier) -> None:
+    """The writer deletes the bytes first, and then the note about them."""
+    doomed_segment(tier)
+
+    def finished(found: ListedSegment) -> ListedSegment:
+        if found.base == 99999:
+            append_file.delete_pending(tier.provider, tier.metadata)
+        return found
+
+    backend = Meanwhile(tier)
+    backend.listed = finished
+    assert backend.audit(tier).findings == ()
+
+
 def longer(rows: list[SegmentRecord]) -> list[SegmentRecord]:
     return [*rows[:-1], replace(rows[-1], size=rows[-1].size + 1)]
 

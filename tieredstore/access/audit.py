@@ -162,7 +162,8 @@ class TierFacts:
 
     The catalogue is read before and after the backend is listed. The second reading counts: all
     rows are of that one moment. The sizes of segments that have grown since the listing are
-    requested again. A segment that either reading names is no orphan.
+    requested again. A segment that either reading names is no orphan, nor is one of which either
+    says that it is being deleted.
     """
 
     files: _Files
@@ -174,6 +175,7 @@ class TierFacts:
     def gather(cls, metadata: MetadataStore, provider: SegmentProvider, broker: str) -> TierFacts:
         metadata.refresh()
         before = {_key(row): row.create_timestamp for row in _rows(metadata, broker)}
+        going = set(metadata.notes(append_file.DELETION_NOTE))
         provider.refresh()
         sizes = {
             (found.path, found.type, found.base): found.size for found in provider.list(broker)
@@ -183,6 +185,7 @@ class TierFacts:
         notes = tuple(
             key for key in metadata.notes(append_file.DELETION_NOTE) if key.startswith(f"{broker}/")
         )
+        going.update(notes)
         short = [
             row
             for row in rows
@@ -201,9 +204,7 @@ class TierFacts:
             files=_by_file(rows),
             sizes=sizes,
             unnamed=frozenset(
-                key
-                for key in sizes.keys() - named
-                if f"{key[0]}/{key[1].name}/{key[2]}" not in notes
+                key for key in sizes.keys() - named if append_file.deletion_key(*key) not in going
             ),
             doomed=tuple(sorted(notes)),
         )
