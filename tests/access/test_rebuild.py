@@ -200,6 +200,21 @@ def test_an_older_catalogue_is_brought_up_to_date_and_keeps_what_it_knows(
     assert tier.audit().findings == ()
 
 
+@pytest.mark.parametrize(
+    ("queue", "kind", "base"),
+    [("GoldAa/0", LOG, 13167), ("GoldAa/0", QUEUE, 400), ("rmq_sys_INDEX/0", INDEX, 8884)],
+)
+def test_a_segment_between_others_that_the_catalogue_lost_is_added(
+    tier: GoldenTier, queue: str, kind: SegmentType, base: int
+) -> None:
+    before = sizes(tier)
+    tier.metadata.delete_segment(f"{BROKER}/{queue}", kind, base)
+    assert "a rebuild would add it" in tier.audit().left[0].detail
+    tier.rebuild()
+    assert sizes(tier) == before
+    assert tier.audit().findings == ()
+
+
 def test_what_is_not_sound_is_told(tier: GoldenTier) -> None:
     file = tier.file("GoldAa/0", LOG, 41521)
     file.write_bytes(file.read_bytes()[:-10])

@@ -20,6 +20,7 @@ from itertools import groupby, pairwise
 from typing import Final, TypeAlias
 
 from tieredstore.access.queue_upload import STOPPED_QUEUE, is_asked_to_resume, is_history
+from tieredstore.access.rebuild import fits_between
 from tieredstore.codec.message import is_blank
 from tieredstore.codec.names import INDEX_TOPIC, queue_path
 from tieredstore.codec.queue_unit import UNIT_BYTES, QueueUnit, decode_unit
@@ -354,7 +355,9 @@ def _spare(key: SegmentKey, size: int, facts: TierFacts) -> tuple[str, bool]:
         return "other segments have all of these bytes", True
     if base >= rows[-1].end_offset:
         return "newer than what the catalogue has; a rebuild would add it", False
-    return "between what other segments have; a rebuild would add it", False
+    if fits_between(rows, base, size):
+        return "between what other segments have; a rebuild would add it", False
+    return "between what other segments have, but not next to them", False
 
 
 def log_findings(provider: SegmentProvider, broker: str) -> Iterator[Finding]:

@@ -11,9 +11,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
+from operator import attrgetter
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -130,8 +132,9 @@ def rebuild(
 
     An empty catalogue is filled. A catalogue with rows of this broker is overwritten only if it is
     older: if no file in the backend is shorter than the catalogue says, and some file is longer or
-    missing from it; also if it names segments but not their queue or topic. Its ids, reserve hours
-    and notes are kept. In any other case NewerCatalogueError is raised, and nothing changes.
+    missing from it; also if it names segments but not their queue or topic, or not one that lies
+    between two others. Its ids, reserve hours and notes are kept. In any other case
+    NewerCatalogueError is raised, and nothing changes.
 
     `known` is for an empty catalogue, which first takes over everything that this copy of a lost
     catalogue says; then the bytes are read. Files of which nothing is left have expired since.
@@ -157,7 +160,7 @@ def rebuild(
     ends = _ends((found.path, found.type, found.base + found.size) for found in listed)
     known_ends = _ends((row.path, row.type, row.end_offset) for row in present)
     if known is metadata:
-        _refuse_newer(present, ends, known_ends, metadata)
+        _refuse_newer(present, listed, ends, known_ends, metadata)
     in_index = [segment for segment in listed if segment.type is SegmentType.INDEX]
     queues = _queues(listed, provider, config, runtime)
     slots = config.index_slot_count
@@ -248,7 +251,11 @@ def _without_decisions(known: MetadataStore) -> list[Change]:
 
 
 def _refuse_newer(
-    present: Sequence[SegmentRecord], ends: _Ends, known: _Ends, metadata: MetadataStore
+    present: Sequence[SegmentRecord],
+    listed: Sequence[ListedSegment],
+    ends: _Ends,
+    known: _Ends,
+    metadata: MetadataStore,
 ) -> None:
     if not present:
         return
@@ -264,8 +271,28 @@ def _refuse_newer(
     names_all = all(
         metadata.queue(*key) is not None and metadata.topic(key.topic) is not None for key in keys
     )
-    if names_all and all(end <= known.get(file, -1) for file, end in ends.items()):
+    is_longer = any(end > known.get(file, -1) for file, end in ends.items())
+    if names_all and not is_longer and not _fills_a_hole(present, listed):
         raise NewerCatalogueError("", "the catalogue has everything that the backend has")
+
+
+def _fills_a_hole(present: Sequence[SegmentRecord], listed: Sequence[ListedSegment]) -> bool:
+    """Whether some segment without a row lies between two that have one."""
+    rows: dict[tuple[str, SegmentType], list[SegmentRecord]] = {}
+    for row in present:
+        rows.setdefault((row.path, row.type), []).append(row)
+    return any(
+        fits_between(rows.get((found.path, found.type), ()), found.base, found.size)
+        for found in listed
+    )
+
+
+def fits_between(rows: Sequence[SegmentRecord], base: int, size: int) -> bool:
+    """Whether bytes without a row begin where one ends, and end before the next one begins. The
+    rows are those of the file, by base."""
+    at = bisect_left(rows, base, key=attrgetter("base_offset"))
+    is_between = 0 < at < len(rows) and rows[at - 1].end_offset == base
+    return size > 0 and is_between and base + size <= rows[at].base_offset
 
 
 def _ends(files: Iterable[tuple[str, SegmentType, int]]) -> _Ends:
