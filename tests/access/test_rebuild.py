@@ -162,6 +162,20 @@ def test_other_sizes_of_the_index_are_refused(tier: GoldenTier) -> None:
     assert not sizes(tier)
 
 
+def test_an_index_file_that_is_cut_is_a_problem_and_no_other_setting(tier: GoldenTier) -> None:
+    """How many slots it has is known only from its length."""
+    file = tier.file("rmq_sys_INDEX/0", INDEX, 8884)
+    file.write_bytes(file.read_bytes()[:-80])
+    before = sizes(tier)
+    tier.lose_the_catalogue()
+    report = tier.rebuild()
+    assert len(report.problems) == 1
+    assert "an index file cannot be read" in report.problems[0]
+    assert not report.is_index_whole
+    del before[f"{BROKER}/rmq_sys_INDEX/0", INDEX, 8884]
+    assert sizes(tier) == before
+
+
 def test_a_catalogue_that_knows_as_much_is_refused(tier: GoldenTier) -> None:
     before = sizes(tier)
     with pytest.raises(NewerCatalogueError, match="everything that"):

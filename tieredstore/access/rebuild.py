@@ -144,7 +144,7 @@ def rebuild(
     then. `apply` carries out the change; by default the catalogue's own does.
 
     The catalogue must be open for writing. Raises BackendError if the backend cannot be asked, and
-    InvalidConfigError if index files have another number of slots.
+    InvalidConfigError if all index files have another number of slots.
     """
     metadata.apply([])
     taken = provider.take_in(config.broker_name) if takes_in else TakenIn()
@@ -643,19 +643,25 @@ def found_index(
 ) -> FoundIndex:
     """Reads every index file once. A damaged file is reported as a problem, and gets no row.
 
-    Raises InvalidConfigError if files were made with another number of slots.
+    Raises InvalidConfigError if all files were made with another number of slots. Only the length
+    of a file of RocketMQ says how many it has: beside others that fit, one that does not is cut.
     """
     index = FoundIndex()
+    other: InvalidConfigError | None = None
     for file in sorted(listed, key=lambda found: found.base):
         with provider.open(file.path, file.type, file.base) as segment:
             try:
                 row, start, end = _opened(segment, file, slot_count)
                 for items in _items(segment, start, end):
                     index.take(items)
-            except (SegmentError, OffsetOutOfRangeError) as error:
+            except (SegmentError, OffsetOutOfRangeError, InvalidConfigError) as error:
+                if isinstance(error, InvalidConfigError):
+                    other = error
                 index.problems.append(f"an index file cannot be read: {error}")
                 continue
         index.rows.append(row)
+    if other is not None and not index.rows:
+        raise other
     first = first_row_below(index.rows)
     if first is not None:
         index.rows[0] = first
@@ -687,7 +693,7 @@ def _opened(
     slots, begin, end, start, behind = _layout(segment)
     if slots != slot_count:
         raise InvalidConfigError(
-            f"index_slot_count: {slot_count}, but {segment.path} was made with {slots}"
+            f"index_slot_count: {slot_count}, but {segment.path} was made with {slots}, or is cut"
         )
     row = SegmentRecord(
         path=file.path,
