@@ -21,7 +21,7 @@ from tieredstore.flat import append_file
 from tieredstore.flat.message_file import FlatMessageFile
 from tieredstore.flat.reading import DIRECT, ByteSource, read_run
 from tieredstore.model.config import StoreConfig
-from tieredstore.model.errors import MetadataError
+from tieredstore.model.errors import MetadataError, SegmentCorruptError
 from tieredstore.model.values import SegmentType, TopicRecord
 from tieredstore.testing.faults import Fault, Faults, SimulatedCrash
 from tieredstore.testing.samples import STORE_TIMESTAMP, a_record
@@ -136,6 +136,26 @@ def test_the_first_message_is_known_before_and_after_the_first_segment_has_expir
     expire(file, STORE_TIMESTAMP + 40)
     assert file.log.first_queue_offset() == file.log.first_queue_offset() == 20
     assert file.min_offset == 20
+
+
+@pytest.mark.parametrize(("before", "first", "unit"), [(13, 12, 12), (19, 18, 16)])
+def test_a_flipped_bit_in_the_oldest_record_passes_no_message(
+    before: int, first: int, unit: int
+) -> None:
+    """No checksum covers the queue offset of a record."""
+    tier = a_tier()
+    file = tier.open()
+    expire(file, STORE_TIMESTAMP + before)
+    assert (file.min_offset, file.queue.min_unit) == (first, unit)
+    held = tier.provider.held[LOG, file.log.min_offset]
+    for bit in range(64):
+        held[20 + bit // 8] ^= 1 << bit % 8
+        again = tier.open()
+        assert again.min_offset <= first
+        with pytest.raises(SegmentCorruptError):
+            read_run(again, again.min_offset, count_max=7, bytes_max=1 << 20)
+        assert len(read_run(again, first + 1, count_max=7, bytes_max=1 << 20)) == 7
+        held[20 + bit // 8] ^= 1 << bit % 8
 
 
 def test_the_last_segment_goes_as_a_whole_and_the_queue_keeps_its_offsets() -> None:

@@ -232,7 +232,7 @@ class TieredReader:
         return {} if contents is None else dict(contents.rows)
 
     def summary(self, topic: str, queue_id: int) -> QueueSummary | None:
-        """The tier's part of one queue. May take two small reads.
+        """The tier's part of one queue. May take a few small reads.
 
         Raises InvalidArgumentError for an argument of the wrong kind, StoreClosedError
         while the reader is not open, SegmentCorruptError where what has to be read is
@@ -546,7 +546,7 @@ class TieredReader:
 
 
 def summary_of(file: FlatMessageFile) -> QueueSummary:
-    """The queue's current summary. May take two small reads."""
+    """The queue's current summary. May take a few small reads."""
     records = [segment.record for segment in file.log.segments if segment.record.size]
     begins = [row.begin_timestamp for row in records if row.begin_timestamp is not None]
     ends = [row.end_timestamp for row in records if row.end_timestamp is not None]

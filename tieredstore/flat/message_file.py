@@ -121,23 +121,20 @@ class FlatCommitLogFile(FlatAppendFile):
         return first is None or (self._first is not None and self._first[0] is first)
 
     def first_queue_offset(
-        self, names: Callable[[int, int], bool] = lambda _offset, _place: True
+        self, believed: Callable[[int, int], int] = lambda said, _: said
     ) -> int | None:
-        """The queue offset of the oldest message; None while nothing is committed. No checksum
-        covers the number in its record: SegmentCorruptError if the queue does not name it.
+        """The queue offset of the oldest message; None while nothing is committed.
 
-        One small read, and what `names` reads, once for each oldest segment.
+        One small read, once for each oldest segment. `believed` gets what the record says, and
+        where it lies, and returns what is known from then on.
         """
         oldest, known = self._oldest(), self._first
         if oldest is None:
             return None
         if known is None or known[0] is not oldest:
             header = self.read(oldest.base, _HEADER_BYTES)
-            first = peek_queue_offset(header, path=self.path)
-            if not names(first, oldest.base):
-                reason = f"the queue has no message {first} here"
-                raise SegmentCorruptError(oldest.segment.path, reason, position=0)
-            known = self._first = oldest, first
+            said = peek_queue_offset(header, path=self.path)
+            known = self._first = oldest, believed(said, oldest.base)
         return known[1]
 
     def assume_first(self, queue_offset: int) -> None:
@@ -368,7 +365,7 @@ class FlatMessageFile:
 
     @property
     def min_offset(self) -> int:
-        """The oldest message that has both its unit and its record. May take two small reads."""
+        """The oldest message that has both its unit and its record. May take a few small reads."""
         return max(self.queue.min_unit, self._first_in_log() if self.log.min_offset else 0)
 
     @property
@@ -558,27 +555,34 @@ class FlatMessageFile:
         so that a lost segment affects only readers of that segment.
         """
         try:
-            return self.log.first_queue_offset(self._names) or 0
+            return self.log.first_queue_offset(self._no_later) or 0
         except (SegmentNotFoundError, SegmentCorruptError, OffsetOutOfRangeError):
-            spans = UnitSpans.of(self.queue, self.queue.min_unit, self.queue.commit_unit)
-            found = spans.first_at(self.log.min_offset, self.units)
-            first = self.commit_offset if found is None else found
+            first = self._first_named(self.log.min_offset)
             self.log.assume_first(first)
             return first
 
-    def _names(self, offset: int, place: int) -> bool:
-        """Whether the unit of this message names this place, or a coda before it. If units before
-        it have expired with that one, the oldest unit names no earlier place. A unit that cannot be
-        read denies nothing."""
-        unit = max(offset, self.queue.min_unit)
-        if not self.queue.units_in_a_row(unit):
-            return False
-        try:
-            found = int(self.units(unit, 1).log_offsets[0])
-        except (SegmentNotFoundError, SegmentCorruptError, OffsetOutOfRangeError):
-            return True
-        coda = place - CODA_BYTES
-        return found in (place, coda) if unit == offset else found >= coda
+    def _no_later(self, said: int, place: int) -> int:
+        """What the oldest record says; no later message than the units say if its unit names
+        another place. No checksum covers what a record says, and readers pass all before it."""
+        if said <= self.queue.min_unit:
+            return said
+        if self._spans.index(said) is not None:
+            try:
+                named = int(self.units(said, 1).log_offsets[0])
+            except (SegmentNotFoundError, SegmentCorruptError, OffsetOutOfRangeError):
+                return said  # whoever reads this message is told
+            if named in (place, place - CODA_BYTES):
+                return said
+        return min(said, self._first_named(place))
+
+    def _first_named(self, place: int) -> int:
+        """The first message whose record lies there or behind, as the units say."""
+        found = self._spans.first_at(place - CODA_BYTES, self.units)
+        return self.commit_offset if found is None else found
+
+    @property
+    def _spans(self) -> UnitSpans:
+        return UnitSpans.of(self.queue, self.queue.min_unit, self.queue.commit_unit)
 
     def _fitting(self, run: MessageRun) -> int:
         """How many messages fit. One that is too large for any segment goes into an empty one
