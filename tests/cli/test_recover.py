@@ -82,6 +82,23 @@ def test_an_empty_machine_goes_on_with_its_folder(
     machine.end()
 
 
+def test_with_a_damaged_copy_the_bytes_alone_are_asked(machine: Machine, command: Command) -> None:
+    for file in (machine.root / "tier" / ".catalog").rglob("*"):
+        if file.is_file():
+            file.write_bytes(file.read_bytes()[:-1])
+    ran = command.run("recover", *words(machine))
+    assert ran.code == 0
+    assert "--apply makes it from the bytes" in ran.out
+    assert "what is published cannot be used" in ran.err
+    ran = command.run("recover", "--apply", *words(machine))
+    assert ran.code == 4
+    assert "is made" in ran.out
+    assert "1 not sound, the first: what is published cannot be used" in ran.err
+    store = machine.open()
+    assert store.agreement.ends == {ONE: 10, TWO: 10, OTHER: 10}
+    machine.end()
+
+
 def test_a_tier_all_of_whose_messages_have_expired_is_no_empty_place(
     tmp_path: Path, command: Command
 ) -> None:

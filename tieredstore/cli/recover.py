@@ -15,6 +15,7 @@ from tieredstore.cli.output import (
     ExitCode,
     Row,
     hint,
+    note,
     printable,
     write_json,
     write_line,
@@ -99,6 +100,7 @@ def _state_of(tier: TierOptions) -> Row:
     from tieredstore.access.wiring import has_file, keeps_catalogue, published_catalogue
     from tieredstore.cli.care import check_there_is_data
     from tieredstore.cli.tier import opened_provider
+    from tieredstore.model.errors import MetadataError
 
     with ExitStack() as opened:
         there = opened.enter_context(opened_provider(tier))
@@ -110,7 +112,11 @@ def _state_of(tier: TierOptions) -> Row:
             catalogue, source = "here", "file"
         else:
             catalogue, source = "missing", "rebuild"
-            found = published_catalogue(config, provider)
+            try:
+                found = published_catalogue(config, provider)
+            except MetadataError as error:  # a rebuild does without it
+                note(printable(f"what is published cannot be used: {error}"))
+                found = None
             if found is not None:
                 opened.callback(found.close)
                 source = "published"
@@ -152,5 +158,5 @@ def _lines_of(state: Row, *, applied: bool) -> list[str]:
         else f"there is no local store in {state['store_path']}: every queue goes on where the"
         " tier ends"
     )
-    note = [] if applied or state["catalogue"] != "missing" else ["nothing was changed"]
-    return [lines[str(state["catalogue"])], local, *note]
+    unchanged = [] if applied or state["catalogue"] != "missing" else ["nothing was changed"]
+    return [lines[str(state["catalogue"])], local, *unchanged]
