@@ -602,3 +602,15 @@ def test_what_is_missing_is_looked_for_again_until_nothing_changes(error: Tiered
     asked = Asked(error, refreshes=3)
     with pytest.raises(type(error)):
         retry_after_refresh(asked.call, state=lambda: asked.state, refresh=asked.refresh)
+
+
+def test_real_damage_is_told_though_a_writer_changes_the_catalogue_all_the_time() -> None:
+    """In a bucket each entry of the log is another generation, so each refresh may show one."""
+    generations = iter(range(1_000))
+
+    def damaged() -> str:
+        raise SegmentCorruptError("a segment", "it is damaged", position=0)
+
+    with pytest.raises(SegmentCorruptError):
+        retry_after_refresh(damaged, state=lambda: next(generations), refresh=lambda: None)
+    assert next(generations) < 100

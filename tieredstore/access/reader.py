@@ -58,7 +58,7 @@ _MISSING: Final = (
     StoreClosedError,
 )
 LISTINGS_MAX: Final = 8  # for more queues, all of their broker are listed at once
-LOOKS_MAX: Final = 8  # at queues that have a problem, while their problems change
+LOOKS_MAX: Final = 8  # at what is missing or has a problem, while that changes
 CLOSE_SECONDS: Final = 60.0
 
 
@@ -578,9 +578,10 @@ def retry_after_refresh(
     """The result of `call`; repeated after a refresh as long as that shows another `state`.
 
     An outdated catalogue names segments that have expired since: that is no damage. Real damage
-    stays, and its error is raised.
+    stays, and its error is raised, no later than after LOOKS_MAX refreshes: a writer may change the
+    state all the time.
     """
-    while True:
+    for _ in range(LOOKS_MAX):
         before = state()
         try:
             return call()
@@ -589,6 +590,7 @@ def retry_after_refresh(
                 refresh()
             if state() == before:
                 raise
+    return call()
 
 
 def amend_problems(
