@@ -298,6 +298,18 @@ def test_no_bar_leaves_its_picture() -> None:
             assert 0 <= float(value) <= 400
 
 
+def test_the_bytes_of_a_page_are_those_of_its_file(command: Command, tmp_path: Path) -> None:
+    where = ("--store-path", tmp_path / "store", "--broker", "brôker")
+    command.run("put", "Orders", "--store-path", tmp_path / "store", "--body", "x").done()
+    command.run("offload", *where).done()
+    out = tmp_path / "tier.html"
+    (row,) = command.run(
+        "report", "--out", out, *tier_beside(tmp_path / "store")[:4], *where, "--json"
+    ).rows
+    assert row["bytes"] == out.stat().st_size
+    assert "brôker" in out.read_text(encoding="utf-8")
+
+
 def test_a_tier_that_is_not_there_leaves_no_page(command: Command, tmp_path: Path) -> None:
     out = tmp_path / "tier.html"
     ran = command.run("report", "--out", out, "--provider", "posix", "--path", tmp_path / "no")

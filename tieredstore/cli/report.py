@@ -94,10 +94,10 @@ def report(
             local_offsets=None if local is None else _ends(local, tier.config),
             appended=opened.provider.appended(opened.config.broker_name),
         )
-    text = page(picture)
-    target.write(text.encode("utf-8", "backslashreplace"))
+    data = page(picture).encode("utf-8", "backslashreplace")
+    target.write(data)
     if json:
-        write_json({"file": out, "queues": len(picture.queues), "bytes": len(text)})
+        write_json({"file": out, "queues": len(picture.queues), "bytes": len(data)})
     elif not target.is_stdout:
         write_line(
             printable(f"{out}: {counted(len(picture.queues), 'queue')}; open it in any browser")
