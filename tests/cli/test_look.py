@@ -460,6 +460,30 @@ def test_a_damaged_message_is_damage(command: Command, root: Path) -> None:
     assert ran.err.count("\n") == 1
 
 
+def test_a_body_that_changed_is_damage_where_all_bodies_are_checked(
+    command: Command, root: Path
+) -> None:
+    told = next(row for row in java_messages() if row["log_offset"] == 0)
+    place = told["topic"], told["queue_id"], told["queue_offset"]
+    (row,) = asked(command, root, "why", *place, "--json").rows
+    file = segment_file(root, f"{told['topic']}/{told['queue_id']}", "COMMIT_LOG", 0)
+    with file.open("r+b") as log:
+        log.seek(8)
+        log.write(b"\0\0\0\0")  # the checksum of its body
+    settings = root / "checked.toml"
+    settings.write_text("crc_check_enabled = true\n")
+    found = ("query", told["topic"], row["found_by"][0])
+    assert asked(command, root, *found).code == 0
+    ran = asked(command, root, *found, "--config", settings, "--json")
+    assert (ran.code, ran.rows) == (ExitCode.DAMAGE, [])
+    ran = asked(command, root, "why", *place, "--config", settings, "--json")
+    assert (ran.code, ran.rows[0]["place"]) == (ExitCode.DAMAGE, "DAMAGED")
+    ran = asked(command, root, "cat", told["topic"], "--config", settings, "--json")
+    assert ran.code == ExitCode.DAMAGE
+    assert len(ran.rows) == len(java_messages(told["topic"])) - 1
+    assert "not shown: 1 damaged message" in ran.err
+
+
 def test_a_message_whose_log_is_gone_is_damaged_and_not_still_to_come(
     command: Command, root: Path
 ) -> None:

@@ -101,8 +101,7 @@ def opened_tier(options: TierOptions, *, asks_local_index: bool = True) -> Itera
         metadata = backend.catalogue()
         check_broker(backend.config, metadata)
         with TieredReader(
-            # Everything is read only once, and a walk checks what it shows.
-            replace(backend.config, read_ahead_enabled=False, crc_check_enabled=False),
+            replace(backend.config, read_ahead_enabled=False),  # everything is read only once
             runtime=backend.runtime,
             provider=backend.provider,
             metadata=metadata,
