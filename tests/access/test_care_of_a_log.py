@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,12 +15,13 @@ from tieredstore.access.reader import TieredReader
 from tieredstore.access.rebuild import NewerCatalogueError, RebuildReport, rebuild
 from tieredstore.access.wiring import written_catalogue
 from tieredstore.codec.message import decode_message
-from tieredstore.driver.metadata import MetadataStore
+from tieredstore.driver.metadata import Change, MetadataStore
 from tieredstore.model.errors import BackendRefusedError
 from tieredstore.model.values import SegmentType, StorageLevel
 from tieredstore.providers.object_provider import ObjectProvider
 from tieredstore.roundlog.layout import ObjectLayout
 from tieredstore.roundlog.upkeep import ROUNDS_MERGED
+from tieredstore.testing.faults import SimulatedCrash
 from tieredstore.testing.memory_objects import MemoryObjectClient, MemoryObjects
 from tieredstore.testing.samples import TOPIC
 
@@ -215,6 +216,30 @@ def test_a_log_that_is_lost_is_made_from_what_was_merged(
     found = other.bodies()
     assert found == told[: len(found)]
     assert len(told) - 3 <= len(found) < len(told)
+
+
+def test_what_was_lost_with_a_log_is_told_by_the_rebuild_that_ends(
+    broker: Machine, other: Machine, objects: MemoryObjects
+) -> None:
+    for number in range(ROUNDS_MERGED):
+        broker.put(1, first=number)
+        flush(broker)
+    while broker.own.tend(broker.config.broker_name):
+        pass
+    for key in (*keys(objects, "/log/"), *keys(objects, "/state/")):
+        del objects.held[key]
+
+    def killed(_: Iterable[Change]) -> None:
+        raise SimulatedCrash
+
+    with other.written() as metadata, pytest.raises(SimulatedCrash):
+        rebuild(metadata, other.own, other.config, other.runtime, takes_in=True, apply=killed)
+    lost = ["were not merged yet are gone" in problem for problem in other.rebuild().problems]
+    assert lost == [True]
+    assert other.bodies()
+    with pytest.raises(NewerCatalogueError):
+        other.rebuild()
+    assert not other.audit().damage
 
 
 def test_open_parts_of_an_older_layout_are_refused_with_one_line(

@@ -160,7 +160,7 @@ def rebuild(
     ends = _ends((found.path, found.type, found.base + found.size) for found in listed)
     known_ends = _ends((row.path, row.type, row.end_offset) for row in present)
     if known is metadata:
-        _refuse_newer(present, listed, ends, known_ends, metadata)
+        _refuse_newer(present, listed, ends, known_ends, metadata, tells=bool(taken.losses))
     in_index = [segment for segment in listed if segment.type is SegmentType.INDEX]
     queues = _queues(listed, provider, config, runtime)
     slots = config.index_slot_count
@@ -169,7 +169,11 @@ def rebuild(
     ids = topic_ids_of(queues, index, slot_count=slots) | known_ids
     topics, new = _numbered(queues, ids, index)
     rows = [*(row for queue in queues for row in queue.rows), *index.rows]
-    changes: list[Change] = [*restored, *_topic_changes(topics, index, known, runtime)]
+    changes: list[Change] = [
+        *restored,
+        *taken.changes,
+        *_topic_changes(topics, index, known, runtime),
+    ]
     changes += [Put(queue.record) for queue in queues if known.queue(*queue.record.key) is None]
     changes += [Put(row) for row in _merged(rows, present)]
     expired = _expired(present, listed, wholly=known is not metadata)
@@ -256,7 +260,10 @@ def _refuse_newer(
     ends: _Ends,
     known: _Ends,
     metadata: MetadataStore,
+    *,
+    tells: bool,
 ) -> None:
+    """Raises NewerCatalogueError if a rebuild has nothing to add, nor `tells` of a loss."""
     if not present:
         return
     for path, kind in sorted({(row.path, row.type) for row in present if row.size}):
@@ -272,7 +279,7 @@ def _refuse_newer(
         metadata.queue(*key) is not None and metadata.topic(key.topic) is not None for key in keys
     )
     is_longer = any(end > known.get(file, -1) for file, end in ends.items())
-    if names_all and not is_longer and not _fills_a_hole(present, listed):
+    if names_all and not (is_longer or tells or _fills_a_hole(present, listed)):
         raise NewerCatalogueError("", "the catalogue has everything that the backend has")
 
 

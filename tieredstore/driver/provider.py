@@ -128,11 +128,15 @@ class Fence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakenIn:
-    """The segments that a provider has taken in, and those that it knows to be lost."""
+    """The segments that a provider has taken in, and those that it knows to be lost.
+
+    The rebuild makes the `changes` with its own: until then the losses are told again.
+    """
 
     segment_count: int = 0
     size: int = 0
     losses: tuple[str, ...] = ()
+    changes: tuple[Change, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from tieredstore.driver.metadata import Change, DeleteNote, PutNote
 from tieredstore.driver.object_client import ListedKey, Range
 from tieredstore.metadata.tables import describe
 from tieredstore.model.errors import MetadataError, SegmentNotFoundError
-from tieredstore.model.values import INT64_MAX
+from tieredstore.model.values import INT64_MAX, Json
 from tieredstore.roundlog.adopted import ADOPTED, Told, announcement, settle, told_of
 from tieredstore.roundlog.draft import Draft, DraftWrite, segment_path
 from tieredstore.roundlog.entry import SegmentKey, Whole, begun_of, no_change
@@ -31,6 +31,9 @@ from tieredstore.roundlog.state import LogState
 
 LOST: Final = "lost-log"
 """A note: data objects of earlier epochs belong to a log that was lost."""
+UNTOLD: Final = "untold-losses"
+"""A note: what was lost with a log, until the rebuild that tells it has ended."""
+UNTOLD_MAX: Final = 1_000
 APPENDED_BYTES: Final = 32 << 20  # in memory at a time
 TAIL_BYTES: Final = 64 << 10  # read of an object first: nearly always more than its table
 
@@ -117,17 +120,33 @@ def finish(log: BrokerLog, told: Told) -> Salvaged:
     found = _tables(log, _objects(log, below), salvaged)
     for key in sorted(found):
         _append(log, key, found[key], salvaged)
-    changes: list[Change] = [*told.notes, DeleteNote(LOST, log.broker)]
+    what = f"{salvaged.size} bytes of {salvaged.segment_count} open segments were found"
+    salvaged.losses.append(
+        f"the log was lost: {what}; bytes in its entries that were not merged yet are gone"
+    )
+    lost: list[Json] = [*salvaged.losses[-UNTOLD_MAX:]]
+    changes: list[Change] = [
+        *told.notes,
+        DeleteNote(LOST, log.broker),
+        PutNote(UNTOLD, log.broker, lost),
+    ]
     if told.keys:
         changes.append(announcement(log, told.notes, first=0))
     log.append([Draft(changes=changes)])
     settle(log)
     log.calls.delete(told.keys)  # `settle` has put one object that says all of this
-    what = f"{salvaged.size} bytes of {salvaged.segment_count} open segments were found"
-    salvaged.losses.append(
-        f"the log was lost: {what}; bytes in its entries that were not merged yet are gone"
-    )
     return salvaged
+
+
+def untold(log: BrokerLog) -> list[str]:
+    """What was lost with a log, and is not told yet: whoever made the log anew may have died."""
+    state = log.settled()
+    with log.guard:
+        noted = state.tables.notes.get(UNTOLD, {}).get(log.broker)
+    if noted is None:
+        return []
+    with no_change(log.prefix):
+        return msgspec.json.decode(noted, type=list[str])
 
 
 def _lost_below(log: BrokerLog) -> int | None:

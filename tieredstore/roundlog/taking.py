@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from tieredstore.driver.metadata import DeleteNote
 from tieredstore.driver.object_client import ListedKey
 from tieredstore.driver.provider import TakenIn
 from tieredstore.roundlog import salvage
@@ -63,10 +64,12 @@ def take_in(log: BrokerLog) -> TakenIn:
         count += len(taken)  # without segments that have been begun meanwhile
         size += sum(sealed.size for sealed in taken)
     salvaged = salvage.finish(log, told)
+    untold = salvage.untold(log)
     return TakenIn(
         segment_count=count + salvaged.segment_count,
         size=size + salvaged.size,
-        losses=tuple(salvaged.losses),
+        losses=tuple(salvaged.losses or untold),
+        changes=(DeleteNote(salvage.UNTOLD, log.broker),) if untold else (),
     )
 
 
