@@ -496,6 +496,20 @@ def test_a_message_whose_log_is_gone_is_damaged_and_not_still_to_come(
     assert "is not there" in ran.err
 
 
+def test_a_message_still_to_come_is_not_damaged_because_the_last_one_is(
+    command: Command, root: Path
+) -> None:
+    told = asked(command, TIER, "queues", "GoldAa", "--json").rows[0]
+    file = segment_file(root, "GoldAa/0", "COMMIT_LOG", 41521)
+    file.write_bytes(file.read_bytes()[:-10])
+    ran = asked(command, root, "why", "GoldAa", 0, told["max_offset"] - 1)
+    assert ran.code == ExitCode.DAMAGE
+    assert "is damaged" in ran.out
+    ran = asked(command, root, "why", "GoldAa", 0, told["max_offset"])
+    assert ran.code == 0
+    assert "is not in the tier yet" in ran.out
+
+
 def test_why_looks_past_other_messages_of_the_same_key_and_time(
     command: Command, tmp_path: Path
 ) -> None:

@@ -64,12 +64,16 @@ CLOSE_SECONDS: Final = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueSummary:
-    """One queue of the tier; times are the catalogue's, None while the queue is empty."""
+    """One queue of the tier; times are the catalogue's, None while the queue is empty.
+
+    `named_offset` is beyond `max_offset` if the end of what the catalogue names is lost.
+    """
 
     key: QueueKey
     path: str
     min_offset: int
     max_offset: int
+    named_offset: int
     log_bytes: int
     begin_timestamp: int | None
     end_timestamp: int | None
@@ -555,6 +559,7 @@ def summary_of(file: FlatMessageFile) -> QueueSummary:
         path=file.path,
         min_offset=file.min_offset,
         max_offset=file.commit_offset,
+        named_offset=file.named_offset,
         log_bytes=sum(row.size for row in records),
         begin_timestamp=min(begins, default=None),
         end_timestamp=max(ends, default=None),

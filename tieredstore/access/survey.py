@@ -370,9 +370,10 @@ def whereabouts(
         )
 
     if queue_offset >= maximum:
-        summary = reader.summary(*key)  # a queue that lost its last bytes ends too early
-        problem = None if summary is None else summary.problem
-        return at(Place.ABOVE if problem is None else Place.DAMAGED, problem)
+        summary = reader.summary(*key)
+        if summary is not None and queue_offset < summary.named_offset and summary.problem:
+            return at(Place.DAMAGED, summary.problem)  # the queue ends too early
+        return at(Place.ABOVE)
     if queue_offset < minimum:
         return at(Place.BELOW)
     try:
