@@ -141,6 +141,30 @@ def test_behind_damaged_bytes_a_segment_ends_and_others_go_on() -> None:
     tier.check()
 
 
+def test_instead_of_damaged_bytes_those_of_another_object_are_taken() -> None:
+    """Objects that were merged lie there a while longer."""
+    tier = Tier()
+    log, _ = tier.opened()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(log_module, "INLINE_BYTES_MAX", 0)
+        write(tier, log, 32)
+    apart = set(tier.objects.held_keys(log.key("data/")))
+    upkeep = Upkeep(log)
+    while upkeep.step():
+        pass
+    together = set(tier.objects.held_keys(log.key("data/"))) - apart
+    assert len(together) == 1
+    for name in together:
+        data, facts = tier.objects.held[name]
+        tier.objects.held[name] = b"?" + data[1:], facts
+    lose_the_log(tier)
+    log, _ = tier.opened()
+    taken = taking.take_in(log)
+    assert [f"{name} is damaged at byte 0" for name in together] == list(taken.losses[:-1])
+    tier.check(log)
+    tier.check()
+
+
 def test_of_bytes_that_lie_in_several_objects_the_longest_are_taken() -> None:
     found = [
         _Found(position, end, name, 0, 0)

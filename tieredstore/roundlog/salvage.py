@@ -223,11 +223,15 @@ def _append(log: BrokerLog, key: SegmentKey, found: Sequence[_Found], salvaged: 
         return
     before = at
     waiting: list[DraftWrite] = []
-    for row in _following(found, at):
+    sound = list(found)
+    rows = _following(sound, at)
+    while (row := next(rows, None)) is not None:
         data = log.calls.ranges([Range(row.key, row.offset, row.end - row.position)])[0]
         if crc32c(data) != row.crc:
             salvaged.losses.append(f"{row.key} is damaged at byte {row.offset}")
-            break
+            sound.remove(row)
+            rows = _following(sound, at)  # what was merged may lie in another object too
+            continue
         waiting.append(DraftWrite(key, at, memoryview(data)[at - row.position :]))
         at = row.end
         if at - waiting[0].position >= APPENDED_BYTES:
