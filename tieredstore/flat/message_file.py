@@ -555,24 +555,26 @@ class FlatMessageFile:
         so that a lost segment affects only readers of that segment.
         """
         try:
-            return self.log.first_queue_offset(self._no_later) or 0
+            return self.log.first_queue_offset(self._agreed) or 0
         except (SegmentNotFoundError, SegmentCorruptError, OffsetOutOfRangeError):
             first = self._first_named(self.log.min_offset)
             self.log.assume_first(first)
             return first
 
-    def _no_later(self, said: int, place: int) -> int:
-        """What the oldest record says; no later message than the units say if its unit names
-        another place. No checksum covers what a record says, and readers pass all before it."""
-        if said <= self.queue.min_unit:
-            return said
-        if self._spans.index(said) is not None:
+    def _agreed(self, said: int, place: int) -> int:
+        """What the oldest record says, if the units agree, and else what they say. No checksum
+        covers the number in a record, and readers pass all messages before it."""
+        unit, coda = max(said, self.queue.min_unit), place - CODA_BYTES
+        if self._spans.index(unit) is not None:
             try:
-                named = int(self.units(said, 1).log_offsets[0])
+                named = int(self.units(unit, 1).log_offsets[0])
             except (SegmentNotFoundError, SegmentCorruptError, OffsetOutOfRangeError):
                 return said  # whoever reads this message is told
-            if named in (place, place - CODA_BYTES):
+            if named in (place, coda) or (unit != said and named >= coda):
                 return said
+            if named < coda:
+                return self._first_named(place)
+        # The units of RocketMQ may not ascend, so nothing behind the record is passed.
         return min(said, self._first_named(place))
 
     def _first_named(self, place: int) -> int:
