@@ -594,13 +594,16 @@ def test_what_expires_during_the_run_is_no_error(tmp_path: Path) -> None:
     assert files(target) == files(source)
 
 
-def test_what_expired_after_it_was_copied_is_not_in_the_target(tmp_path: Path) -> None:
+@pytest.mark.parametrize("topics", [(), (TOPIC,)])
+def test_what_expired_after_it_was_copied_is_not_in_the_target(
+    tmp_path: Path, topics: tuple[str, ...]
+) -> None:
     source, target = tier_at(tmp_path / "old"), tier_at(tmp_path / "new")
     with broker_on(source) as broker:
         broker.put(100)
-        moved(source, target)
+        moved(source, target, topics=topics)
         expire(source, broker)
-    moved(source, target, cut_over=True)
+    moved(source, target, topics=topics, cut_over=True)
     assert files(target) == files(source)
 
 

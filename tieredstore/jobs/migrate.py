@@ -51,7 +51,6 @@ from tieredstore.jobs.migrate_copy import (
     CopyItem,
     CopyRow,
     CopyState,
-    Key,
     MigrationJournal,
     Proof,
     copy_segment,
@@ -175,6 +174,11 @@ class MigrateJob:
             proof=self.proof,
             checks_bodies=self.source.checks_bulk_reads,
         )
+
+    def moves(self, path: str) -> bool:
+        """Whether this run moves the segments of this path of the source or the target."""
+        topic = path.split("/")[1]
+        return not self.adopt if topic == INDEX_TOPIC else TopicPatterns(self.topics).match(topic)
 
     def target_provider(self) -> SegmentProvider:
         """The provider of the many processes that write to the target: none fences the others."""
@@ -339,13 +343,10 @@ class _Finish:
     def _remove_expired(self, tier: SourceTier, journal: MigrationJournal) -> None:
         """Delete copies that are no longer part of the source. An empty segment of the source may
         have the name of an earlier one that was not empty."""
-        keys = {True: set[Key](), False: set[Key]()}
-        for row in tier.rows():
-            keys[row.size > 0].add(target_key(row, self._job.target))
-        known = self._plan.known.keys()
-        # If topics are given, the journal may name segments of other topics too: these stay.
-        gone = known & keys[False] if self._job.topics else known - keys[True]
-        for key in gone:
+        there = {target_key(row, self._job.target) for row in tier.rows() if row.size}
+        for key in self._plan.known.keys() - there:
+            if not self._job.moves(key[0]):
+                continue  # an earlier run copied it with other topics
             journal.add(key, Copied(0, 0))
             with self._job.target_provider().open(*key) as segment:
                 segment.delete()
@@ -486,19 +487,17 @@ def _check_own_catalogue(tier: SourceTier) -> None:
 def _left_behind(job: MigrateJob) -> list[Finding]:
     """Findings for segments of the source that its catalogue, perhaps an old one, does not name:
     they were not copied."""
-    source, wanted = job.source, TopicPatterns(job.topics).match
+    source = job.source
     catalogue = newest_catalogue(source)
     if catalogue is None:
         return []
     with closing(catalogue):
         facts = TierFacts.gather(catalogue, worker_provider(source), source.broker_name)
-    left = []
-    for found in orphan_findings(facts):
-        topic = found.place.path.split("/")[1]
-        is_moved = not job.adopt if topic == INDEX_TOPIC else wanted(topic)
-        if is_moved and not found.repairable:
-            left.append(Finding.of_damage("not-named", found.where, found.detail))
-    return left
+    return [
+        Finding.of_damage("not-named", found.where, found.detail)
+        for found in orphan_findings(facts)
+        if job.moves(found.place.path) and not found.repairable
+    ]
 
 
 def _not_there(
