@@ -18,10 +18,12 @@ import pytest
 
 from tests.access.tiered_kit import a_config
 from tests.codec.golden_files import BROKER, GOLDEN, expected
-from tests.jobs.job_kit import verified
+from tests.jobs.job_kit import flipped, verified
 from tests.jobs.written_tier import START_MS, WrittenTier, a_run, posix_config
 from tieredstore.access.reader import TieredReader, retry_after_refresh
+from tieredstore.access.upkeep import expire
 from tieredstore.access.wiring import AnotherTierError, NoCatalogueError, open_tier
+from tieredstore.codec.record import QUEUE_OFFSET_POSITION
 from tieredstore.codec.tiered_index import (
     HEADER_BYTES,
     TieredIndexHeader,
@@ -31,6 +33,7 @@ from tieredstore.codec.tiered_index import (
 from tieredstore.driver.provider import ProviderWrapper, SegmentWrapper
 from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import FileSegment
+from tieredstore.flat.times import first_unit_from
 from tieredstore.index.local_file import FileSizes
 from tieredstore.index.store import IndexStore
 from tieredstore.metadata.json_store import JsonMetadataStore
@@ -614,3 +617,22 @@ def test_real_damage_is_told_though_a_writer_changes_the_catalogue_all_the_time(
     with pytest.raises(SegmentCorruptError):
         retry_after_refresh(damaged, state=lambda: next(generations), refresh=lambda: None)
     assert next(generations) < 100
+
+
+@pytest.mark.parametrize("bits", [0x10, 0x80, 0x01])
+def test_the_oldest_record_with_another_number_lets_nobody_pass_messages(
+    tmp_path: Path, bits: int
+) -> None:
+    """After what came before it has expired, its number says where the queue begins."""
+    made = WrittenTier(config=posix_config(tmp_path))
+    made.add(ORDERS, 0, 200)
+    with made.open() as parts:
+        (file,) = parts.files.files()
+        first = first_unit_from(file, file.log.segments[1].base)
+        assert expire(file, START_MS + 1_000 * first).segment_count
+    (log, *_) = sorted(Path(made.config.path).rglob("COMMIT_LOG/*"), key=lambda log: log.name[8:])
+    with flipped(log, QUEUE_OFFSET_POSITION + 7, bits), TieredReader(made.config) as reader:
+        with pytest.raises(SegmentCorruptError, match=f"this is not message {first}"):
+            reader.get_message(ORDERS, 0, first)
+        page = reader.get_message(ORDERS, 0, first + 1, count_max=200)
+        assert [each.queue_offset for each in page.messages][:2] == [first + 1, first + 2]
