@@ -346,6 +346,7 @@ CHANGED: list[dict[str, Any]] = [
     {"found": []},
     {"found": {"damage": "many"}},
     {"ended_ms": "today"},
+    {"ended_ms": float("inf")},
     {"tier": "posix:/elsewhere c b"},
     {"more": "x" * STATE_BYTES_MAX},
 ]

@@ -112,7 +112,14 @@ class ScrubState:
             for severity in Severity:
                 state.found[severity.value] = int(row["found"].get(severity.value, 0))
                 state.found_before[severity.value] = int(row["found_before"].get(severity.value, 0))
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except (
+            ValueError,
+            OverflowError,
+            TypeError,
+            KeyError,
+            AttributeError,
+            RecursionError,
+        ) as error:
             raise InvalidConfigError(f"{path}: this is no state of a scrub") from error
         if row["tier"] != tier:
             raise InvalidConfigError(f"{path}: this is the state of another tier, {row['tier']}")
