@@ -82,10 +82,15 @@ class Harmed:
 @contextmanager
 def flipped(path: Path, position: int, bits: int = 0x40) -> Iterator[None]:
     """Change one byte for the length of the block."""
+    with changed(path, position, bytes([path.read_bytes()[position] ^ bits])):
+        yield
+
+
+@contextmanager
+def changed(path: Path, position: int, others: bytes) -> Iterator[None]:
+    """Put other bytes there for the length of the block."""
     data = path.read_bytes()
-    harmed = bytearray(data)
-    harmed[position] ^= bits
-    path.write_bytes(harmed)
+    path.write_bytes(data[:position] + others + data[position + len(others) :])
     try:
         yield
     finally:

@@ -12,14 +12,22 @@ import pytest
 from tests.cli.cli_kit import picture
 from tests.codec.encoders import encode_stored
 from tests.codec.golden_files import BROKER, GOLDEN
-from tests.jobs.job_kit import Harmed, flipped, golden_config, kinds, verified
+from tests.jobs.job_kit import (
+    Harmed,
+    changed,
+    flipped,
+    golden_config,
+    kinds,
+    run_inline,
+    verified,
+)
 from tests.jobs.written_tier import START_MS, WrittenTier, posix_config
 from tieredstore.access.audit import audit
 from tieredstore.access.upkeep import expire
 from tieredstore.codec.columns import Properties
 from tieredstore.codec.java import string_hash
 from tieredstore.codec.message import decode_message
-from tieredstore.codec.names import index_queue_path
+from tieredstore.codec.names import index_queue_path, segment_name
 from tieredstore.codec.queue_unit import UNIT_BYTES
 from tieredstore.codec.tiered_index import compacted_file_bytes
 from tieredstore.driver.runtime import Runtime
@@ -397,6 +405,32 @@ def test_units_may_have_expired_before_their_records(tmp_path: Path, split_bytes
     report = verified(tier.config, split_bytes=split_bytes)
     assert report.findings == ()
     assert report.counts["entries_of_expired"] > 0
+
+
+@pytest.mark.parametrize("split_bytes", [1 << 26, 3_000])
+def test_a_unit_that_names_an_expired_place_behind_one_that_does_not_is_damage(
+    tmp_path: Path, split_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also the first one of a slice, and the first one of those that are read together."""
+    monkeypatch.setattr("tieredstore.jobs.verify_slice.UNITS_AT_ONCE", 16)
+    tier = WrittenTier(config=posix_config(tmp_path))
+    tier.add("Orders", 0, 200)
+    with tier.open() as parts:
+        (file,) = parts.files.files()
+        border = first_unit_from(file, file.log.segments[1].base)
+        assert expire(file, START_MS + 1_000 * border).segment_count
+    (queue,) = TierPicture.take(tier.config).queues
+    assert 0 < queue.min_offset < border
+    job = VerifyJob(config=tier.config, topics=("Orders",), split_bytes=split_bytes)
+    assert run_inline(job).findings == ()
+    slices = (item.slice for item in job.plan().items if isinstance(item, SliceItem))
+    firsts = {slice_.first_offset for slice_ in slices}
+    for offset in sorted({border, border + 1, 96, 128, 199, *firsts} - {*range(border)}):
+        row = next(row for row in queue.queue if offset * UNIT_BYTES < row.end_offset)
+        path = Path(tier.config.path).rglob(f"CONSUME_QUEUE/{segment_name(row.base_offset)}")
+        with changed(next(path), offset * UNIT_BYTES - row.base_offset, bytes(8)):
+            report = run_inline(job)
+        assert report.exit_code is JobExit.DAMAGE, offset
 
 
 def test_what_lies_in_a_gap_since_it_was_planned_is_not_looked_at_again(tmp_path: Path) -> None:

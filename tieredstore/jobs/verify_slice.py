@@ -119,11 +119,13 @@ class SliceCheck:
         self._item = item
         self._key = item.slice.key
         self._findings = Findings(self._key)
-        self._unnamed = UnnamedBytes(self._log, self._findings)
+        units_here = range(item.slice.first_offset, item.slice.end_offset)
+        self._unnamed = UnnamedBytes(self._log, self._findings, units_here)
         self._sums = SumTable()
         self._counts: Counter[str] = Counter()
         self._reads = 0
         self._log_start: int | None = None
+        self._is_in_log = False  # some unit so far names bytes of the log: none after it expired
 
     def close(self) -> None:
         self._log.close()
@@ -183,16 +185,9 @@ class SliceCheck:
             text = f"{count} units from {first} on cannot be read: {error}"
             self._add_units(VerifyKind.UNREADABLE, text, first, count)
             return
-        units = decode_units(data)
         self._counts["units"] += count
         self._counts["bytes"] += len(data)
-        named = Named(
-            queue_offsets=np.arange(first, first + count),
-            places=units.log_offsets,
-            sizes=units.message_bytes.astype(np.int64),
-            tags_codes=units.tags_codes,
-        )
-        named = self._plausible(named)
+        named = self._plausible(named_by(first, data))
         if len(named):
             first = int(named.places.min())
             self._log_start = first if self._log_start is None else min(self._log_start, first)
@@ -209,13 +204,18 @@ class SliceCheck:
         self._describe_units(VerifyKind.FILLED_IN, named, filled, "there was no message for it")
         # Compare places with end minus size: adding place and size could overflow.
         sound = ~filled & (named.sizes >= RECORD_BYTES_MIN)
-        gone = sound & (named.places >= 0) & (named.places <= start - named.sizes)
+        gone = sound & _before_log(named, start)
         gone &= np.logical_and.accumulate(gone | filled)  # the oldest ones only
+        if self._is_in_log:
+            gone[:] = False
         inside = sound & (named.places >= start) & (named.places <= end - named.sizes)
         beyond = ~(filled | gone | inside)
         why = f"the log has bytes {start} to {end} only"
         self._describe_units(VerifyKind.UNIT_BEYOND, named, beyond, why)
         self._counts["expired"] += int(np.count_nonzero(gone))
+        if gone.any():
+            self._unnamed.begin_at(start)
+        self._is_in_log |= bool(inside.any())
         if beyond.any() or filled.any():
             self._unnamed.lose_track()
             self._mark(_beside(named, beyond), "damaged")
@@ -330,9 +330,14 @@ class SliceCheck:
         position = offset * UNIT_BYTES
         if not self._units.holds(np.array([position]), np.array([position + UNIT_BYTES]))[0]:
             return
-        unit = decode_units(self._units.read(position, position + UNIT_BYTES))
-        if unit.message_bytes[0] != INT32_MAX:
-            self._unnamed.end_at(int(unit.log_offsets[0]), after=offset)
+        unit = named_by(offset, self._units.read(position, position + UNIT_BYTES))
+        gone = _before_log(unit, self._log.start) & (unit.sizes >= RECORD_BYTES_MIN)
+        if self._is_in_log and gone[0]:  # the next slice cannot tell it from an expired one
+            why = "older messages have not expired"
+            self._describe_units(VerifyKind.UNIT_BEYOND, unit, gone, why)
+            self._mark(self._unnamed.ends, "damaged")
+        elif unit.sizes[0] != INT32_MAX:
+            self._unnamed.end_at(int(unit.places[0]), after=offset)
 
     def _mark(self, places: Rows, name: str) -> None:
         if len(places):
@@ -359,6 +364,23 @@ class Named(Columns):
     @property
     def ends(self) -> Rows:
         return self.places + self.sizes
+
+
+def named_by(first: int, data: bytes) -> Named:
+    """The rows of these units, of which `first` is the queue offset of the first."""
+    units = decode_units(data)
+    return Named(
+        queue_offsets=np.arange(first, first + len(units.log_offsets)),
+        places=units.log_offsets,
+        sizes=units.message_bytes.astype(np.int64),
+        tags_codes=units.tags_codes,
+    )
+
+
+def _before_log(named: Named, start: int) -> NDArray[np.bool_]:
+    """Whose records lie before the log, which begins at `start`."""
+    before: NDArray[np.bool_] = (named.places >= 0) & (named.places <= start - named.sizes)
+    return before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -511,17 +533,24 @@ class UnnamedBytes:
     """Finds bytes that no unit names. Knows where the last named record ends, and its queue offset.
 
     Next to a damaged unit or record nothing is reported: the unnamed bytes there belong to it.
+    `units` are the queue offsets of the units that are looked at.
     """
 
-    def __init__(self, log: SegmentBytes, findings: Findings) -> None:
+    def __init__(self, log: SegmentBytes, findings: Findings, units: range) -> None:
         self._log = log
         self._findings = findings
+        self._units = units
         self._end: int | None = None
         self._offset = -1
 
     def begin_at(self, log_offset: int) -> None:
-        """The queue's log begins here; its first unit comes next."""
+        """The queue's log begins here; the first unit that names a place in it comes next."""
         self._end, self._offset = log_offset, -1
+
+    @property
+    def ends(self) -> Rows:
+        """Where the last named record ends, if that is known."""
+        return np.array([] if self._end is None else [self._end], np.int64)
 
     def lose_track(self) -> None:
         self._end = None
@@ -591,9 +620,12 @@ class UnnamedBytes:
         return at + size
 
     def _tell_record(self, at: int, offset: int, after: int) -> None:
-        if self._offset < 0 and offset < after:
-            return  # older than the queue: its unit has expired
-        if after < 0 and offset > self._offset:
+        if self._offset < 0 and offset < self._units.start:
+            return  # older than these units: its own has expired
+        if self._offset < 0 and offset in self._units and not 0 <= after <= offset:
+            text = f"message {offset} is in the log, and its unit names a place before the log"
+            self._tell(VerifyKind.UNNAMED, at, text, offset)
+        elif after < 0 and offset > self._offset:
             text = f"message {offset} is in the log and its unit not yet in the queue"
             self._tell(VerifyKind.LOG_AHEAD, at, text, offset)
         elif self._offset < offset < after:
