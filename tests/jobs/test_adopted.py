@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.jobs.growing_tier import tier_at
-from tests.jobs.job_kit import moved
+from tests.jobs.job_kit import copy_of_golden, kinds, moved, verified
+from tests.jobs.written_tier import WrittenTier, posix_config
+from tieredstore.access.reader import TieredReader
 from tieredstore.access.store import TieredMessageStore
 from tieredstore.driver.runtime import Runtime
 from tieredstore.local.config import LocalConfig
@@ -116,3 +118,19 @@ def test_a_tier_that_moves_knows_what_it_has_adopted(
     moved(target, other, cut_over=True)
     again = moved(gone, other, adopt=True, cut_over=True)
     assert again.facts["cut_over"] == "done before"
+
+
+def test_the_index_of_rocketmq_has_no_keys_of_what_its_tier_adopts(tmp_path: Path) -> None:
+    source = posix_config(tmp_path / "old")
+    WrittenTier(config=source).add("Orders", 0, 200, body_bytes=50_000, seal=True)
+    target = copy_of_golden(tmp_path / "java")
+    moved(source, target, adopt=True, cut_over=True)
+    for has_begun in (False, True):
+        with TieredReader(target) as reader:
+            found = reader.query_message("Orders", "order-3")
+            assert (found.messages, found.complete, found.lags) == ([], False, True)
+            assert reader.query_message("GoldAa", "no such key").complete
+        assert kinds(verified(target)) <= {"keys-not-uploaded", "adopted-history"}
+        if not has_begun:
+            with WrittenTier(config=target).open() as parts:
+                parts.index.start()

@@ -18,6 +18,7 @@ from uuid import uuid4
 from tieredstore.access.audit import TierFacts, orphan_findings
 from tieredstore.access.log_mark import LOG_MARK
 from tieredstore.access.queue_upload import history_note
+from tieredstore.access.rebuild import slot_count_of
 from tieredstore.access.wiring import (
     catalogue_of,
     claim,
@@ -27,7 +28,7 @@ from tieredstore.access.wiring import (
     publisher_of,
     written_catalogue,
 )
-from tieredstore.codec.names import INDEX_TOPIC
+from tieredstore.codec.names import INDEX_TOPIC, index_queue_path
 from tieredstore.driver.durable import FileLock
 from tieredstore.driver.metadata import Change, MetadataStore, Put, PutNote
 from tieredstore.driver.metrics import NoMetrics
@@ -35,6 +36,7 @@ from tieredstore.driver.provider import SegmentProvider
 from tieredstore.driver.runtime import Clock, Runtime, SystemClock
 from tieredstore.flat.message_file import LOG_START_NOTE
 from tieredstore.index import watermarks
+from tieredstore.index.writer import LocalFolder
 from tieredstore.jobs.job import (
     Engine,
     JobReport,
@@ -88,7 +90,7 @@ from tieredstore.model.errors import (
 )
 from tieredstore.model.findings import Finding
 from tieredstore.model.printable import log_of
-from tieredstore.model.values import Json, QueueKey, SegmentRecord
+from tieredstore.model.values import Json, QueueKey, SegmentRecord, SegmentType
 
 log = log_of(__name__)
 
@@ -633,7 +635,8 @@ def _publish(
             raise BackendRefusedError(target.catalogue_path, "cut over", reason) from error
         check()
         if adopt:
-            metadata.apply(_adopted(tier, source, target, metadata))
+            taken_over = _index_taken_over(target, metadata, provider)
+            metadata.apply([*taken_over, *_adopted(tier, source, target, metadata)])
         else:
             metadata.apply(_moved(tier, source, target))
         try:
@@ -676,6 +679,26 @@ def _adopted(
         changes.append(history_note(target_path(queue.path, target), source.broker_name))
         changes.append(PutNote(NOTE, _adopted_key(queue.record.key), dict(place_of(source))))
     return changes
+
+
+def _index_taken_over(
+    target: StoreConfig, metadata: MetadataStore, provider: SegmentProvider
+) -> list[Change]:
+    """Changes that say of RocketMQ's index which queues it has. Without such notes it counts as one
+    that has every message, also those of the queues that come now."""
+    marks = watermarks.Watermarks(metadata, target.broker_name)
+    rows = metadata.segments(index_queue_path(target.broker_name), SegmentType.INDEX)
+    whole = [row for row in rows if row.size]
+    if marks.slot_count() is not None or not (whole or LocalFolder(target).begins()):
+        return []
+    slots = target.index_slot_count
+    if whole:
+        with provider.open(*whole[-1].key) as segment:
+            slots = slot_count_of(segment)
+    return [
+        marks.sizes(slot_count=slots, item_capacity=target.index_item_count),
+        *marks.adopted(now_ms=worker_runtime().clock.now_ms()),
+    ]
 
 
 def _queue(queue: SourceQueue, target: StoreConfig) -> Iterator[Change]:
