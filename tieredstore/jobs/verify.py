@@ -10,7 +10,8 @@
 Fields that no checksum covers cannot be verified. In the unit of a delayed message that is the
 delivery time, which replaces the tags code. In a record it is flag, born time and host, store host,
 reconsume times, the prepared offset and the properties other than TAGS, KEYS and UNIQ_KEY. A store
-time is compared with the times of its segment and the seconds of its index entries.
+time is compared with the times of its segment and, summed over a stretch of the log, with the
+seconds of the index entries: these may be a second apart for each key of the stretch.
 
 A broker may run meanwhile: data that seems damaged is checked again with the current catalogue, so
 data that expires or moves is not a finding.
