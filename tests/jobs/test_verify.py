@@ -38,6 +38,7 @@ from tieredstore.jobs.job import JobExit
 from tieredstore.jobs.verify import TierPicture, VerifyJob
 from tieredstore.jobs.verify_findings import SHIFT_MIN
 from tieredstore.jobs.verify_slice import (
+    SegmentBytes,
     SliceItem,
     _with_empty_key,
     codes_agree,
@@ -233,6 +234,30 @@ def test_a_byte_of_a_unit_that_is_another_is_found(
     found = [each for each in report.findings if each.is_damage]
     assert [each.kind for each in found] == [wanted]
     assert found[0].place.queue_offset == 23
+
+
+def test_a_unit_that_names_too_many_bytes_does_not_have_them_read(
+    golden: Harmed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A size with a flipped bit may lead over a gigabyte of the log."""
+    lengths: list[int] = []
+    read = SegmentBytes.read
+
+    def noted(held: SegmentBytes, start: int, stop: int) -> bytes:
+        lengths.append(stop - start)
+        return read(held, start, stop)
+
+    monkeypatch.setattr(SegmentBytes, "read", noted)
+    monkeypatch.setattr("tieredstore.jobs.verify_slice.NEAR_BYTES_AT_ONCE", 2_000)
+    assert verified(golden.config).findings == ()
+    most = max(lengths)  # of a message that is larger than what is read at once
+    lengths.clear()
+    path = golden.file("GoldBB/0", QUEUE, 0)
+    with flipped(path, 3 * UNIT_BYTES + 10, 0x40):
+        report = verified(golden.config)
+    found = [each for each in report.findings if each.is_damage]
+    assert [(each.kind, each.place.queue_offset) for each in found] == [("no-message", 3)]
+    assert max(lengths) <= most
 
 
 @pytest.mark.parametrize("code", [string_hash("TagA"), string_hash("TagB-long-name"), 0])

@@ -18,6 +18,7 @@ from tieredstore.codec.message import BLANK_MAGIC, CODA_BYTES, is_coda
 from tieredstore.codec.queue_unit import UNIT_BYTES, decode_units
 from tieredstore.codec.record import (
     HOSTS_IPV6,
+    INT32,
     KEYS,
     MESSAGE_MAGICS,
     RECORD_BYTES_MIN,
@@ -262,6 +263,11 @@ class SliceCheck:
             more = self._log.there(end, end + CODA_BYTES)
             read_end = more[0].stop if more and more[0].start == end else end
             try:
+                if end - start > self._bytes_at_once and not self._is_as_long(start, end):
+                    self._unnamed.lose_track()
+                    text = f"no message of {end - start} bytes is at byte {start}"
+                    self._add_records(VerifyKind.NO_MESSAGE, text, rows)
+                    continue
                 data = self._log.read(start, read_end)
             except SegmentError as error:
                 self._unnamed.lose_track()
@@ -273,6 +279,12 @@ class SliceCheck:
             self._counts["bytes"] += len(data)
             yield from self._records(rows, data, start)
             del data  # free the memory before the next read
+
+    def _is_as_long(self, start: int, end: int) -> bool:
+        """Whether the head at `start` says so too, or is that of a marker before the record: a
+        damaged size must not have a gigabyte read."""
+        claimed = peek_message_bytes(self._log.read(start, start + INT32.size))
+        return claimed in (end - start, CODA_BYTES)
 
     def _records(self, rows: Named, data: bytes, start: int) -> Iterator[MessageKeys]:
         wrong = np.zeros(len(rows), np.bool_)
