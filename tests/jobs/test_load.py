@@ -591,6 +591,8 @@ def test_columns_of_a_slice_of_a_batch_are_those_of_its_rows() -> None:
         ({"topic": pa.array([None], pa.string())}, "column topic: a message has none"),
         ({"queue_id": pa.array([-1])}, "column queue_id: -1 is not within 0 to"),
         ({"sys_flag": pa.array([4])}, "a prepared message is in no queue"),
+        ({"store_time": pa.array([-1])}, "column store_time: -1 is not within 0 to 2534"),
+        ({"store_time": pa.array([NOW * 1_000])}, "to 253402300799999, in milliseconds"),
         ({"properties": pa.array([[("a", "x" * 40_000)]], MAP)}, "bytes, more than 32767"),
         ({"properties": pa.array([[("", "x")]], MAP)}, "a name is empty"),
     ],

@@ -18,9 +18,12 @@ A load takes these columns, or the replacement of each:
     | flag       | integer                   | 0                                              |
     | sys_flag   | integer                   | 0; bits for addresses follow from the hosts    |
 
-A null counts as a missing column. The other columns that a read of a tier returns are ignored:
-offsets, sizes and checksums are computed anew. If `body_crc_ok` is false, the load is refused,
-because a new checksum would make a damaged body look sound.
+A null counts as a missing column. A store time before 1970 or after the year 9999 is refused: a
+search by key would not find it, or it is not in milliseconds.
+
+The other columns that a read of a tier returns are ignored: offsets, sizes and checksums are
+computed anew. If `body_crc_ok` is false, the load is refused, because a new checksum would make a
+damaged body look sound.
 
 `load_segments` shows what a task does with them.
 """
@@ -79,6 +82,7 @@ _Rule = tuple[str, Callable[[pa.DataType], bool]]
 _COLUMNS: Final[Mapping[str, str]] = {TAGS: "tags", KEYS: "keys", UNIQUE_KEY: "unique_key"}
 _NO_TEXTS: Final = ""
 BATCH_BYTES_MAX: Final = 64 << 20  # encoded at a time, or a single larger message
+STORE_TIME_MAX: Final = 253_402_300_799_999  # the year 9999: later ones are in another unit
 _NOTHING: Final = pa.scalar(b"")
 _KEYS_BYTES: Final = 1 << 20  # of properties parsed at a time, or those of one message
 _COPIED_BYTES_MAX: Final = 512  # up to this size, copying a body is faster than a view of it
@@ -206,7 +210,14 @@ class LoadColumns:
         return self._column(batch, "properties", _MAP)
 
     def store_times(self, batch: pa.RecordBatch) -> NDArray[np.int64]:
-        return self._times(batch, "store_time", self.defaults.store_time_ms)
+        times = self._times(batch, "store_time", self.defaults.store_time_ms)
+        wrong = np.flatnonzero((times < 0) | (times > STORE_TIME_MAX))
+        if len(wrong):
+            raise LoadRefusedError(
+                f"column store_time: {times[wrong[0]]} is not within 0 to {STORE_TIME_MAX}, in "
+                "milliseconds"
+            )
+        return times
 
     def born_times(
         self, batch: pa.RecordBatch, store_times: NDArray[np.int64]
