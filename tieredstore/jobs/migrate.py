@@ -343,12 +343,14 @@ class _Finish:
         self._findings.append(Finding.of_damage(kind, where, detail))
 
     def _remove_expired(self, tier: SourceTier, journal: MigrationJournal) -> None:
-        """Delete copies that are no longer part of the source. An empty segment of the source may
-        have the name of an earlier one that was not empty."""
+        """Delete copies that the target's catalogue will not name: of what is no longer part of the
+        source, or of topics that only earlier runs moved. A new queue of such a name would be
+        stopped by them. An empty segment may have the name of an earlier one that was not."""
         there = {target_key(row, self._job.target) for row in tier.rows() if row.size}
         for key in self._plan.known.keys() - there:
-            if not self._job.moves(key[0]):
-                continue  # an earlier run copied it with other topics
+            # Of topics that this run leaves out, an adopting tier may have its own queues by now.
+            if self._job.adopt and not self._job.moves(key[0]):
+                continue
             journal.add(key, Copied(0, 0))
             with self._job.target_provider().open(*key) as segment:
                 segment.delete()
