@@ -398,6 +398,16 @@ class Model:
             if put.state == STORED and (put.offset is None or put.offset >= known):
                 put.state = DOUBTFUL
 
+    def doubt_expired(self) -> None:
+        """Nothing is left that says how far a queue went whose messages have all expired."""
+        border = self.newest_ms - self.kept_ms
+        for queue, known in self.queues.items():
+            expired = [put for put in known.values() if put.store_ms <= border]
+            for put in expired:
+                put.state = DOUBTFUL
+            if len(expired) == len(known):
+                self.committed.pop(queue, None)
+
     def settle(self, queue: QueueKey, end: int, seen: dict[int, str]) -> None:
         """A store was opened in which the queue has the messages `seen`, by offset, up to `end`."""
         if queue in self.murky:

@@ -776,6 +776,8 @@ class World:
         self.loads.lose_notes(of_tier=self.is_posix)
         machine.disk = ForgetfulDisk(machine.folder)
         self.model.fork()
+        if self.is_posix and not any((machine.folder / "tier").rglob(".catalog/**/*.json")):
+            self.model.doubt_expired()  # no room to publish a copy of the catalogue, so far
         self.model.lose_tables(also_copies=also_copies)
         self.recover(machine)
 
