@@ -491,6 +491,18 @@ def test_what_age_does_not_explain_is_damage(
     assert told in detail
 
 
+def test_a_segment_without_bytes_may_be_gone_from_the_catalogue(there: Elsewhere) -> None:
+    """A load takes it away before it puts its own segment there, and a queue that skips lost
+    messages goes on with another."""
+    metadata = there.broker.tier.metadata
+    copy = MemoryMetadataStore(place="elsewhere", clock_ms=there.broker.runtime.clock.now_ms)
+    rows = list(metadata.segments(PATH, LOG))
+    empty = replace(rows[-1], base_offset=rows[-1].end_offset, size=0)
+    copy.put(*metadata.topics(), *metadata.queues(), *rows, empty)
+    ((kind, _),) = found(there, copy)
+    assert kind == "note published-behind"
+
+
 def test_another_number_of_a_topic_is_damage(there: Elsewhere) -> None:
     copy = MemoryMetadataStore(place="elsewhere", clock_ms=there.broker.runtime.clock.now_ms)
     copy.put(TopicRecord(topic=TOPIC, topic_id=9))

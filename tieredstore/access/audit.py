@@ -587,7 +587,7 @@ def _compared(
     behind = 0
     for base, row in copied.items():
         held = known.get(base)
-        is_gone = not ours or base < ours[0].base_offset or is_index
+        is_gone = not (ours and row.size) or base < ours[0].base_offset or is_index
         if held is None and not is_gone:
             return f"names a segment at {base}, and the catalogue none", behind
         if held is not None and held.size < row.size and not is_index:
