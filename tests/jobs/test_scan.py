@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import zlib
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.jobs.job_kit import Harmed
 from tests.jobs.load_kit import rows_of as batch_of
 from tests.jobs.load_kit import staged
 from tests.jobs.written_tier import SECOND_MS, START_MS, WrittenTier, posix_config, properties_of
@@ -35,7 +37,7 @@ from tieredstore.jobs.scan import (
     refuse_unknown_topics,
     selected_queues,
 )
-from tieredstore.jobs.slices import EVER, EVERYTHING, Selection
+from tieredstore.jobs.slices import EVER, EVERYTHING, Selection, Slice
 from tieredstore.jobs.worker import worker_provider
 from tieredstore.model.errors import (
     BackendUnavailableError,
@@ -70,7 +72,9 @@ def rows_of(
 ) -> list[dict[str, Any]]:
     scan = Scan(columns=tuple(columns), selection=selection, **others)
     with TieredReader.open(tier.config) as reader:
-        items = plan_scan(reader, selection, split_bytes=split_bytes)
+        items = plan_scan(
+            reader, selection, split_bytes=split_bytes, accepts_loss=scan.accepts_loss
+        )
     return [
         row
         for item in items
@@ -303,16 +307,16 @@ def test_unique_keys_are_no_other_keys(tier: WrittenTier) -> None:
     assert [place[2] for place in places(rows_of(tier, both))] == [7, 7, 7]
 
 
-def test_messages_of_before_1970_are_selected_by_their_times(tmp_path: Path) -> None:
+def test_messages_of_1970_are_selected_by_their_times(tmp_path: Path) -> None:
     config, key = posix_config(tmp_path), QueueKey(TOPIC, 0)
-    times = [-500_000, -400_000, -1, 0, 400_000]
+    times = [0, 1, 400_000, 500_000]
     for number, time in enumerate(times):
         defaults = LoadDefaults(store_time_ms=time)
         begin_load(config)
         part = staged(config, str(number), 0, [batch_of(key, [number])], defaults=defaults)
         commit_load(config, str(number), [part])
     tier = WrittenTier(config=config)
-    for begin in (EVER[0], EVER[0] + 1, *times):
+    for begin in (EVER[0], EVER[0] + 1, -400_000, *times):
         for until in (*times, EVER[1] - 1, EVER[1]):
             wanted = [number for number, time in enumerate(times) if begin <= time < until]
             found = rows_of(tier, Selection(times=(begin, until)))
@@ -506,3 +510,17 @@ def test_a_batch_of_plain_bodies_ends_before_it_is_large(
     sizes = [sum(len(body) for body in batch["body_plain"].to_pylist()) for batch in batches]
     assert len(sizes) >= 10
     assert max(sizes) <= 25_000 + 3 * 10_000  # plus one message with its keys
+
+
+def test_a_queue_that_has_lost_its_end_is_not_read_as_if_it_were_whole(tmp_path: Path) -> None:
+    tier = Harmed.golden(tmp_path)
+    os.truncate(tier.file("GoldAa/0", "CONSUME_QUEUE", 1600), 30)
+    with TieredReader.open(tier.config) as reader:
+        end = reader.max_offset("GoldAa", 0) or 0
+        with pytest.raises(SegmentCorruptError, match=r"GoldAa/0: damaged at byte \d+: .*30 bytes"):
+            plan_scan(reader, EVERYTHING)
+        assert plan_scan(reader, Selection(offsets=(0, end)))
+        items = plan_scan(reader, EVERYTHING, accepts_loss=True)
+    assert (
+        sum(item.end_offset - item.first_offset for item in items if isinstance(item, Slice)) == 531
+    )

@@ -432,6 +432,18 @@ class TieredReader:
         self._reach(tier, QueueKey(topic, queue_id))
         return tier.fetcher.commit_offset(topic, queue_id)
 
+    def problem(self, topic: str, queue_id: int) -> str | None:
+        """Why the end of a queue cannot be read, or None; as in its `summary`, but without a read.
+
+        Raises InvalidArgumentError for an argument of the wrong kind, StoreClosedError
+        while the reader is not open, and BackendError where the queue was not reached yet.
+        """
+        require_place(topic, queue_id)
+        tier, key = self._loaded(), QueueKey(topic, queue_id)
+        self._reach(tier, key)
+        file = tier.files.get(key)
+        return None if file is None else file.problem
+
     # -- all of it ----------------------------------------------------------------------------
 
     def runs(

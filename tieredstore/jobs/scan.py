@@ -30,6 +30,7 @@ with brought_by("jobs"):
 from tieredstore.access.reader import TieredReader
 from tieredstore.codec.columns import RecordFields
 from tieredstore.codec.message import CODA_BYTES, decode_message, is_coda
+from tieredstore.codec.queue_unit import UNIT_BYTES
 from tieredstore.codec.record import peek_message_bytes
 from tieredstore.driver.provider import SegmentProvider
 from tieredstore.flat.message_file import FlatMessageFile
@@ -148,11 +149,26 @@ def refuse_unknown_topics(reader: TieredReader, topics: frozenset[str] | None) -
 
 
 def plan_scan(
-    reader: TieredReader, selection: Selection, *, split_bytes: int = SPLIT_BYTES
+    reader: TieredReader,
+    selection: Selection,
+    *,
+    split_bytes: int = SPLIT_BYTES,
+    accepts_loss: bool = False,
 ) -> list[ScanItem]:
-    """Work items that cover at least what is selected. Readers then choose the matching rows."""
+    """Work items that cover at least what is selected. Readers then choose the matching rows.
+
+    A selection that reaches beyond what a queue has left of its end raises SegmentCorruptError,
+    unless it `accepts_loss`: no work item covers what is lost there.
+    """
     queues = selected_queues(reader, selection)
     bounds = queue_bounds(reader, queues, selection)
+    for rows in queues:
+        problem = reader.problem(*rows.key)
+        if problem is not None and bounds[rows.path][1] > rows.end_offset:
+            if not accepts_loss:
+                at = rows.end_offset * UNIT_BYTES
+                raise SegmentCorruptError(rows.path, problem, position=at)
+            log.warning("the end of %s is left out: %s", rows.path, problem)
     if selection.key_texts is None or not reader.config.index_enabled:
         return _sliced(reader, queues, bounds, split_bytes)
     unindexed: list[ScanItem] = []
@@ -310,6 +326,11 @@ class Scan:
                 )
 
     @property
+    def accepts_loss(self) -> bool:
+        """Whether it goes on where bytes are missing."""
+        return self.on_corrupt is not OnCorrupt.FAIL or not self.fails_on_loss
+
+    @property
     def schema(self) -> pa.Schema:
         return pa.schema([pa.field(name, SCAN_COLUMNS[name]) for name in self.columns])
 
@@ -336,7 +357,7 @@ class Scan:
             yield from made.damaged(taken)
 
     def _taker(self, taken: list[Damage]) -> OnDamage | None:
-        if self.on_corrupt is OnCorrupt.FAIL and self.fails_on_loss:
+        if not self.accepts_loss:
             return None
 
         def take(damage: Damage) -> None:

@@ -166,7 +166,12 @@ class TierBatchReader(ScanReader, DataSourceReader):
         with planning(), TieredReader.open(options.config) as tier:
             refuse_unknown_topics(tier, self._said.selection.topics)
             selection = replace(options.selection, ranges=ranges_of(tier, self._said))
-            items = plan_scan(tier, selection, split_bytes=options.split_bytes)
+            items = plan_scan(
+                tier,
+                selection,
+                split_bytes=options.split_bytes,
+                accepts_loss=options.scan.accepts_loss,
+            )
             reach(options.config, items)
             return partitions_of(options, items)
 
