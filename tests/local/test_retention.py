@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.disk_with_room.sitecustomize import real_disk_usage
-from tests.local.store_audit import opened, parts_of
+from tests.local.store_audit import crash, opened, parts_of
 from tieredstore.driver.runtime import ManualClock, Runtime
 from tieredstore.local import store as local_store
 from tieredstore.local.config import LocalConfig
@@ -27,6 +27,7 @@ from tieredstore.local.mapped_file_queue import MappedFileQueue
 from tieredstore.local.store import HOUR_MS, LocalMessageStore, Retention
 from tieredstore.model.errors import BackendRefusedError, SegmentNotFoundError
 from tieredstore.model.values import INT64_MAX, GetStatus, PutStatus
+from tieredstore.testing.disk import ForgetfulDisk
 from tieredstore.testing.samples import TOPIC, a_message
 
 FILE_BYTES = 8_192
@@ -329,6 +330,29 @@ def start_of_the_log(store: LocalMessageStore) -> int:
 
 def waits_from(store: LocalMessageStore) -> int | None:
     return parts_of(store).dispatch.undispatched_from
+
+
+def test_the_queues_of_what_goes_are_on_disk_before_it_goes(tmp_path: Path) -> None:
+    """After a power cut nothing else knows which numbers a quiet queue has given out."""
+    here, after = tmp_path / "here", tmp_path / "after"
+    here.mkdir()
+    with ForgetfulDisk(here) as disk:
+        store = opened(
+            here,
+            commit_log_file_bytes=SHORT_FILE_BYTES,
+            reserve_hours=0,
+            delete_count_max=1_000,
+        )
+        quiet = store.put_message(a_message(0, topic="Quiet"))
+        store.put_messages([a_message(number, body_bytes=200) for number in range(60)])
+        parts_of(store).flusher.flush()  # of the log alone
+        for file in parts_of(store).log.queue.files:
+            os.utime(file.path, (1, 1))
+        assert start_of_the_log(store) > quiet.log_offset
+        disk.synced(after)
+    crash(store)
+    store = opened(after, commit_log_file_bytes=SHORT_FILE_BYTES)
+    assert store.put_message(a_message(1, topic="Quiet")).queue_offset == 1
 
 
 def test_what_is_not_on_disk_stays(tmp_path: Path) -> None:

@@ -146,6 +146,7 @@ class ConsumeQueues:
         self._dirty: set[QueueKey] = set()
         self._grown: set[QueueKey] = set()  # put to since the minima were corrected
         self._guard = threading.Lock()
+        self._flushing = threading.Lock()
 
     def load(self) -> None:
         """Find all queues. Writes nothing; leaves everything else alone."""
@@ -259,6 +260,10 @@ class ConsumeQueues:
 
     def flush(self) -> int:
         """Make everything put so far durable; returns how many queues had changes."""
+        with self._flushing:  # what another thread is syncing is not durable yet
+            return self._flush()
+
+    def _flush(self) -> int:
         with self._guard:
             dirty = self._dirty
             self._dirty = set()

@@ -418,7 +418,8 @@ class Retention:
 
     * A file is deleted when it was last written more than `reserve_hours` ago. While the disk is
       fuller than `disk_clean_percent`, younger files go too, but only as many as needed.
-    * Data that is not yet on disk or not yet dispatched stays, whatever the settings say.
+    * Data that is not yet on disk or not yet dispatched stays, whatever the settings say. The
+      queues are synced before a file goes.
     * A guard returns the log offset from which a tier still needs the log: files that end above it
       stay, however old. A guard that fails might need all of the log, so nothing is deleted. Guards
       are ignored only if the disk is over `disk_full_percent` and `delete_before_offload` is set.
@@ -491,6 +492,7 @@ class Retention:
                 if used <= config.disk_clean_percent:
                     break
                 log.warning("%s goes before its time: the disk is full to %d %%", file.path, used)
+            self._queues.flush()  # without the file nothing else knows the numbers given out there
             count += len(self._log.queue.delete_before(file.end_offset, count_max=1))
             if used > config.disk_clean_percent:
                 used = self._used_percent(config.store_path)
