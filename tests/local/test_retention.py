@@ -355,6 +355,41 @@ def test_the_queues_of_what_goes_are_on_disk_before_it_goes(tmp_path: Path) -> N
     assert store.put_message(a_message(1, topic="Quiet")).queue_offset == 1
 
 
+def test_a_table_written_while_the_queues_follow_calls_none_of_them_broken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = a_store(tmp_path)
+    store.flush()
+    parts = parts_of(store)
+    follow = parts.queues.delete_before
+
+    def flush_first(minimum: int) -> int:
+        store.flush()
+        return follow(minimum)
+
+    monkeypatch.setattr(parts.queues, "delete_before", flush_first)
+    assert start_of_the_log(store) > 0
+    crash(store)
+    report = opened(tmp_path, commit_log_file_bytes=SHORT_FILE_BYTES).recovery
+    assert report is not None
+    assert not report.rebuilt
+
+
+def test_nor_does_one_written_before_they_follow_what_went_in_an_earlier_life(
+    tmp_path: Path,
+) -> None:
+    store = a_store(tmp_path)
+    store.flush()
+    log = parts_of(store).log.queue
+    log.delete_before(log.files[-1].start_offset)
+    for _ in range(2):  # the second one finds that the queues have followed
+        crash(store)
+        store = opened(tmp_path, commit_log_file_bytes=SHORT_FILE_BYTES)
+        assert store.recovery is not None
+        assert not store.recovery.rebuilt
+        assert start_of_the_log(store) > 0
+
+
 def test_what_is_not_on_disk_stays(tmp_path: Path) -> None:
     store = a_store(tmp_path)
     assert store.confirmed_offset() == 0

@@ -272,7 +272,7 @@ class QueueEnds:
         """Compare the table with the queues that are there.
 
         The first files of a queue are deleted when the log's are. So their absence means something
-        only while the log begins where it did.
+        only while the log begins where it did when all queues had followed it (`log_min`).
         """
         replay_from = NEVER
         broken = queues.with_gaps()

@@ -252,6 +252,7 @@ class LocalStore:
             begin_repair=self.files.create_abort,
         ).run()
         self.log.time_min = self.begun.time_min(self.log.max_offset)
+        self.retention.follow()  # before the table says where the queues begin
         self.flush(final=True)
         if self.config.property_crc_enabled != (crc_from is not None):
             # Before the first put: a record put without a CRC must not count as damaged.
@@ -268,9 +269,9 @@ class LocalStore:
 
         The times are read before the parts are synced, so that the checkpoint never claims too
         much. The table of the queues' ends is taken before too: when `drain` returns, everything
-        it names is dispatched. It is written at a `final` flush, and whenever the log has begun or
-        lost a file. No puts run during a `final` flush: everything is dispatched first, so the
-        table is complete.
+        it names is dispatched. It is written at a `final` flush, and whenever the log has begun a
+        file, or the queues have followed one that it lost. No puts run during a `final` flush:
+        everything is dispatched first, so the table is complete.
         """
         try:
             with refused_by_system(str(self.files.root), "flush"), self.flushing:
@@ -283,7 +284,8 @@ class LocalStore:
             self.flusher.flush()
             self.dispatch.drain(notify=False)
         files = self.log.queue.files
-        moment = (files[0].start_offset, files[-1].start_offset) if files else (0, 0)
+        # Not where the log begins: the queues may be losing files for that at this moment.
+        moment = self.retention.followed_to, files[-1].start_offset if files else 0
         ends = None
         if final or moment != self.ends_moment:
             ends = QueueEnds.of(self.queues, log_min=moment[0])
@@ -450,7 +452,7 @@ class Retention:
         self._followed = followed
         self._used_percent = used_percent or disk_used_percent
         self._guards: list[RetentionGuard] = []
-        self._followed_to = 0  # the start of the log when queues and index last followed it
+        self.followed_to = 0  # the start of the log when queues and index last followed it
         self.disk_is_full = False
 
     def add_guard(self, guard: RetentionGuard) -> None:
@@ -471,7 +473,7 @@ class Retention:
                 count, used = self._delete(used)
             finally:
                 self.disk_is_full = used > self._config.disk_full_percent
-            self._follow()
+            self.follow()
             return count
 
     def _delete(self, used: int) -> tuple[int, int]:
@@ -498,19 +500,19 @@ class Retention:
                 used = self._used_percent(config.store_path)
         return count, used
 
-    def _follow(self) -> None:
+    def follow(self) -> None:
         """Make queues and index begin where the log begins."""
         minimum = self._log.min_offset
         if minimum is None:
             return
-        if minimum == self._followed_to:
+        if minimum == self.followed_to:
             self._queues.correct_grown(minimum)
             return
         self._queues.delete_before(minimum)
         if self._index is not None:
             self._index.delete_expired(minimum)
         self._followed(minimum)
-        self._followed_to = minimum
+        self.followed_to = minimum
         log.info("%s: begins at %d now", self._log.queue.directory, minimum)
 
     def _unfinished_from(self) -> int:
