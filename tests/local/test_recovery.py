@@ -725,6 +725,25 @@ def test_after_a_clean_end_it_is_made_again(
     store.shutdown()
 
 
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_an_index_that_was_being_made_when_the_power_failed_is_not_taken_for_whole(
+    tmp_path: Path, is_deleted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a log whose keys it lacks: it was switched on later, or its files were deleted."""
+    filled(tmp_path, 80, index_enabled=is_deleted)
+    shutil.rmtree(tmp_path / "index")
+    store = LocalMessageStore(a_config(tmp_path), Runtime.inline())
+    with monkeypatch.context() as patch:
+        patch.setattr("tieredstore.local.consume_queues.ConsumeQueues.tidy", _lights_out)
+        with pytest.raises(KeyboardInterrupt):
+            store.load()
+    made = max((tmp_path / "index").iterdir())
+    overwrite(made, 40, bytes(4 * 101))  # the slots, which were not synced
+    store = opened(tmp_path)
+    for number in range(80):
+        assert len(store.query_message(TOPIC, f"key-{number}").messages) == 1
+
+
 def test_a_sound_index_is_no_reason_for_a_repair(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -124,7 +124,6 @@ class IndexService:
         self._saved: IndexState | None = None
         self._saves = 0
         self._closed = False
-        self.has_lost = False  # whether `load` gave up files
         self._putting = threading.RLock()  # guards files and items; taken before _saving
         self._saving = threading.Lock()  # guards the state file
 
@@ -137,14 +136,12 @@ class IndexService:
         """
         with self._putting:
             self._saved = IndexState.load(self._state_path)
-            count = len(index_names(self._directory.path))
             if abnormal:
                 files = self._directory.durable_files(
                     self._saved, durable_timestamp=durable_timestamp
                 )
             else:
                 files = self._directory.all_files(self._saved)
-            self.has_lost = len(files) < count
             self._files = tuple(files)
             self._min_log_offset = min_log_offset
             self._indexed_to = replay_start(files, self._saved, min_log_offset=min_log_offset)

@@ -44,6 +44,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import astuple, dataclass, field, replace
 from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from struct import Struct
 from typing import Any, Final, NamedTuple
@@ -374,8 +375,6 @@ class Recovery:
         minimum = commit_log.min_offset or 0
         self._finish_deletions()
         index_from = self._index_start(minimum)
-        if self.index is not None and self.index.has_lost:
-            self.begin_repair()
         table = self.ends.queues if self.ends is not None else {}
         claims = log_claims(queues, self.ends, self.checkpoint, abnormal=self.abnormal)
         told = [table, queues.ends()]
@@ -396,6 +395,8 @@ class Recovery:
         known = self._furthest([*told, queues.ends()], end.log_end)
         if self.index is not None:
             index_from = self.index.truncate(end.log_end)
+            if not self.abnormal and self._lacks_keys(self.index, minimum):
+                self.begin_repair()
         if self.ends is not None and not self.abnormal:
             self.redispatch.dispatched = self.ends.log_end, self.ends.queues
         in_log = [*missing_files(commit_log), *scan.damages, *end.damages]
@@ -507,6 +508,14 @@ class Recovery:
             min_log_offset=minimum,
             durable_timestamp=self.checkpoint.values.index_timestamp,
         )
+
+    def _lacks_keys(self, index: IndexService, log_min: int) -> bool:
+        """Whether the index has not seen all of the log: its newest message, which is put again,
+        is known."""
+        known = max(index.replay_from - 1, index.end_log_offset) >= log_min
+        scan = self.commit_log.scan_from(max(log_min, index.replay_from), check_crc=False)
+        records = chain.from_iterable(columns.log_offsets for columns in scan)
+        return len(list(islice(records, 2))) > known
 
     def _furthest(
         self, told: Iterable[Mapping[QueueKey, QueueEnd]], log_end: int
