@@ -10,6 +10,7 @@ import hashlib
 import os
 import random
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from struct import pack
@@ -37,6 +38,7 @@ from tieredstore.driver.runtime import Runtime
 from tieredstore.local import index_service, recovery, side_file
 from tieredstore.local.commit_log import CommitLog
 from tieredstore.local.config import LocalConfig
+from tieredstore.local.consume_queue import QueueEnd
 from tieredstore.local.consume_queues import ConsumeQueues
 from tieredstore.local.files import StoreFiles
 from tieredstore.local.index_service import IndexService
@@ -48,7 +50,7 @@ from tieredstore.model.errors import (
     InvalidConfigError,
     SegmentCorruptError,
 )
-from tieredstore.model.values import GetStatus
+from tieredstore.model.values import GetStatus, QueueKey
 from tieredstore.testing.samples import TOPIC, a_message
 
 
@@ -742,6 +744,45 @@ def test_an_index_that_was_being_made_when_the_power_failed_is_not_taken_for_who
     store = opened(tmp_path)
     for number in range(80):
         assert len(store.query_message(TOPIC, f"key-{number}").messages) == 1
+
+
+def test_no_table_says_that_a_queue_ended_where_a_dispatch_had_not_come_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After RocketMQ has recovered the store, the rest of that dispatch is no damage."""
+    store = opened(tmp_path)
+    parts = parts_of(store)
+    half_way, is_taken = threading.Event(), threading.Event()
+    real_put, real_ends = ConsumeQueues.put, ConsumeQueues.ends
+
+    def put(queues: ConsumeQueues, topic: str, *rest: Any) -> int:
+        if topic == "Second":
+            half_way.set()
+            is_taken.wait(0.1)  # the table waits for this dispatch
+        return real_put(queues, topic, *rest)
+
+    def ends(queues: ConsumeQueues) -> dict[QueueKey, QueueEnd]:
+        found = real_ends(queues)
+        is_taken.set()
+        return found
+
+    topics = "First", "Second", "First"
+    messages = [a_message(number, topic=topic) for number, topic in enumerate(topics)]
+    with monkeypatch.context() as patch:
+        patch.setattr(ConsumeQueues, "put", put)
+        patch.setattr(ConsumeQueues, "ends", ends)
+        putting = threading.Thread(target=store.put_messages, args=(messages,))
+        putting.start()
+        assert half_way.wait(60)
+        parts.ends_moment = None  # as if the log had begun a file
+        store.flush()
+        putting.join()
+    crash(store)
+    (tmp_path / "abort").unlink()
+    shutil.rmtree(tmp_path / "index")
+    store = opened(tmp_path)
+    assert store.damages == ()
+    assert len(store.query_message("Second", "key-1").messages) == 1
 
 
 def test_a_sound_index_is_no_reason_for_a_repair(

@@ -262,7 +262,7 @@ class Dispatch:
         self._taken = 0
         self._done = 0
         self._looked = -1
-        self._turn = threading.Lock()
+        self.turn = threading.Lock()  # held by the thread that dispatches
         self._waiting_guard = threading.Lock()
         self._failures = 0
         self._steps_to_skip = 0
@@ -342,7 +342,7 @@ class Dispatch:
         return True
 
     def _drain(self, indexed: bool) -> None:
-        with self._turn:
+        with self.turn:
             try:
                 self._put_into_index(least=self._index_count)  # an earlier failure blocks the rest
                 while run := self._next_run():

@@ -288,7 +288,9 @@ class LocalStore:
         moment = self.retention.followed_to, files[-1].start_offset if files else 0
         ends = None
         if final or moment != self.ends_moment:
-            ends = QueueEnds.of(self.queues, log_min=moment[0])
+            with self.dispatch.turn:  # not when only some queues have their part of a batch
+                if not self.dispatch.failure:
+                    ends = QueueEnds.of(self.queues, log_min=moment[0])
         time = self.log.last_store_timestamp
         self.flusher.flush()
         self.checkpoint.advance(log_timestamp=time)
