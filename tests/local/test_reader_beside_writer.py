@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.local.store_audit import opened, parts_of
+from tests.local.store_audit import flip_bits, opened, parts_of
 from tieredstore.local.consume_queue import ConsumeQueue
 from tieredstore.local.consume_queues import ConsumeQueues
 from tieredstore.local.reader import LocalReader
@@ -124,6 +124,28 @@ def test_a_log_that_no_index_covers_is_searched_in_what_is_left(tmp_path: Path) 
         assert len(reader.query_message(TOPIC, f"key-{newest}").messages) == 1
         assert not reader.query_message(TOPIC, "key-0").messages
     store.shutdown()
+
+
+@pytest.mark.parametrize("is_missing", [False, True])
+def test_an_answer_from_a_log_that_no_index_covers_lacks_what_is_damaged_there(
+    tmp_path: Path, is_missing: bool
+) -> None:
+    """Nobody knows the keys of these messages."""
+    store = opened(tmp_path, commit_log_file_bytes=LOG_FILE, index_enabled=False)
+    puts = [store.put_message(a_message(number, body_bytes=200)) for number in range(40)]
+    store.shutdown()
+    with LocalReader.open(tmp_path) as reader:
+        assert reader.query_message(TOPIC, "key-0").complete
+    second = tmp_path / "commitlog" / f"{LOG_FILE:020d}"
+    if is_missing:
+        second.unlink()
+    else:
+        flip_bits(second, 4, 0x10)  # the magic of a record
+    with LocalReader.open(tmp_path) as reader:
+        hidden = next(put for put in puts if put.log_offset == LOG_FILE)
+        found = reader.query_message(TOPIC, f"key-{hidden.queue_offset}")
+        assert (found.messages, found.complete) == ([], False)
+        assert len(reader.query_message(TOPIC, "key-39").messages) == 1
 
 
 def test_what_the_writer_puts_while_the_reader_opens_is_no_damage(

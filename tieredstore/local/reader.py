@@ -19,7 +19,7 @@ from tieredstore.local.consume_queue import ConsumeQueue
 from tieredstore.local.files import StoreFiles, check_sizes, stored_sizes
 from tieredstore.local.index_file import IndexFile, index_names
 from tieredstore.local.index_service import IndexService
-from tieredstore.local.record_scan import RecordState, check_record
+from tieredstore.local.record_scan import Damage, RecordState, check_record
 from tieredstore.local.recovery import (
     ENDS_FILE,
     QueueEnds,
@@ -292,13 +292,17 @@ class IndexReader(IndexService):
         return self._files
 
     def candidates(self, topic: str, key: str, *, begin: int, end: int) -> Iterator[int]:
-        """As in `IndexService`; messages that are not indexed yet come first."""
+        """As in `IndexService`; messages that are not indexed yet come first. Raises
+        SegmentCorruptError after all others if any of these are damaged: nobody knows their keys.
+        """
         self._check_open()
         self.open()
         indexed_to = self._newest_end()
+        found, damage = self._unindexed(key, indexed_to)
         return chain(
-            reversed(self._unindexed(key, indexed_to)),
+            reversed(found),
             self._indexed(topic, key, begin=begin, end=end, below=indexed_to),
+            _raised(damage),
         )
 
     def _newest_end(self) -> int:
@@ -314,29 +318,43 @@ class IndexReader(IndexService):
         except SegmentNotFoundError:  # the oldest are deleted first, so the rest is gone as well
             return
 
-    def _unindexed(self, key: str, start: int) -> list[int]:
-        """The log offsets from `start` on of messages that may have the key, oldest first.
+    def _unindexed(self, key: str, start: int) -> tuple[list[int], Damage | None]:
+        """The log offsets from `start` on of messages that may have the key, oldest first; and the
+        first damage there.
 
         Whole blocks are searched for the bytes of the key first: most do not contain them.
         """
         if not key:
-            return []
+            return [], None
         wanted = re.compile(re.escape(encode_utf8(key)))
         while True:
             found: list[int] = []
             try:
-                for columns in self._log.scan_from(start, check_crc=False):
+                scan = self._log.scan_from(start, check_crc=False)
+                for columns in scan:
                     found += _rows_with(columns, wanted)
-                return found
+                missing = (one for one in missing_files(self._log) if (one.resumed_at or 0) > start)
+                damages = (one for one in (*scan.damages, *missing) if not self._is_lost(one))
+                return found, next(damages, None)
             except SegmentNotFoundError:
                 if not self._log.queue.forget_gone():
                     raise
                 self._log.look_again()
 
+    def _is_lost(self, damage: Damage) -> bool:
+        return self._log.lost.has(damage.log_offset)
+
     def close(self) -> None:
         self._closed = True
         for file in self._files:
             file.close()
+
+
+def _raised(damage: Damage | None) -> Iterator[int]:
+    """Raises the damage when the iteration comes to it."""
+    if damage is not None:
+        raise damage.error()
+    yield from ()
 
 
 def _rows_with(columns: RecordColumns, wanted: re.Pattern[bytes]) -> list[int]:
