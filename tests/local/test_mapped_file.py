@@ -325,6 +325,15 @@ def test_a_file_system_that_cannot_promise_room_is_believed(
     Blocks(10_000).reserve(-1, 0, 20, "f")
 
 
+@pytest.mark.parametrize("code", [errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL])
+def test_a_store_can_be_made_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    refuse(monkeypatch, code)
+    store = opened(tmp_path)
+    assert store.put_message(a_message(0)).stored
+
+
 def test_an_append_without_room_writes_nothing_and_may_be_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -252,7 +252,7 @@ class MappedFile:
             try:
                 os.ftruncate(descriptor, size)
                 if preallocate:
-                    os.posix_fallocate(descriptor, 0, size)
+                    _allocate(descriptor, 0, size)
             except BaseException:
                 os.unlink(path)
                 raise
