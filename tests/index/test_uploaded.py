@@ -179,6 +179,19 @@ def test_javas_answers_are_found_in_javas_files() -> None:
     assert sum(asked) > 20
 
 
+def test_a_flipped_bit_in_a_slot_of_java_is_damage_and_no_answer(tmp_path: Path) -> None:
+    """A slot that leads into the middle of an item would hide all its keys."""
+    file = create(tmp_path, slots=5)
+    file.put(columns_of([Row(f"T#{row}", 1, 0, 100 * row, 9, BEGIN) for row in range(60)]))
+    java = uploaded(file, footer=False)
+    ((_, slot),) = tiered_probes("T#5", 5)
+    for bit in range(64):
+        damaged = bytearray(java)
+        damaged[slot_position(slot) + bit // 8] ^= 1 << bit % 8
+        with pytest.raises(SegmentCorruptError):
+            cold(bytes(damaged), 5)[0].find("T#5", **FOREVER, count_max=10)
+
+
 def test_a_masked_hash_of_a_later_broker_is_found() -> None:
     text = "TopicTest#neg4"
     masked = tiered_masked_hash(text)

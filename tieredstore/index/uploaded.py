@@ -847,7 +847,9 @@ class UploadedFile:
         data = _exactly(self.read, at, SLOT_BYTES, self.path)
         place = decode_compacted_slot(data, path=self.path)
         end = place.position + place.items_bytes
-        if place.items_bytes and not self.items_start <= place.position < end <= self.items_end:
+        is_within = self.items_start <= place.position < end <= self.items_end
+        is_whole = (place.position - self.items_start) % COMPACTED_ITEM_BYTES == 0
+        if place.items_bytes and not (is_within and is_whole):
             reason = f"a slot with items from {place.position} to {end}"
             raise SegmentCorruptError(self.path, reason, position=at)
         return Group(place.position, end)
