@@ -59,7 +59,7 @@ class FooterCache:
     def load(self) -> None:
         """List the existing copies; leftovers of a crash are removed."""
         found: list[tuple[int, Origin, int]] = []
-        with self._tolerant("load"):
+        with self.tolerant("load"):
             if not self.folder.is_dir():
                 return
             for path in self.folder.iterdir():
@@ -113,7 +113,7 @@ class FooterCache:
         with self._guard:
             footer_bytes = self._kept.pop(origin, None)
         if footer_bytes is not None:
-            with self._tolerant("forget"):
+            with self.tolerant("forget"):
                 self._path(origin, footer_bytes).unlink(missing_ok=True)
 
     def keep_only(self, origins: Iterable[Origin]) -> None:
@@ -173,7 +173,7 @@ class FooterCache:
         return self.folder / f"{'-'.join(map(str, (*origin, footer_bytes)))}{_SUFFIX}"
 
     @contextmanager
-    def _tolerant(self, what: str) -> Iterator[None]:
+    def tolerant(self, what: str) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -220,7 +220,8 @@ class FooterCopy:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
-        self._path.unlink(missing_ok=True)
+        with self._cache.tolerant("give up a copy"):
+            self._path.unlink(missing_ok=True)
 
 
 def _parse(name: str) -> tuple[Origin, int] | None:
