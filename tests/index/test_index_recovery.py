@@ -392,6 +392,21 @@ def test_one_failed_sync_stops_neither_puts_nor_uploads_and_loses_no_key(
     assert put_again(shop) == 0
 
 
+def test_a_full_file_that_cannot_be_synced_is_not_uploaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is read of it afterwards may not be what was put."""
+    shop = Shop(tmp_path)
+    shop.put(["k0"])
+    fail_next_sync(monkeypatch)
+    shop.index.seal()
+    assert not shop.segments()
+    assert "rebuilt after a restart" in problem(shop)
+    shop.reopen()
+    assert put_again(shop) == 1
+    assert shop.found("k0") == [(0, 0)]
+
+
 def test_a_failed_sync_takes_back_what_the_file_had_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -328,10 +328,9 @@ class IndexStore:
         with self._uploading:
             if self._uploaded.has_leftovers:
                 self._uploaded.settle()
-            full = self._writer.full
-            if full:
+            if self._writer.full:
                 self._writer.sync()
-            for file in full:
+            for file in self._writer.full:  # without those that the disk could not sync
                 self._upload(file)
             self._next_upload = 0.0
 
