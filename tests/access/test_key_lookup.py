@@ -184,6 +184,32 @@ def test_a_damaged_message_is_left_out_and_told() -> None:
     assert not result.complete
 
 
+@pytest.mark.parametrize("wrong", [-200, -1, 1, 200])
+def test_a_hit_with_another_size_than_its_message_gives_no_bytes_of_others(wrong: int) -> None:
+    shelf = Shelf()
+    shelf.put(numbered(0, 10))
+    assert isinstance(shelf.index, ListIndex)
+    shelf.index.entries = [
+        (topic, key, hit._replace(message_bytes=hit.message_bytes + wrong) if at == 4 else hit)
+        for at, (topic, key, hit) in enumerate(
+            entry for entry in shelf.index.entries if entry[1] == "shared"
+        )
+    ]
+    result = ask(shelf, "shared")
+    assert found(result) == [9, 8, 7, 6, 5, 3, 2, 1, 0]
+    assert not result.complete
+
+
+def test_a_hit_with_a_vast_size_reads_little() -> None:
+    shelf = Shelf()
+    shelf.put(numbered(0, 5000))
+    assert isinstance(shelf.index, ListIndex)
+    (hit, *_) = (hit for _, key, hit in shelf.index.entries if key == "shared")
+    shelf.index.entries = [(TOPIC, "shared", hit._replace(message_bytes=1_100_000))]
+    assert not ask(shelf, "shared").complete
+    assert sum(length for _, _, length in shelf.provider.reads) < 1000
+
+
 class Reaching(ListIndex):
     """An index that knows how far it reaches."""
 

@@ -13,6 +13,7 @@ from tieredstore.codec.java import index_key
 from tieredstore.codec.key_hashes import key_hash
 from tieredstore.codec.message import CODA_BYTES, decode_message, is_coda
 from tieredstore.codec.queue_unit import UNIT_BYTES, decode_units
+from tieredstore.codec.record import peek_message_bytes
 from tieredstore.codec.selected import SelectedRecord
 from tieredstore.driver.runtime import Runtime
 from tieredstore.flat.append_file import FlatSegment
@@ -32,6 +33,7 @@ READERS_MAX: Final = 8  # requests under way for one query
 HITS_AT_ONCE: Final = 64  # read at a time, until there are enough
 HITS_MORE: Final = 32  # requested beyond `count_max`: some hits are messages of other keys
 INDEX_STEP_MS: Final = 1000  # the index keeps times to the second
+LONG_BYTES: Final = 1 << 20  # so much is read because the index says so
 SCAN_QUEUES_MAX: Final = 16  # of one topic that are read if the index lags behind them
 SCAN_BYTES_MAX: Final = 4 << 20  # of all their logs together: about what one round commits
 SCAN_STEP_BYTES: Final = 512 * 1024  # of one read
@@ -387,10 +389,12 @@ class _Search:
             raise damage_at(file.log, place, "the end of the log is lost")
         if not file.log.min_offset <= place < file.log.commit_offset:
             return None
-        record = file.log.read(place, hit.message_bytes)
+        record = _bytes_at(file, place, hit.message_bytes)
         if is_coda(record):  # old stores may name the end marker before the record
             place += CODA_BYTES
-            record = file.log.read(place, hit.message_bytes)
+            record = _bytes_at(file, place, hit.message_bytes)
+        if peek_message_bytes(record) != hit.message_bytes:
+            raise damage_at(file.log, place, f"no message of {hit.message_bytes} bytes is here")
         stored = decode_message(record, path=f"{file.path}/{file.log.type.name}", check_crc=False)
         if (stored.topic, stored.queue_id) != file.key or stored.queue_offset >= file.commit_offset:
             raise damage_at(file.log, place, "this is no message of the queue")
@@ -413,6 +417,15 @@ class _Search:
         """Whether the message expired during the read, or its queue was destroyed."""
         is_current = self._store.get(file.key) is file
         return not is_current or record_place(file, hit.log_offset) < file.log.min_offset
+
+
+def _bytes_at(file: FlatMessageFile, place: int, size: int) -> bytes:
+    """So many bytes of the log; of a long record only the head, if it has another size itself."""
+    if size > LONG_BYTES:
+        head = file.log.read(place, CODA_BYTES)
+        if peek_message_bytes(head) != size:
+            return head
+    return file.log.read(place, size)
 
 
 def _has_no_unit(file: FlatMessageFile, place: int, queue_offset: int) -> bool:
