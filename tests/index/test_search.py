@@ -290,6 +290,27 @@ def test_a_reader_beside_the_broker_believes_no_damaged_file(tmp_path: Path, at:
     assert open_below(tmp_path) == before
 
 
+def test_a_reader_beside_the_broker_believes_a_file_that_was_made_again(tmp_path: Path) -> None:
+    shop = Shop(tmp_path)
+    shop.put(["k"])
+    shop.put(["k"], queue_id=1)
+    shop.index._writer.sync()
+    shop.crash()
+    reader = beside_the_broker(shop)
+    assert reader.query(TOPIC, shop.topic_id, "k", **ALL).complete
+    before = shop.local_files()
+    shop.local_path().unlink()
+    shop.open()
+    shop.reopen()
+    shop.ends.clear()
+    shop.put(["k"], queue_id=1)
+    shop.put(["k"])
+    shop.index._writer.sync()
+    assert shop.local_files() == before
+    answer = reader.query(TOPIC, shop.topic_id, "k", **ALL)
+    assert (len(answer.hits), answer.complete) == (2, True)
+
+
 @pytest.mark.parametrize("files_max", [3, 2])
 def test_a_reader_beside_the_broker_opens_no_more_files_than_a_broker_has(
     tmp_path: Path, files_max: int, monkeypatch: pytest.MonkeyPatch

@@ -265,6 +265,8 @@ class LocalFiles:
         known = self._checked.get(file.begin_timestamp, ItemsChecksum())
         known = known if known.item_count <= count else ItemsChecksum()
         found = known.with_more(file, count)
+        if found.items != durable.items:  # the file may have been made again
+            found = ItemsChecksum().with_more(file, count)
         if found.items != durable.items:
             raise SegmentCorruptError(path, "items with another checksum", position=0)
         self._checked[file.begin_timestamp] = found
