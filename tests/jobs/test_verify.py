@@ -316,6 +316,20 @@ def test_a_byte_of_an_index_file_that_is_another_is_found(golden: Harmed, name: 
     assert report.exit_code is JobExit.DAMAGE
 
 
+@pytest.mark.parametrize("number", [0, 1])
+def test_only_the_first_index_file_may_have_a_row_that_begins_earlier(
+    tmp_path: Path, number: int
+) -> None:
+    """It gets one if keys of older messages come into a tier that RocketMQ began."""
+    tier = Harmed.golden(tmp_path)
+    path = f"{BROKER}/rmq_sys_INDEX/0"
+    with JsonMetadataStore.open(tier.root / "store/config/tieredStoreMetadata.json") as metadata:
+        row = metadata.segments(path, SegmentType.INDEX)[number]
+        assert row.begin_timestamp is not None
+        metadata.put(replace(row, begin_timestamp=row.begin_timestamp - 1))
+    assert kinds(verified(tier.config)) == (set() if number == 0 else {"index-file"})
+
+
 def test_a_local_index_file_is_looked_at_too(golden: Harmed) -> None:
     path = golden.local_index()
     first_item = 28 + 8 * 64 + 32

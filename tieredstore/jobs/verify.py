@@ -296,7 +296,11 @@ class VerifyJob:
             text = "no index file is left of those that were there when it was planned"
             findings.add(VerifyKind.KEYS_UNCOMPARED, ("the key index", None), text)
             return {}, frozenset(local), now
-        parts = partial(index_parts, slot_count=now.slot_count, shift=shift)
+
+        def parts(row: SegmentRecord) -> list[IndexItem]:
+            is_first = row is now.index[0]
+            return index_parts(row, slot_count=now.slot_count, shift=shift, is_first=is_first)
+
         for row in new:
             if (row.begin_timestamp or 0) not in local:
                 for item in parts(row):
@@ -466,7 +470,9 @@ class TierPicture:
         """The index files, newest first: so if one has expired before it is read, no older one has
         been read."""
         for row in reversed(self.index):
-            items = index_parts(row, slot_count=self.slot_count, shift=self.shift)
+            items = index_parts(
+                row, slot_count=self.slot_count, shift=self.shift, is_first=row is self.index[0]
+            )
             for item in items:
                 yield item, row.size // len(items)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -82,14 +82,15 @@ class IndexItem:
     shift: int
     part: int = 0
     parts: int = 1
+    is_first: bool = field(default=False, compare=False)  # of the index; another may have expired
 
 
-def index_parts(row: SegmentRecord, *, slot_count: int, shift: int) -> list[IndexItem]:
+def index_parts(
+    row: SegmentRecord, *, slot_count: int, shift: int, is_first: bool
+) -> list[IndexItem]:
     count = max(1, min(row.size // PART_BYTES, slot_count))
-    return [
-        IndexItem(row=row, slot_count=slot_count, shift=shift, part=part, parts=count)
-        for part in range(count)
-    ]
+    item = IndexItem(row=row, slot_count=slot_count, shift=shift, parts=count, is_first=is_first)
+    return [replace(item, part=part) for part in range(count)]
 
 
 def verify_index(config: StoreConfig, item: IndexItem) -> VerifyRow:
@@ -235,7 +236,8 @@ class IndexFileCheck:
             self._add(VerifyKind.INDEX_FILE, text, 24)
         # The first row may have an earlier begin than its file, so that it stays the first.
         begin = header.begin_timestamp if row.begin_timestamp is None else row.begin_timestamp
-        is_earlier = footer is not None and begin < header.begin_timestamp
+        may_be_earlier = footer is not None or self._item.is_first
+        is_earlier = may_be_earlier and begin < header.begin_timestamp
         if begin != header.begin_timestamp and not is_earlier:
             text = f"it begins at {header.begin_timestamp}, its row at {row.begin_timestamp}"
             self._add(VerifyKind.INDEX_FILE, text, 4)
