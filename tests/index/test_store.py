@@ -47,7 +47,7 @@ from tieredstore.index.keys import IndexColumns, RunKeys
 from tieredstore.index.local_file import IndexStoreFile
 from tieredstore.index.search import ASKED_AGAIN_MAX
 from tieredstore.index.uploaded import UploadedFile, UploadedIndex
-from tieredstore.index.watermarks import QueueId
+from tieredstore.index.watermarks import QueueId, Watermarks
 from tieredstore.index.writer import PendingKeys, still_pending
 from tieredstore.model.errors import (
     BackendRefusedError,
@@ -465,6 +465,22 @@ def test_without_an_index_no_answer_is_complete() -> None:
     answer = NoIndex().query(TOPIC, 0, "k", count_max=1, begin=0, end=1)
     assert not answer.complete
     assert not answer.hits
+
+
+def test_times_whose_keys_were_dropped_stay_dropped_where_the_clock_is_set_back(
+    tmp_path: Path,
+) -> None:
+    """A later drop of older keys, as of messages that were loaded, must not hide the first one."""
+    shop = Shop(tmp_path)
+    marks = Watermarks(shop.catalogue, BROKER)
+    ahead, minute = 365 * 24 * HOUR_MS, 60_000
+    shop.put(["k"])
+    shop.index.seal()
+    assert shop.index.expire(STORE_TIMESTAMP + ahead) == 1
+    shop.put(["k"], times=[STORE_TIMESTAMP - 2 * minute])
+    shop.index.seal()
+    assert shop.index.expire(STORE_TIMESTAMP - minute) == 1
+    assert STORE_TIMESTAMP < (marks.dropped_before() or 0) <= STORE_TIMESTAMP + 24 * HOUR_MS
 
 
 def test_the_longest_reserve_hours_of_a_topic_keep_the_index(tmp_path: Path) -> None:

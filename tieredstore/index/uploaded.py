@@ -269,6 +269,7 @@ class UploadedTable:
         self._cache = cache
         self.slot_count = config.index_slot_count  # of files without a footer of ours
         self.path = index_queue_path(config.broker_name)
+        self._watermarks = Watermarks(metadata, config.broker_name)
         self._runtime = runtime
         self._file = self._unopened()
 
@@ -387,12 +388,16 @@ class UploadedTable:
         """Drop the oldest files, as long as all their messages were stored before a time; return
         how many. With `keep_bytes` they are only marked for deletion."""
         old: list[UploadedSegment] = []
+        dropped_ms = self._watermarks.dropped_before() or 0
         for segment in self.segments:
-            if not self._is_older(segment, before_ms):
+            newest = self._newest(segment, before_ms)
+            if newest >= before_ms:
                 break
             old.append(segment)
+            # A clock that runs ahead must not have later messages taken for dropped.
+            dropped_ms = max(dropped_ms, min(before_ms, newest + DAY_MS))
         if old:
-            dropped = Watermarks.dropped(max(0, before_ms))
+            dropped = Watermarks.dropped(dropped_ms)
             self._drop([segment.flat for segment in old], dropped, keep_bytes=keep_bytes)
         return len(old)
 
@@ -433,9 +438,9 @@ class UploadedTable:
             for flat in dropped:
                 self._cache.forget(Origin.of(flat.record))
 
-    def _is_older(self, segment: UploadedSegment, before_ms: int) -> bool:
-        """Whether its newest message is older: judged by its row if the file is gone, damaged or
-        not ours.
+    def _newest(self, segment: UploadedSegment, before_ms: int) -> int:
+        """When its newest message was stored, or any time from `before_ms` on if that is not before
+        it: judged by its row if the file is gone, damaged or not ours.
 
         RocketMQ may have taken part of an address for the end timestamp. But no message is newer
         than a day after the upload.
@@ -443,15 +448,15 @@ class UploadedTable:
         record = segment.record
         last = record.create_timestamp + DAY_MS if record.create_timestamp else INT64_MAX
         if record.end_timestamp is not None and before_ms <= record.end_timestamp <= last:
-            return False  # without reading the file
+            return record.end_timestamp  # without reading the file
         try:
             footer = segment.file().footer
         except SegmentError as error:
             log.warning("an index file that is to expire cannot be read: %s", error)
             footer = None
         if footer is not None and footer.filter_blocks:
-            return footer.times.last < before_ms
-        return min(segment.latest, last) < before_ms
+            return footer.times.last
+        return min(segment.latest, last)
 
     def renew(self) -> None:
         """Show the files that the catalogue calls complete; a known file keeps its object."""
