@@ -286,6 +286,20 @@ def test_a_missing_file_falls_back_to_the_one_before(tmp_path: Path) -> None:
         file_of(tmp_path).touch()
 
 
+def test_an_empty_file_never_becomes_the_backup(tmp_path: Path) -> None:
+    """The disk is still full: the backup is the last copy until the new file is written."""
+    tables = opened(tmp_path)
+    for offset in (1, 2):
+        tables.consumer_offsets.commit(GROUP, TOPIC, 0, offset)
+        tables.step()
+    file_of(tmp_path).write_bytes(b"")
+    again = opened(tmp_path)
+    again.consumer_offsets.commit(GROUP, TOPIC, 0, 3)
+    again.step()
+    backup = CONSUMER_OFFSETS.decode(file_of(tmp_path, "consumerOffset.json.bak").read_bytes())
+    assert backup.rows == {f"{TOPIC}@{GROUP}": {0: 1}}
+
+
 def test_damage_without_any_copy_is_an_error_that_names_the_file_and_changes_nothing(
     tmp_path: Path,
 ) -> None:

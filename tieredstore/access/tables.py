@@ -411,7 +411,9 @@ class _Table(Generic[R]):
         for path in (self._path, self._backup):
             try:
                 data = _read(path)
-                if not data:  # RocketMQ leaves an empty file when its disk is full
+                if not data:
+                    # RocketMQ leaves an empty file when its disk is full: no backup either.
+                    self._is_sound &= data is None
                     continue
                 return self._format.decode(data), problem
             except (OSError, ValueError) as error:
