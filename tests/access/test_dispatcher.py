@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.access.dispatch_kit import KEY, RecordingIndex, Tier, a_tier
-from tieredstore.access.admission import PendingCounts
+from tieredstore.access.admission import PendingCounts, QueueClaims
 from tieredstore.driver.metrics import (
     MESSAGES_DISPATCHED,
     Labels,
@@ -143,6 +143,30 @@ def test_it_can_be_started_again(tmp_path: Path, runtime: Runtime) -> None:
     store.fill(5)
     assert index.done.wait(WAIT)
     tier.dispatcher.shutdown(timeout=WAIT)
+    tier.close()
+
+
+class _GivenBack(QueueClaims):
+    """Another thread gives its claim back right after this one has counted the claims."""
+
+    @property
+    def busy_count(self) -> int:
+        count = super().busy_count
+        self.give(KEY)
+        return count
+
+    def wait_for_change(self, since: int, timeout: float | None, *, many: int = 1) -> bool:
+        assert since != self.changes, "nobody is left to end this wait"
+        return super().wait_for_change(since, timeout, many=many)
+
+
+def test_a_shutdown_does_not_wait_for_a_claim_that_was_given_back_just_now(
+    tmp_path: Path, runtime: Runtime
+) -> None:
+    tier = Tier(tmp_path, ListMessageStore.opened(runtime), runtime=runtime)
+    tier.dispatcher._claims = _GivenBack()
+    assert tier.dispatcher._claims.take(KEY)
+    assert tier.dispatcher.shutdown(timeout=None)
     tier.close()
 
 

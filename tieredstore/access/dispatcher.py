@@ -555,8 +555,11 @@ class Dispatcher:
     def _end_uploads(self, deadline: Deadline) -> bool:
         """Begin no more uploads; return whether those under way ended in time."""
         self._walk.is_stopped = True
-        while self._claims.busy_count and not self._is_inline:
-            if not self._claims.wait_for_change(self._claims.changes, deadline.left()):
+        while not self._is_inline:
+            seen = self._claims.changes  # first: the last claim may be given back just now
+            if not self._claims.busy_count:
+                break
+            if not self._claims.wait_for_change(seen, deadline.left()):
                 return not self._claims.busy_count
         return True
 
