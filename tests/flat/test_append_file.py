@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
@@ -20,7 +20,12 @@ from tieredstore.driver.provider import ProviderWrapper, SegmentProvider, Segmen
 from tieredstore.driver.runtime import InlinePool, ManualClock, Runtime
 from tieredstore.driver.segment import FileSegment
 from tieredstore.flat import append_file, file_store
-from tieredstore.flat.append_file import DELETION_NOTE, FlatAppendFile, delete_pending
+from tieredstore.flat.append_file import (
+    DELETION_NOTE,
+    FlatAppendFile,
+    FlatSegment,
+    delete_pending,
+)
 from tieredstore.flat.file_store import FlatFileStore
 from tieredstore.model.errors import (
     BackendUnavailableError,
@@ -152,6 +157,25 @@ def test_what_was_read_stays_in_a_cache_as_long_as_the_same_bytes_are_committed(
     tier.catalogue().put(*after)
     file.load()
     assert (file.cache_key == key) is is_kept
+
+
+def test_no_reader_meets_the_key_of_new_bytes_before_the_segments_that_have_them() -> None:
+    """It would cache the old bytes under the new key."""
+    tier = Tier()
+    tier.catalogue().put(*ROWS)
+    file = a_file(tier)
+    key, replace_segments = file.cache_key, file._replace
+    met: list[Hashable] = []
+
+    def read_first(segments: tuple[FlatSegment, ...]) -> None:
+        met.append(file.cache_key)
+        replace_segments(segments)
+
+    tier.catalogue().apply([DeleteSegment(*ROWS[1].key)])
+    file._replace = read_first  # type: ignore[method-assign]
+    file.load()
+    assert met == [key]
+    assert file.cache_key != key
 
 
 def test_reading_crosses_any_number_of_segments() -> None:

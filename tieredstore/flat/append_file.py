@@ -197,9 +197,10 @@ class FlatAppendFile:
 
     def take_over(self, segments: tuple[FlatSegment, ...]) -> None:
         """Replace the segments by these. Waiting bytes are dropped."""
-        if not _goes_on(self._segments, segments):
-            self.cache_key = (self.path, self.type, object())
+        goes_on = _goes_on(self._segments, segments)
         self._replace(segments)
+        if not goes_on:  # only now: a reader in between would cache the old bytes under the new key
+            self.cache_key = (self.path, self.type, object())
         self._times = (None, None)
         if segments:
             self._write_behind(segments[-1])
