@@ -99,6 +99,25 @@ def test_a_bucket_is_copied_to_a_folder_after_a_flush_that_seals(tmp_path: Path)
         assert [file.problem for file in copied.tier.files.files()] == [None, None]
 
 
+def test_a_round_that_ends_meanwhile_does_not_hide_that_sealing_failed(tmp_path: Path) -> None:
+    """It began before the segments rolled, so it has no failures."""
+    broker = ObjectBroker(tmp_path, MemoryObjects())
+    with broker.store:
+        broker.commits(3)
+        step = broker.sealing.step
+
+        def step_beside_another() -> Any:
+            outcome = step()
+            broker.sealing.errors = {}
+            return outcome
+
+        broker.sealing.step = step_beside_another  # type: ignore[method-assign]
+        broker.struck.always = Fault.BEFORE
+        assert not broker.sealing.seal_all()
+        broker.struck.forgive()
+        assert broker.sealing.seal_all()
+
+
 def test_the_chore_seals_what_has_rolled(tmp_path: Path) -> None:
     broker = ObjectBroker(tmp_path, MemoryObjects())
     with broker.store:

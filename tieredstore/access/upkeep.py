@@ -209,8 +209,8 @@ class SealChore:
         self._failed: Collection[QueueKey] = ()
         self.errors: dict[str, str] = {}  # replaced, never changed
 
-    def step(self) -> None:
-        """Do one round."""
+    def step(self) -> dict[str, str]:
+        """Do one round; return its failures, by path."""
         errors: dict[str, str] = {}
         failed: list[QueueKey] = []
         last = set(self._failed)
@@ -231,6 +231,7 @@ class SealChore:
             if any(isinstance(error, ending) for error in failures.values()):
                 break
         self._failed, self.errors = failed, errors
+        return errors
 
     def seal_all(self, timeout: float | None = None) -> bool:
         """Roll the current segments and seal everything; return whether all of it is sealed."""
@@ -245,8 +246,8 @@ class SealChore:
                 except TieredStoreError as error:
                     log.warning("%s: could not roll: %s", file.path, error)
                     rolled = False
-        self.step()
-        return rolled and not self.errors and not self._is_stopped  # else it may have left some out
+        errors = self.step()
+        return rolled and not errors and not self._is_stopped  # else it may have left some out
 
     def stop(self) -> None:
         """Look after no further queue."""
