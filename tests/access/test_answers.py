@@ -199,6 +199,25 @@ def test_what_goes_while_it_is_read_is_found_in_the_tier(broker: Broker) -> None
     assert numbers(broker.store.get_message(TOPIC, 0, 1)) == [1, 2, 3, 4, 5]
 
 
+def test_nobody_is_sent_past_messages_that_are_uploaded_while_they_are_read(
+    broker: Broker,
+) -> None:
+    """Behind a message that is lost, others are uploaded and expire between the two reads."""
+    broker.fill(6)
+    broker.put(4, first=6)
+    broker.store.level, broker.local.kept_from = FORCE, 7
+    get = broker.local.get_message
+
+    def get_late(*place: Any, **limits: Any) -> GetResult:
+        broker.local.get_message = get  # type: ignore[method-assign]
+        assert broker.store.flush()
+        broker.local.kept_from = 10
+        return get(*place, **limits)
+
+    broker.local.get_message = get_late  # type: ignore[method-assign]
+    assert broker.store.get_message(TOPIC, 0, 6).next_offset == 7
+
+
 def test_a_queue_that_the_next_store_lost_whole_is_the_tiers(broker: Broker) -> None:
     broker.fill(4)
     broker.local.delete_topics([TOPIC])

@@ -543,7 +543,8 @@ class Answers:
             if near.status not in _LACKING:
                 self._count_fallback("get_message", request.topic, request.group)
                 return near
-            if self._fetcher.contains(request.topic, request.queue_id, request.offset):
+            commit_offset = self._fetcher.commit_offset(request.topic, request.queue_id) or 0
+            if commit_offset != result.max_offset:
                 return None  # uploaded after the tier was asked, but gone before the next store was
             result = _nearer(request.offset, near, result)
         self._take_note(request, result)
