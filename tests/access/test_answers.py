@@ -218,6 +218,20 @@ def test_nobody_is_sent_past_messages_that_are_uploaded_while_they_are_read(
     assert broker.store.get_message(TOPIC, 0, 6).next_offset == 7
 
 
+def test_nor_past_those_below_a_fork_that_go_while_they_are_read(broker: Broker) -> None:
+    """The next store has deleted a file of its log, but not yet the units that name it."""
+    broker.fill(6)
+    broker.store._loaded().decision.forks[QueueKey(TOPIC, 0)] = 5
+
+    def get_gone(topic: str, queue_id: int, offset: int, **limits: Any) -> GetResult:
+        return GetResult(
+            status=GetStatus.MESSAGE_WAS_REMOVING, next_offset=4, min_offset=0, max_offset=6
+        )
+
+    broker.local.get_message = get_gone  # type: ignore[method-assign]
+    assert numbers(broker.store.get_message(TOPIC, 0, 1)) == [1, 2, 3, 4]
+
+
 def test_a_queue_that_the_next_store_lost_whole_is_the_tiers(broker: Broker) -> None:
     broker.fill(4)
     broker.local.delete_topics([TOPIC])

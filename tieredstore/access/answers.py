@@ -454,7 +454,7 @@ class Answers:
         if not self._reads_tier(request):
             near = read_from(self._next, request)
             is_all = not self._decision.may_read_tier(request.topic) or request.offset >= fork
-            if near.status is not GetStatus.OFFSET_TOO_SMALL or is_all:
+            if near.status not in _LACKING or is_all:
                 return near
         far = self._fetcher.get_message(request)
         if far.status in _ENDS:
