@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.access.fetch_kit import ByCode, ByNamedCode, Shelf, a_hundred, numbered, offsets
@@ -38,6 +40,18 @@ def test_the_status_tells_where_an_offset_is_and_where_to_go_on(
     assert (result.min_offset, result.max_offset) == (100, 200)
     found = range(offset, next_offset) if status is GetStatus.FOUND else []
     assert offsets(result) == list(found)
+
+
+def test_a_read_at_a_segment_that_begins_within_a_unit_ends() -> None:
+    tier = Tier()
+    append(tier.file(), numbered(0, 5))
+    row = replace(tier.rows(SegmentType.CONSUME_QUEUE)[0], base_offset=107, size=20)
+    tier.catalogue().put(row)
+    with tier.inner.open(row.path, row.type, row.base_offset) as segment:
+        segment.write(0, bytes(20))
+    fetcher = Fetcher(tier.open(), ListIndex(), tier.config, tier.runtime, NoMetrics())
+    result = fetcher.get_message(ReadRequest(*KEY, 5))
+    assert (result.status, result.next_offset) == (GetStatus.MESSAGE_WAS_REMOVING, 6)
 
 
 @CACHES

@@ -549,6 +549,24 @@ def test_an_offset_in_a_gap_leads_to_the_end_of_the_gap() -> None:
     assert [file.queue.units_in_a_row(n) for n in (4, 5, 7, 8, 20, 21)] == [0, 3, 1, 0, 1, 0]
 
 
+@pytest.mark.parametrize("base", [107, 113])
+@pytest.mark.parametrize("size", [7, 20, 33, 40])
+def test_no_offset_leads_to_a_unit_that_is_not_whole(base: int, size: int) -> None:
+    """A catalogue may name segments that begin or end within a unit."""
+    tier = Tier()
+    append(tier.file(), numbered(0, 5))
+    row = replace(tier.rows(QUEUE)[0], base_offset=base, size=size)
+    tier.catalogue().put(row, replace(row, base_offset=200, size=20))
+    for each in (base, 200):
+        with tier.inner.open(row.path, row.type, each) as segment:
+            segment.write(0, bytes(size if each == base else 20))
+    queue = tier.file().queue
+    for unit in range(12):
+        found = queue.first_unit_from(unit)
+        assert queue.units_in_a_row(found) or found == queue.commit_unit
+        assert not any(queue.units_in_a_row(passed) for passed in range(unit, found))
+
+
 def test_an_offset_in_a_segment_without_units_leads_to_the_next_unit() -> None:
     tier = Tier()
     file = tier.file(start=20)

@@ -233,17 +233,15 @@ class FlatConsumeQueueFile(FlatAppendFile):
         return self.append_offset // UNIT_BYTES
 
     def first_unit_from(self, unit: int) -> int:
-        """The first existing unit at or after this one, which may lie in a gap; the end if there is
+        """The first whole unit at or after this one, which may lie in a gap; the end if there is
         none."""
-        found = self.segment_at(unit * UNIT_BYTES)
-        if found is not None and unit * UNIT_BYTES < found.end:
+        end = self.commit_unit  # first: nothing that is committed meanwhile may be passed
+        if self.units_in_a_row(unit):
             return unit
-        later = [
-            found.base
-            for found in self.segments
-            if found.record.size and found.base >= unit * UNIT_BYTES
-        ]
-        return min([*later, self.commit_offset]) // UNIT_BYTES
+        # A segment may begin within a unit, if something is wrong.
+        later = (-(-found.base // UNIT_BYTES) for found in self.segments)
+        whole = (first for first in later if first > unit and self.units_in_a_row(first))
+        return next(whole, end)
 
     def last_unit_to(self, unit: int) -> int | None:
         """The last existing unit at or before this one, which may lie in a gap."""
