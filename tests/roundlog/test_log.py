@@ -41,6 +41,7 @@ from tieredstore.roundlog.layout import ObjectLayout, epoch_name, log_name, stat
 from tieredstore.roundlog.log import INLINE_BYTES_MAX, BrokerLog, side_by_side
 from tieredstore.roundlog.object_calls import ObjectCalls
 from tieredstore.roundlog.state import LogState
+from tieredstore.roundlog.upkeep import GRACE_MS
 from tieredstore.testing.memory_objects import MemoryObjectClient, MemoryObjects
 
 KEY: SegmentKey = ("broker/topic/0", SegmentType.COMMIT_LOG, 0)
@@ -755,6 +756,21 @@ def test_those_that_join_append_side_by_side(tier: Tier) -> None:
         with pytest.raises(FencedError):
             log.append([Draft()])
         assert log.follow().epoch == 1
+
+
+def test_one_that_joined_and_slept_appends_where_the_log_ends_now(tier: Tier) -> None:
+    """Nobody has claimed meanwhile, so only the log can tell that its next sequence was used."""
+    sleeper, other = (tier.open(joins=True) for _ in range(2))
+    keys = [(f"broker/topic/{queue}", SegmentType.COMMIT_LOG, 0) for queue in range(2)]
+    put(sleeper, b"one", keys[0])
+    for _ in range(2):
+        put(other, b"two", keys[1])
+    state = other.state()
+    other.calls.put(other.key(state_name(state.sequence)), state.encoded())
+    tier.drop(log_name(2))
+    tier.runtime.clock.sleep(GRACE_MS / 1000)
+    put(sleeper, b"three", keys[0])
+    assert tier.open(claims=False).follow().segment(keys[0]).size == 8
 
 
 def test_a_writer_that_slept_till_its_sequence_was_deleted_is_fenced(tier: Tier) -> None:

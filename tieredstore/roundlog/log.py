@@ -407,6 +407,8 @@ class BrokerLog:
         """Append one entry for all tickets, after any that others have put first."""
         self._check()
         self._settle()
+        if self._joins and self._is_stale(self._listed_at):
+            self.follow()  # else a sequence that was used and deleted since would seem to be free
         drafts = [draft for ticket in tickets for draft in ticket.drafts]
         placed = place(drafts, inline_bytes_max=INLINE_BYTES_MAX)
         objects = self.put_data(placed.objects) if placed.objects else []
@@ -627,8 +629,8 @@ class BrokerLog:
         return state, True
 
     def _is_stale(self, listed_at: float) -> bool:
-        """Whether a listed entry may have been deleted since, and another put in its place by a
-        process that slept."""
+        """Whether an entry that was listed, or came right after, may have been deleted since, and
+        another put in its place by a process that slept."""
         return self.clock.monotonic() - listed_at > LISTED_SECONDS_MAX
 
     def _listed(self, sequence: int) -> tuple[list[tuple[int, ListedKey]], ListedKey | None]:
