@@ -773,6 +773,16 @@ def test_one_that_joined_and_slept_appends_where_the_log_ends_now(tier: Tier) ->
     assert tier.open(claims=False).follow().segment(keys[0]).size == 8
 
 
+def test_one_that_joins_a_bucket_without_a_log_counts_no_objects_there(tier: Tier) -> None:
+    """Only readers take them for segments, until an entry names them."""
+    taken = ("broker/topic/9", SegmentType.COMMIT_LOG, 0)
+    log = tier.open(joins=True, taken_in=lambda state: state.take_in(taken, "sealed", 3))
+    tier.runtime.clock.sleep(2)
+    assert not log.settled().segments
+    put(log, b"one")
+    assert contents(tier) == b"one"
+
+
 def test_a_writer_that_slept_till_its_sequence_was_deleted_is_fenced(tier: Tier) -> None:
     first = tier.open()
     put(first, b"one")

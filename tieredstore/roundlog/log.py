@@ -211,7 +211,7 @@ class BrokerLog:
                     with self.guard:
                         self._state = None  # it may have a part of an entry
                 raise
-            if not state.sequence:
+            if not state.sequence and not self.is_writer:  # a writer's entries follow the log alone
                 state = LogState()
                 self._taken_in(state)
             self._believe(state)
