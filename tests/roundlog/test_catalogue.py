@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.providers.object_kit import Bucket, Process
-from tieredstore.driver.metadata import DeleteTopic, MetadataStore, Put
+from tieredstore.driver.metadata import DeleteQueue, DeleteTopic, MetadataStore, Put
 from tieredstore.driver.provider import SegmentWrite, WritePair
 from tieredstore.model.errors import BackendUnavailableError, FencedError, MetadataError
-from tieredstore.model.values import SegmentRecord, SegmentType, TopicRecord
+from tieredstore.model.values import QueueRecord, SegmentRecord, SegmentType, TopicRecord
 from tieredstore.testing.faults import Fault
 from tieredstore.testing.metadata_contract import MetadataStoreContract
 
@@ -113,6 +113,23 @@ def test_a_change_that_may_have_landed_does_not_outlive_a_later_one() -> None:
     store.put(row(1))
     assert list(store.segments()) == [row(1)]
     assert list(opened(bucket.process(), read_only=True).segments()) == [row(1)]
+
+
+def test_a_deletion_that_may_have_landed_does_not_outlive_what_is_staged_later() -> None:
+    """The rows seem to be there still, so staging them seems to change nothing."""
+    bucket = Bucket()
+    process = bucket.process()
+    store = opened(process)
+    queue = QueueRecord(broker_name=BROKER, topic="TopicTest", queue_id=0)
+    store.put(TOPIC, queue)
+    process.client.faults.strike(Fault.AFTER)
+    with pytest.raises(BackendUnavailableError):
+        store.apply([DeleteQueue("TopicTest", 0), DeleteTopic("TopicTest")])
+    assert store.add_topic("TopicTest") == TOPIC
+    store.stage([Put(queue)])
+    store.apply([])
+    for each in (store, opened(bucket.process(), read_only=True)):
+        assert (list(each.topics()), list(each.queues())) == ([TOPIC], [queue])
 
 
 def test_a_fenced_writer_changes_nothing_and_closes() -> None:

@@ -90,7 +90,7 @@ class LogCatalogue(MemoryReads):
     def stage(self, changes: Iterable[Change]) -> None:
         checked = self._checked(changes)
         with self._tables_lock:
-            self._stage(_news(checked, self._open_tables()))
+            self._stage(_news(checked, self._open_tables(), doubtful=self._log.doubtful))
 
     @property
     def has_staged(self) -> bool:
@@ -100,9 +100,10 @@ class LogCatalogue(MemoryReads):
         self._refuse_reader()
         with self._tables_lock:
             tables = self._open_tables()
-            if topic not in tables.topics:
+            record = tables.topics.get(topic)
+            if record is None:
                 record = tables.new_topic(topic, reserve_hours, self._log.clock.now_ms())
-                self._stage(self._checked([Put(record)]))
+            self.stage([Put(record)])
             return tables.topics[topic]
 
     def close(self) -> None:
@@ -171,10 +172,12 @@ class LogCatalogue(MemoryReads):
         self._log.staged += changes
 
 
-def _news(changes: Iterable[Change], tables: Tables) -> list[Change]:
-    """The changes with an effect, and those that follow one on the same row."""
+def _news(
+    changes: Iterable[Change], tables: Tables, *, doubtful: Iterable[Change] = ()
+) -> list[Change]:
+    """The changes with an effect, and those that follow one on the same row, or a doubtful one."""
     found: list[Change] = []
-    touched: set[Hashable] = set()
+    touched: set[Hashable] = {_effect(change, tables)[0] for change in doubtful}
     for change in changes:
         row, is_there_so = _effect(change, tables)
         if not is_there_so or row in touched:

@@ -168,6 +168,12 @@ class BrokerLog:
         """Whether an append has failed, and its entry may have landed or may land later."""
         return not self._is_sending and self._doubt is not None
 
+    @property
+    def doubtful(self) -> Sequence[Change]:
+        """The changes of the entry that is in doubt, which may take effect later."""
+        doubt = self._doubt
+        return () if doubt is None or self._is_sending else doubt.entry.changes
+
     def state(self, *, recent: bool = False) -> LogState:
         """The state as last read; with `recent`, read again if others may have written since.
 
