@@ -216,3 +216,24 @@ def test_a_page_ends_before_what_a_round_wrote_that_is_damaged(there: Elsewhere,
         assert numbers(reader.get_message(TOPIC, 0, 3)) == [3]
         with pytest.raises(SegmentCorruptError, match="checksum"):
             reader.get_message(TOPIC, 0, 4)
+
+
+@pytest.mark.parametrize("what", ["gone", "cut short"])
+def test_a_page_ends_before_what_lies_in_an_object_that_is_lost(
+    there: Elsewhere, what: str
+) -> None:
+    there.broker.fill(3)
+    there.broker.put(3, first=3)
+    assert there.broker.store.flush()
+    with there.reader() as reader:
+        record = reader.get_message(TOPIC, 0, 5).messages[0].record
+    held = there.objects.held
+    with there.reader() as reader:
+        (key,) = (key for key, (data, _) in held.items() if record in data)
+        data, facts = held.pop(key)
+        if what == "cut short":
+            held[key] = data[:70], dataclasses.replace(facts, size=70)
+        assert numbers(reader.get_message(TOPIC, 0, 0)) == [0, 1, 2, 3]
+        assert numbers(reader.get_message(TOPIC, 0, 3)) == [3]
+        with pytest.raises(SegmentCorruptError, match=what):
+            reader.get_message(TOPIC, 0, 4)

@@ -141,23 +141,37 @@ class ObjectCalls:
 
     def ranges(self, wanted: Sequence[Range]) -> list[bytes]:
         """Each range, in order. Raises the first error if one cannot be read."""
+        found: list[bytes] = []
+        for answer in self.answers(wanted):
+            if isinstance(answer, TieredStoreError):
+                raise answer
+            found.append(answer)
+        return found
+
+    def answers(self, wanted: Sequence[Range]) -> list[bytes | TieredStoreError]:
+        """Each range or its error, in order."""
         pieces = [_pieces(of_object) for of_object in wanted]
         got = iter(self._got([piece for several in pieces for piece in several]))
-        found: list[bytes] = []
+        found: list[bytes | TieredStoreError] = []
         for several in pieces:
             whole: list[bytes] = []
+            error: TieredStoreError | None = None
             for piece in itertools.islice(got, len(several)):
                 if isinstance(piece, TieredStoreError):
-                    raise piece
-                whole.append(piece)
-            found.append(whole[0] if len(whole) == 1 else b"".join(whole))
+                    error = error or piece
+                else:
+                    whole.append(piece)
+            found.append(error or (whole[0] if len(whole) == 1 else b"".join(whole)))
         return found
 
     def _got(self, requests: Sequence[Range]) -> Sequence[bytes | TieredStoreError]:
-        if len(requests) == 1:
-            only = requests[0]
+        if len(requests) != 1:
+            return self.client.get_ranges(requests) if requests else []
+        only = requests[0]
+        try:
             return [self.client.get_range(only.key, only.start, only.length)]
-        return self.client.get_ranges(requests) if requests else []
+        except TieredStoreError as error:
+            return [error]
 
     def nonce(self) -> str:
         """Unique in this process and among all others."""

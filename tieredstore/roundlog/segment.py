@@ -116,12 +116,7 @@ class LogSegment(FileSegment):
         except SegmentNotFoundError:  # merged, sealed or deleted since
             log.check_writer()  # if not by us, then by a newer writer
             pieces = self._pieces(log, log.follow(), position, length)
-        try:
-            return self._joined(log, pieces, position)
-        except SegmentNotFoundError as error:
-            raise SegmentCorruptError(
-                self.path, f"an object is gone: {error.path}", position=position
-            ) from error
+        return self._joined(log, pieces, position, is_newest=True)
 
     def _pieces(
         self, log: BrokerLog, state: LogState, position: int, length: int
@@ -166,16 +161,17 @@ class LogSegment(FileSegment):
             raise SegmentCorruptError(self.path, "no entry says where it lies", position=at)
         return pieces
 
-    def _joined(self, log: BrokerLog, pieces: Sequence[_Piece], position: int) -> bytes:
+    def _joined(
+        self, log: BrokerLog, pieces: Sequence[_Piece], position: int, *, is_newest: bool = False
+    ) -> bytes:
         """Read the pieces and join them; whole extents are checked against their checksums. An
-        error names the first position in the segment that is in doubt."""
-        try:
-            found = log.calls.ranges([Range(each.key, each.start, each.length) for each in pieces])
-        except OffsetOutOfRangeError as error:
-            raise SegmentCorruptError(
-                self.path, f"an object is cut short: {error}", position=self.base
-            ) from error
-        for piece, data in zip(pieces, found, strict=True):
+        error names the first position in the segment that is in doubt. SegmentNotFoundError if an
+        object is gone, unless the pieces are the newest: then it is lost."""
+        answers = log.calls.answers([Range(each.key, each.start, each.length) for each in pieces])
+        found: list[bytes] = []
+        for piece, data in zip(pieces, answers, strict=True):
+            if isinstance(data, TieredStoreError):
+                raise self._failure(data, position, is_newest=is_newest)
             view = memoryview(data)
             for start, length, crc in piece.checks:
                 if crc32c(data if length == len(data) else view[start : start + length]) != crc:
@@ -183,8 +179,23 @@ class LogSegment(FileSegment):
                     raise SegmentCorruptError(
                         self.path, f"{place} have another checksum", position=position + start
                     )
+            found.append(data)
             position += piece.length
         return found[0] if len(found) == 1 else b"".join(found)
+
+    def _failure(
+        self, error: TieredStoreError, position: int, *, is_newest: bool
+    ) -> TieredStoreError:
+        """What it means for the segment that an object cannot be read."""
+        if isinstance(error, OffsetOutOfRangeError):
+            reason = f"an object is cut short: {error}"
+        elif isinstance(error, SegmentNotFoundError) and is_newest:
+            reason = f"an object is gone: {error.path}"
+        else:
+            return error
+        failure = SegmentCorruptError(self.path, reason, position=position)
+        failure.__cause__ = error
+        return failure
 
     # Writing
 
