@@ -12,7 +12,7 @@ import pytest
 from tests.every_step import every_step
 from tests.providers.object_kit import StruckClient
 from tests.roundlog.log_kit import BROKER, LAYOUT, Killed, KillingClient, Tier, key_of
-from tieredstore.driver.runtime import InlinePool
+from tieredstore.driver.runtime import InlinePool, ManualClock
 from tieredstore.model.errors import (
     BackendUnavailableError,
     FencedError,
@@ -494,6 +494,26 @@ def test_dead_objects_are_deleted_when_readers_have_had_their_time() -> None:
     entries = [Entry.decoded(tier.objects.held[key][0], key) for key in log_keys(tier, log)]
     dropped = [name for entry in entries for name in entry.dropped if name.startswith("data/")]
     assert sorted(dropped) == [key.removeprefix(log.prefix) for key in data]
+    tier.check()
+
+
+def test_a_clock_that_is_set_back_delays_the_deletion_of_no_object_that_dies_later() -> None:
+    tier = Tier()
+    log, _ = tier.opened()
+    upkeep = Upkeep(log)
+    ahead_ms = 365 * 24 * 3_600_000
+    tier.clock._start_ms += ahead_ms
+    for _ in range(2):  # before the clock is set back, and after
+        write_rounds(tier, log, 1, size=9 * MIB // 5)  # more than fits in an entry
+        data = tier.objects.held_keys(log.key("data/"))
+        for key in list(tier.acknowledged):
+            tier.delete(log, key)
+        write_rounds(tier, log, 32)
+        run(upkeep)
+        tier.clock.advance(GRACE_MS)
+        run(upkeep)
+        assert not set(data) & set(tier.objects.held_keys(log.key("data/")))
+        tier.clock._start_ms = ManualClock()._start_ms
     tier.check()
 
 

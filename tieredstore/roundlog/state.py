@@ -214,7 +214,7 @@ class LogState:
         growth = _Growth.of(entry.extents) if not entry.merged else _Growth.none()
         self._check(entry, growth)
         self.sequence, self.epoch = entry.sequence, entry.epoch
-        self.time_ms = max(self.time_ms, entry.time_ms)
+        self.time_ms = entry.time_ms
         if entry.changes:
             self._settle_rows()
             self._tables.apply(entry.changes)

@@ -286,7 +286,7 @@ class Upkeep:
         self._set_aside: set[int] = set()  # chunks of merges that met damaged bytes
         self._states: list[int] | None = None  # those kept, ascending; None before they were listed
         self._dropped: set[str] = set()  # deleted, but no entry says so yet
-        self._released_ms = 0
+        self._released_at = float("-inf")
 
     def step(self) -> bool:
         """Do what is due next. True if anything was done: then more may be due."""
@@ -422,7 +422,8 @@ class Upkeep:
         """Delete objects that have been dead long enough. The next entry says so."""
         broker = self._log
         now_ms = broker.clock.now_ms()
-        is_time = now_ms >= self._released_ms + GRACE_MS
+        since_s = broker.clock.monotonic() - self._released_at
+        is_time = since_s * 1000 >= GRACE_MS
         states = self._states or []
         # An entry is needed until every kept state includes it.
         needed = log_name(states[0] + 1 if len(states) >= STATES_KEPT else 1)
@@ -444,7 +445,7 @@ class Upkeep:
         some = due[:KEYS_PER_REQUEST]
         broker.calls.delete([broker.key(name) for name in some])
         self._dropped.update(some)
-        self._released_ms = now_ms
+        self._released_at = broker.clock.monotonic()
         return True
 
 
