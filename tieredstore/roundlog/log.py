@@ -413,11 +413,11 @@ class BrokerLog:
         """Append one entry for all tickets, after any that others have put first."""
         self._check()
         self._settle()
-        if self._joins and self._is_stale(self._listed_at):
-            self.follow()  # else a sequence that was used and deleted since would seem to be free
         drafts = [draft for ticket in tickets for draft in ticket.drafts]
         placed = place(drafts, inline_bytes_max=INLINE_BYTES_MAX)
         objects = self.put_data(placed.objects) if placed.objects else []
+        if self._joins and self._is_stale(self._listed_at):
+            self.follow()  # else a sequence that was used and deleted since would seem to be free
         for _ in range(MEETINGS_MAX):
             sent = self._composed(drafts, placed, objects)
             if sent is None or self._send(sent, looks=looks):
