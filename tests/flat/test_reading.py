@@ -495,6 +495,26 @@ def test_a_wrong_number_in_the_oldest_record_hides_no_message(bit: int) -> None:
     assert read(again, first + 1).end_offset == 12
 
 
+@pytest.mark.parametrize("bit", [1, 1 << 4, 1 << 9, 1 << 40, 1 << 63])
+def test_a_wrong_place_in_the_oldest_message_s_unit_hides_no_message(bit: int) -> None:
+    """With a flipped bit it seems to have expired."""
+    tier = OneQueue(log_bytes=400)
+    file = tier.open()
+    file.start_at(0)
+    fill(file, numbered(0, 12))
+    file.log.drop(file.log.segments[:2])
+    first = file.min_offset
+    unit = tier.provider.held[QUEUE, 0]
+    at = first * UNIT_BYTES
+    place = int.from_bytes(unit[at : at + 8], "big")
+    unit[at : at + 8] = (place ^ bit).to_bytes(8, "big")
+    again = tier.open()
+    assert again.min_offset == first
+    with pytest.raises(SegmentCorruptError):
+        read(again, first)
+    assert read(again, first + 1).end_offset == 12
+
+
 def test_the_oldest_record_is_believed_where_its_unit_cannot_be_read() -> None:
     tier = OneQueue(log_bytes=400, queue_units=4)
     file = tier.open()
