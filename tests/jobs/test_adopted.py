@@ -14,6 +14,7 @@ from tests.jobs.written_tier import WrittenTier, posix_config
 from tieredstore.access.reader import TieredReader
 from tieredstore.access.store import TieredMessageStore
 from tieredstore.driver.runtime import Runtime
+from tieredstore.index.watermarks import QueueId, Watermarks
 from tieredstore.local.config import LocalConfig
 from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.config import StoreConfig
@@ -134,3 +135,39 @@ def test_the_index_of_rocketmq_has_no_keys_of_what_its_tier_adopts(tmp_path: Pat
         if not has_begun:
             with WrittenTier(config=target).open() as parts:
                 parts.index.start()
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_damaged_file_of_rocketmq_s_index_does_not_say_how_many_slots_there_are(
+    tmp_path: Path, is_cut: bool
+) -> None:
+    source = posix_config(tmp_path / "old")
+    WrittenTier(config=source).add("Orders", 0, 20)
+    target = copy_of_golden(tmp_path / "java")
+    *_, newest = sorted(Path(target.path).rglob("rmq_sys_INDEX/0/INDEX/*"), key=base_of)
+    data = newest.read_bytes()
+    newest.write_bytes(data[:-80] if is_cut else bytes(len(data)))
+    moved(source, target, adopt=True, cut_over=True)
+    with WrittenTier(config=target).open() as parts:
+        assert Watermarks(parts.metadata, target.broker_name).slot_count() == 64
+
+
+def test_an_index_of_ours_without_notes_is_not_taken_for_whole_by_an_adoption(
+    tmp_path: Path,
+) -> None:
+    """As after RocketMQ has written the catalogue. All keys are put again at the next start."""
+    source, target = posix_config(tmp_path / "old"), posix_config(tmp_path / "new")
+    WrittenTier(config=source).add("Orders", 0, 20)
+    tier = WrittenTier(config=target)
+    tier.add("Mine", 0, 20, seal=True)
+    with tier.open() as parts:
+        parts.metadata.apply(Watermarks(parts.metadata, target.broker_name).everything())
+    moved(source, target, adopt=True, cut_over=True)
+    with tier.open() as parts:
+        marks = Watermarks(parts.metadata, target.broker_name)
+        (topic,) = (each for each in parts.metadata.topics() if each.topic == "Mine")
+        assert marks.of_queue("Mine", QueueId(topic.topic_id, 0)) == 0
+
+
+def base_of(file: Path) -> int:
+    return int(file.name[8:])

@@ -680,6 +680,11 @@ def slot_count_of(segment: FileSegment) -> int:
     return _layout(segment)[0]
 
 
+def has_footer_of_ours(segment: FileSegment) -> bool:
+    """Whether we made an uploaded index file; raises if it cannot be read."""
+    return isinstance(footer_or_header(segment.read, segment.size(), path=segment.path), Footer)
+
+
 def _layout(segment: FileSegment) -> tuple[int, int, int, int, int]:
     """The slot count, begin and end time, and where the items begin and end."""
     size = segment.size()

@@ -18,7 +18,7 @@ from uuid import uuid4
 from tieredstore.access.audit import TierFacts, orphan_findings
 from tieredstore.access.log_mark import LOG_MARK
 from tieredstore.access.queue_upload import history_note
-from tieredstore.access.rebuild import slot_count_of
+from tieredstore.access.rebuild import has_footer_of_ours, slot_count_of
 from tieredstore.access.wiring import (
     catalogue_of,
     claim,
@@ -85,6 +85,8 @@ from tieredstore.model.errors import (
     BackendRefusedError,
     InvalidConfigError,
     MetadataError,
+    OffsetOutOfRangeError,
+    SegmentError,
     TieredStoreError,
     system_says,
 )
@@ -687,20 +689,30 @@ def _index_taken_over(
     target: StoreConfig, metadata: MetadataStore, provider: SegmentProvider
 ) -> list[Change]:
     """Changes that say of RocketMQ's index which queues it has. Without such notes it counts as one
-    that has every message, also those of the queues that come now."""
-    marks = watermarks.Watermarks(metadata, target.broker_name)
+    that has every message, also those of the queues that come now.
+
+    An index of ours whose notes are lost is not taken over: what it has is unknown, so a broker
+    puts all again.
+    """
+    marks, folder = watermarks.Watermarks(metadata, target.broker_name), LocalFolder(target)
+    begins = folder.begins()
     rows = metadata.segments(index_queue_path(target.broker_name), SegmentType.INDEX)
     whole = [row for row in rows if row.size]
-    if marks.slot_count() is not None or not (whole or LocalFolder(target).begins()):
+    if marks.slot_count() is not None or not (whole or begins):
         return []
-    slots = target.index_slot_count
-    if whole:
-        with provider.open(*whole[-1].key) as segment:
-            slots = slot_count_of(segment)
-    return [
-        marks.sizes(slot_count=slots, item_capacity=target.index_item_count),
-        *marks.adopted(now_ms=worker_runtime().clock.now_ms()),
-    ]
+    is_ours = any(map(folder.is_ours, begins))
+    slots, wanted = Counter[int](), target.index_slot_count
+    for row in whole:
+        with provider.open(*row.key) as segment:
+            try:
+                slots[slot_count_of(segment)] += 1
+                is_ours |= has_footer_of_ours(segment)
+            except (SegmentError, OffsetOutOfRangeError) as error:
+                log.warning("how many slots an index file has is not known: %s", error)
+    # A file of RocketMQ that is cut seems to have fewer.
+    most = wanted if wanted in slots else max(slots, key=slots.__getitem__, default=wanted)
+    sizes = marks.sizes(slot_count=most, item_capacity=target.index_item_count)
+    return [sizes, *([] if is_ours else marks.adopted(now_ms=worker_runtime().clock.now_ms()))]
 
 
 def _queue(queue: SourceQueue, target: StoreConfig) -> Iterator[Change]:
