@@ -169,5 +169,27 @@ def test_an_index_of_ours_without_notes_is_not_taken_for_whole_by_an_adoption(
         assert marks.of_queue("Mine", QueueId(topic.topic_id, 0)) == 0
 
 
+@pytest.mark.parametrize("topics", [(), ("a", "b")])
+def test_what_an_adopting_tier_has_under_the_name_of_an_old_copy_stays(
+    tmp_path: Path, topics: tuple[str, ...]
+) -> None:
+    """The source has deleted the topic since it was copied, and the target has made its own."""
+    source, target = posix_config(tmp_path / "old"), posix_config(tmp_path / "new")
+    gone, mine = WrittenTier(config=source), WrittenTier(config=target)
+    gone.add("a", 0, 5)
+    gone.add("b", 0, 5)
+    mine.add("c", 0, 5)
+    moved(source, target, adopt=True, topics=topics)
+    gone.delete("a")
+    gone.add("a", 1, 5)  # so that the name is still one of the source
+    for copy in [*Path(target.path).rglob("a/0/*/*")]:
+        copy.unlink()
+    mine.add("a", 0, 7)
+    assert moved(source, target, adopt=True, topics=topics, cut_over=True).facts["cut_over"]
+    with TieredReader(target) as reader:
+        assert len(list(reader.messages("a", 0))) == 7
+        assert len(list(reader.messages("b", 0))) == 5
+
+
 def base_of(file: Path) -> int:
     return int(file.name[8:])

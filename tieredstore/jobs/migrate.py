@@ -348,14 +348,18 @@ class _Finish:
         """Delete copies that the target's catalogue will not name: of what is no longer part of the
         source, or of topics that only earlier runs moved. A new queue of such a name would be
         stopped by them. An empty segment may have the name of an earlier one that was not."""
-        there = {target_key(row, self._job.target) for row in tier.rows() if row.size}
-        for key in self._plan.known.keys() - there:
-            # Of topics that this run leaves out, an adopting tier may have its own queues by now.
-            if self._job.adopt and not self._job.moves(key[0]):
-                continue
-            journal.add(key, Copied(0, 0))
-            with self._job.target_provider().open(*key) as segment:
-                segment.delete()
+        job, provider = self._job, self._job.target_provider()
+        there = {target_key(row, job.target) for row in tier.rows() if row.size}
+        with _catalogue_in(job.target, provider) as metadata:
+            for key in self._plan.known.keys() - there:
+                # An adopting tier may have queues of its own under these names by now, and of
+                # topics that this run leaves out it may begin some at any time.
+                is_own = metadata is not None and metadata.segment(*key) is not None
+                if job.adopt and (is_own or not job.moves(key[0])):
+                    continue
+                journal.add(key, Copied(0, 0))
+                with provider.open(*key) as segment:
+                    segment.delete()
 
     def _lines(self) -> list[str]:
         copied = counted(self._counts["copied"], "segment")
