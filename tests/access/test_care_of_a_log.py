@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from tieredstore.access.rebuild import NewerCatalogueError, RebuildReport, rebui
 from tieredstore.access.wiring import written_catalogue
 from tieredstore.codec.message import decode_message
 from tieredstore.driver.metadata import Change, MetadataStore
+from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.model.errors import BackendRefusedError
 from tieredstore.model.values import SegmentType, StorageLevel
 from tieredstore.providers.object_provider import ObjectProvider
@@ -218,9 +219,7 @@ def test_a_log_that_is_lost_is_made_from_what_was_merged(
     assert len(told) - 3 <= len(found) < len(told)
 
 
-def test_what_was_lost_with_a_log_is_told_by_the_rebuild_that_ends(
-    broker: Machine, other: Machine, objects: MemoryObjects
-) -> None:
+def lose_a_merged_log(broker: Machine, objects: MemoryObjects) -> None:
     for number in range(ROUNDS_MERGED):
         broker.put(1, first=number)
         flush(broker)
@@ -228,6 +227,24 @@ def test_what_was_lost_with_a_log_is_told_by_the_rebuild_that_ends(
         pass
     for key in (*keys(objects, "/log/"), *keys(objects, "/state/")):
         del objects.held[key]
+
+
+def test_what_was_lost_with_a_log_is_told_once_if_the_catalogue_is_elsewhere(
+    broker: Machine, other: Machine, objects: MemoryObjects, tmp_path: Path
+) -> None:
+    """Rows may go to a catalogue of the settings, and only the bytes to the log."""
+    lose_a_merged_log(broker, objects)
+    with closing(JsonMetadataStore.open(tmp_path / "elsewhere.json")) as metadata:
+        report = rebuild(metadata, other.own, other.config, other.runtime, takes_in=True)
+        assert any("were not merged yet are gone" in problem for problem in report.problems)
+        with pytest.raises(NewerCatalogueError):
+            rebuild(metadata, other.own, other.config, other.runtime, takes_in=True)
+
+
+def test_what_was_lost_with_a_log_is_told_by_the_rebuild_that_ends(
+    broker: Machine, other: Machine, objects: MemoryObjects
+) -> None:
+    lose_a_merged_log(broker, objects)
 
     def killed(_: Iterable[Change]) -> None:
         raise SimulatedCrash

@@ -169,11 +169,7 @@ def rebuild(
     ids = topic_ids_of(queues, index, slot_count=slots) | known_ids
     topics, new = _numbered(queues, ids, index)
     rows = [*(row for queue in queues for row in queue.rows), *index.rows]
-    changes: list[Change] = [
-        *restored,
-        *taken.changes,
-        *_topic_changes(topics, index, known, runtime),
-    ]
+    changes: list[Change] = [*restored, *_topic_changes(topics, index, known, runtime)]
     changes += [Put(queue.record) for queue in queues if known.queue(*queue.record.key) is None]
     changes += [Put(row) for row in _merged(rows, present)]
     expired = _expired(present, listed, wholly=known is not metadata)
@@ -185,6 +181,7 @@ def rebuild(
     if not known.notes("index"):
         changes += _index_changes(queues, index, ids, config)
     (apply or metadata.apply)(changes)
+    taken.told()
     problems = [f"{queue.file.path}: {queue.problem}" for queue in queues if queue.problem]
     if known is not metadata:
         problems += _shorter(ends, known_ends)

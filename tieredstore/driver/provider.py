@@ -126,17 +126,21 @@ class Fence:
         return f"fenced by epoch {self.epoch} since {since}"
 
 
+def _nothing_to_note() -> None:
+    pass
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakenIn:
     """The segments that a provider has taken in, and those that it knows to be lost.
 
-    The rebuild makes the `changes` with its own: until then the losses are told again.
+    The rebuild calls `told` once its own change is made: until then the losses are told again.
     """
 
     segment_count: int = 0
     size: int = 0
     losses: tuple[str, ...] = ()
-    changes: tuple[Change, ...] = ()
+    told: Callable[[], None] = _nothing_to_note
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -149,6 +149,10 @@ def untold(log: BrokerLog) -> list[str]:
         return msgspec.json.decode(noted, type=list[str])
 
 
+def forget_untold(log: BrokerLog) -> None:
+    log.append([Draft(changes=[DeleteNote(UNTOLD, log.broker)])])
+
+
 def _lost_below(log: BrokerLog) -> int | None:
     """Data objects of epochs below this one belong to a lost log; None if no log was lost."""
     state = log.settled()

@@ -5,9 +5,10 @@ bucket, at RocketMQ's keys, or those of a tier whose log is lost, including thos
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from typing import Final
 
-from tieredstore.driver.metadata import DeleteNote
 from tieredstore.driver.object_client import ListedKey
 from tieredstore.driver.provider import TakenIn
 from tieredstore.roundlog import salvage
@@ -65,12 +66,13 @@ def take_in(log: BrokerLog) -> TakenIn:
         size += sum(sealed.size for sealed in taken)
     salvaged = salvage.finish(log, told)
     untold = salvage.untold(log)
-    return TakenIn(
+    done = TakenIn(
         segment_count=count + salvaged.segment_count,
         size=size + salvaged.size,
         losses=tuple(salvaged.losses or untold),
-        changes=(DeleteNote(salvage.UNTOLD, log.broker),) if untold else (),
     )
+    # The note is the log's own, whatever catalogue the rebuild writes.
+    return replace(done, told=partial(salvage.forget_untold, log)) if untold else done
 
 
 def into(state: LogState, calls: ObjectCalls, layout: ObjectLayout, broker: str) -> None:
