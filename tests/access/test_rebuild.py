@@ -229,6 +229,17 @@ def test_a_segment_between_others_that_the_catalogue_lost_is_added(
     assert tier.audit().findings == ()
 
 
+def test_two_segments_in_a_row_that_the_catalogue_lost_are_added(tier: GoldenTier) -> None:
+    before = sizes(tier)
+    for base in (400, 800):
+        tier.metadata.delete_segment(f"{BROKER}/GoldAa/0", QUEUE, base)
+    details = [found.detail for found in tier.audit().left]
+    assert ["a rebuild would add it" in detail for detail in details] == [True, True]
+    tier.rebuild()
+    assert sizes(tier) == before
+    assert tier.audit().findings == ()
+
+
 def test_what_is_not_sound_is_told(tier: GoldenTier) -> None:
     file = tier.file("GoldAa/0", LOG, 41521)
     file.write_bytes(file.read_bytes()[:-10])

@@ -355,9 +355,20 @@ def _spare(key: SegmentKey, size: int, facts: TierFacts) -> tuple[str, bool]:
         return "other segments have all of these bytes", True
     if base >= rows[-1].end_offset:
         return "newer than what the catalogue has; a rebuild would add it", False
-    if fits_between(rows, base, size):
+    begin = _begin_of_lost(key, rows, facts)
+    if fits_between(rows, begin, base + size - begin):
         return "between what other segments have; a rebuild would add it", False
     return "between what other segments have, but not next to them", False
+
+
+def _begin_of_lost(key: SegmentKey, rows: Sequence[SegmentRecord], facts: TierFacts) -> int:
+    """Where the segments without a row begin of which this one is the last: where the row before
+    them ends, or this one's base if they do not join there."""
+    path, kind, base = key
+    at = begin = max((row.end_offset for row in rows if row.base_offset < base), default=base)
+    while at < base and (found := (path, kind, at)) in facts.unnamed and facts.sizes[found]:
+        at += facts.sizes[found]
+    return begin if at == base else base
 
 
 def log_findings(provider: SegmentProvider, broker: str) -> Iterator[Finding]:
