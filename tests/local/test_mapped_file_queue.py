@@ -184,6 +184,27 @@ def test_a_trailing_file_of_zeros_is_tolerated(tmp_path: Path) -> None:
     assert (tmp_path / "q" / f"{64:020d}").read_bytes() == b"\1" * 36 + bytes(28)
 
 
+def test_a_truncation_that_is_stopped_leaves_no_gap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = a_queue(tmp_path)
+    queue.append(bytes(250))
+    deleted: list[str] = []
+    real_unlink = os.unlink
+
+    def unlink(path: str) -> None:
+        if deleted:
+            raise KeyboardInterrupt
+        deleted.append(path)
+        real_unlink(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", unlink)
+        with pytest.raises(KeyboardInterrupt):
+            queue.truncate_dirty(10)
+    assert names(tmp_path) == [0, 64, 128]
+
+
 def test_truncation_at_a_boundary_keeps_the_full_file(tmp_path: Path) -> None:
     put_files(tmp_path, 0, 64)
     queue = a_queue(tmp_path)

@@ -584,6 +584,34 @@ def test_a_queue_whose_repair_was_cut_short_is_repaired_by_the_next_opening(
     store.shutdown()
 
 
+def test_a_queue_that_was_half_removed_for_its_repair_is_repaired_by_the_next_opening(
+    whole: tuple[Path, list[Ack]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, acks = whole
+    root = tmp_path / "store"
+    shutil.copytree(source, root)
+    nth("consumequeue/Orders/0", 1)(root)
+    (root / "config" / "tieredstore-queues.json").unlink()
+    store = LocalMessageStore(a_config(root), Runtime.inline())
+    removed: list[Path] = []
+    real_unlink = os.unlink
+
+    def unlink(path: str) -> None:
+        if removed:
+            raise KeyboardInterrupt
+        removed.append(Path(path))
+        real_unlink(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", unlink)
+        with pytest.raises(KeyboardInterrupt):
+            store.load()
+    assert removed[0].parent == root / "consumequeue" / "Orders" / "0"
+    store = opened(root)
+    check_acks(store, acks)
+    assert check_agreement(store) == len(acks)
+
+
 def _lights_out(*_: object) -> None:
     raise KeyboardInterrupt
 

@@ -417,7 +417,8 @@ class ConsumeQueue:
         self._files.close()
 
     def destroy(self) -> None:
-        """Delete the queue and its directory, oldest files first: a crash leaves a valid queue."""
+        """Delete the queue and its directory, newest files first: a crash leaves the beginning of
+        the queue, so that a repair shows what is missing."""
         with self._guard:
             self._min = self._max = self._last_log_end = 0
             self._files.destroy()

@@ -252,7 +252,7 @@ class MappedFileQueue:
                     kept = self._files[:1]
                 gone = (*self._files[len(kept) :], *self._spares)
                 self._files, self._spares = kept, []
-                self._destroy(gone)
+                self._destroy(gone[::-1])
             if kept and offset < kept[-1].end_offset:
                 kept[-1].truncate_to(max(0, offset - kept[-1].start_offset))
             self._flushed = self.max_offset
@@ -289,7 +289,7 @@ class MappedFileQueue:
         """Delete every file, and the directory if nothing else is in it."""
         self._drop_spares()
         files, self._files = self._files, ()
-        self._destroy(files)
+        self._destroy(files[::-1])
         self._flushed = 0
         if os.path.isdir(self.directory) and not os.listdir(self.directory):
             os.rmdir(self.directory)
@@ -317,9 +317,11 @@ class MappedFileQueue:
     def _drop_spares(self) -> None:
         with self._grow_guard:
             spares, self._spares = tuple(self._spares), []
-        self._destroy(spares)
+        self._destroy(spares[::-1])
 
     def _destroy(self, files: tuple[MappedFile, ...]) -> None:
+        """Delete files in this order. A crash must leave no gap, and of a run that is cut or
+        removed the beginning."""
         for file in files:
             file.destroy()
         if files:
