@@ -122,6 +122,18 @@ def test_a_younger_file_keeps_older_ones_behind_it(shop: Opener) -> None:
     assert one.retention.step() == 0
 
 
+def test_files_that_an_operator_deleted_keep_no_others(shop: Opener) -> None:
+    """Somebody who needs room at once deletes the oldest files by hand."""
+    one = shop()
+    one.touch(4, hours_ago=100)
+    for file in one.log.queue.files[:2]:
+        os.unlink(file.path)
+    assert one.retention.step() == 4
+    minimum = one.store.min_offset(TOPIC, 0)
+    assert minimum is not None
+    assert one.store.get_message(TOPIC, 0, minimum).messages[0].log_offset == 4 * FILE_BYTES
+
+
 def test_the_last_file_never_goes(shop: Opener) -> None:
     one = shop(delete_count_max=1_000)
     one.touch(one.files_before, hours_ago=1_000)

@@ -417,6 +417,14 @@ def disk_used_percent(path: str | os.PathLike[str]) -> int:
     return -(-usage.used * 100 // max(1, usage.used + usage.free))
 
 
+def _written_ms(path: str) -> int:
+    """When a file was last written; 0 if an operator has deleted it."""
+    try:
+        return os.stat(path).st_mtime_ns // 1_000_000
+    except FileNotFoundError:
+        return 0
+
+
 class Retention:
     """Deletes old log files, oldest first, never the last.
 
@@ -492,7 +500,7 @@ class Retention:
         expired_before = self._clock.now_ms() - config.reserve_hours * HOUR_MS
         count = 0
         for file in candidates:
-            if os.stat(file.path).st_mtime_ns // 1_000_000 >= expired_before:
+            if _written_ms(file.path) >= expired_before:
                 if used <= config.disk_clean_percent:
                     break
                 log.warning("%s goes before its time: the disk is full to %d %%", file.path, used)
