@@ -758,11 +758,19 @@ def test_those_that_join_append_side_by_side(tier: Tier) -> None:
         assert log.follow().epoch == 1
 
 
-def test_one_that_joined_and_slept_appends_where_the_log_ends_now(tier: Tier) -> None:
+@pytest.mark.parametrize("in_doubt", [False, True])
+def test_one_that_joined_and_slept_appends_where_the_log_ends_now(
+    tier: Tier, in_doubt: bool
+) -> None:
     """Nobody has claimed meanwhile, so only the log can tell that its next sequence was used."""
     sleeper, other = (tier.open(joins=True) for _ in range(2))
     keys = [(f"broker/topic/{queue}", SegmentType.COMMIT_LOG, 0) for queue in range(2)]
     put(sleeper, b"one", keys[0])
+    if in_doubt:
+        tier.clients[0].mood = outage(False, 3)
+        with pytest.raises(BackendUnavailableError):
+            put(sleeper, b"lost", keys[0])
+        assert sleeper.in_doubt
     for _ in range(2):
         put(other, b"two", keys[1])
     state = other.state()
@@ -770,7 +778,7 @@ def test_one_that_joined_and_slept_appends_where_the_log_ends_now(tier: Tier) ->
     tier.drop(log_name(2))
     tier.runtime.clock.sleep(GRACE_MS / 1000)
     put(sleeper, b"three", keys[0])
-    assert tier.open(claims=False).follow().segment(keys[0]).size == 8
+    assert tier.open(claims=False).follow().segments[1].size == 8
 
 
 def test_one_that_joins_a_bucket_without_a_log_counts_no_objects_there(tier: Tier) -> None:
@@ -781,6 +789,34 @@ def test_one_that_joins_a_bucket_without_a_log_counts_no_objects_there(tier: Tie
     assert not log.settled().segments
     put(log, b"one")
     assert contents(tier) == b"one"
+
+
+@pytest.mark.parametrize("has_landed", [True, False])
+def test_one_that_joined_reads_on_while_an_entry_of_its_own_is_in_doubt(
+    tier: Tier, has_landed: bool
+) -> None:
+    log, other = (tier.open(joins=True) for _ in range(2))
+    keys = [(f"broker/topic/{queue}", SegmentType.COMMIT_LOG, 0) for queue in range(2)]
+    put(log, b"one", keys[0])
+
+    def mood(name: str, key: str, is_done: bool) -> None:
+        if is_done is has_landed or name == "head":
+            raise BackendUnavailableError(key, name, "down")
+
+    tier.clients[0].mood = mood
+    with pytest.raises(BackendUnavailableError):
+        put(log, b"two", keys[0])
+    tier.clients[0].mood = lambda *_: None
+    put(other, b"three", keys[1])
+    log.follow()
+    size = log.settled().segments[1].size
+    assert size == (6 if has_landed else 3)
+    assert not log.in_doubt
+    put(log, b"four", keys[0])
+    assert [contents(tier, key) for key in keys] == [
+        b"onetwofour" if has_landed else b"onefour",
+        b"three",
+    ]
 
 
 def test_a_writer_that_slept_till_its_sequence_was_deleted_is_fenced(tier: Tier) -> None:

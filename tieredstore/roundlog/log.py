@@ -227,8 +227,10 @@ class BrokerLog:
 
     def _believe(self, state: LogState) -> None:
         with self.guard:
-            if state is not self._state and self.staged:
+            if self.staged:  # newer than what was read
                 state.tables.apply(self.staged)
+            if self._doubt is not None and self._doubt.entry.sequence <= state.sequence:
+                self._doubt = None  # a newer state replaces what has its sequence: ours, or not
             self._state, self._listed_at = state, self.clock.monotonic()
 
     def key(self, name: str) -> str:
@@ -416,8 +418,7 @@ class BrokerLog:
         drafts = [draft for ticket in tickets for draft in ticket.drafts]
         placed = place(drafts, inline_bytes_max=INLINE_BYTES_MAX)
         objects = self.put_data(placed.objects) if placed.objects else []
-        if self._joins and self._is_stale(self._listed_at):
-            self.follow()  # else a sequence that was used and deleted since would seem to be free
+        self._follow_others()
         for _ in range(MEETINGS_MAX):
             sent = self._composed(drafts, placed, objects)
             if sent is None or self._send(sent, looks=looks):
@@ -484,7 +485,15 @@ class BrokerLog:
         """Send again an entry whose outcome is unknown."""
         if self._doubt is not None:
             self._check()
+            self._follow_others()
+        if self._doubt is not None:
             self._send(self._doubt)
+
+    def _follow_others(self) -> None:
+        """Before an entry is put: a sequence that others have used, and whose entry was deleted
+        since, would seem to be free."""
+        if self._joins and self._is_stale(self._listed_at):
+            self.follow()
 
     def check_writer(self) -> None:
         """Raise FencedError if this process was the writer and no longer is. This asks the bucket;
@@ -632,7 +641,16 @@ class BrokerLog:
                 self._refuse_overtaken(entry.epoch)
                 with self.guard:
                     state.fold(entry)
+                    self._settle_with(entry)
         return state, True
+
+    def _settle_with(self, entry: Entry) -> None:
+        """If our entry in doubt has this sequence, this says what became of it."""
+        sent = self._doubt
+        if sent is not None and sent.entry.sequence == entry.sequence:
+            if sent.entry.nonce == entry.nonce:
+                del self.staged[: sent.staged]
+            self._doubt = None
 
     def _is_stale(self, listed_at: float) -> bool:
         """Whether an entry that was listed, or came right after, may have been deleted since, and
