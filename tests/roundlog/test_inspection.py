@@ -8,7 +8,7 @@ import pytest
 
 from tests.providers.object_kit import CLUSTER, PATH, Bucket, Process
 from tieredstore.driver.object_client import ObjectFacts
-from tieredstore.driver.provider import Leftover
+from tieredstore.driver.provider import LOAD_MS_MAX, Leftover
 from tieredstore.driver.runtime import ManualClock, Runtime
 from tieredstore.model.values import SegmentType
 from tieredstore.roundlog import inspection, upkeep
@@ -140,6 +140,33 @@ def test_abandoned_uploads_are_leftovers() -> None:
     lived.writer.provider.remove_leftovers(found)
     assert lived.found() == []
     assert not lived.bucket.objects.uploads
+
+
+@pytest.mark.parametrize("below", [".rounds", ".staged"])
+def test_an_upload_of_a_load_may_be_under_way_for_a_day(below: str) -> None:
+    """Loads hold no lock, and a claim does not end them."""
+    lived = Lived()
+    lived.writer.provider.remove_leftovers(lived.found())
+    now_ms = lived.runtime.clock.now_ms()
+    place = lived.writer.provider._log_of(BROKER).prefix.removeprefix(".rounds")
+    names = [f"load/run/{staged_ms:013d}.x" for staged_ms in (now_ms, now_ms - LOAD_MS_MAX)]
+    young, old = (lived.bucket.objects.begin_upload(f"{below}{place}{name}") for name in names)
+    found = [each for each in lived.found() if each.kind == "abandoned-upload"]
+    assert [each.name for each in found] == [old.key]
+    lived.writer.provider.remove_leftovers(found)
+    assert [*lived.bucket.objects.uploads.values()] == [young]
+
+
+def test_an_upload_of_staged_data_is_a_leftover_and_one_of_another_cluster_is_none() -> None:
+    lived = Lived()
+    place = lived.writer.provider._log_of(BROKER).prefix.removeprefix(".rounds")
+    directory = place.strip("/").partition("/")[0]
+    ours = lived.bucket.objects.begin_upload(f".staged{place}reindex/run/keys")
+    theirs = place.replace(directory, "0123abcd_other")
+    for below in (".rounds", ".staged"):
+        lived.bucket.objects.begin_upload(f"{below}{theirs}data/0000000001-a")
+    for found in (lived.found(), lived.writer.provider.leftovers()):
+        assert [each.name for each in found if each.kind == "abandoned-upload"] == [ours.key]
 
 
 @pytest.mark.parametrize("kind", ["log", "state"])

@@ -44,6 +44,7 @@ from tieredstore.driver.provider import (
     TakenIn,
     WritePair,
     check_staged_name,
+    may_be_loaded,
     refuse_existing,
     remove_staged,
     staged_leftovers,
@@ -288,17 +289,21 @@ class ObjectProvider(SegmentProvider):
 
     def leftovers(self, prefix: str = "") -> Sequence[Leftover]:
         wanted = [part for part in prefix.split("/") if part]
-        rounds = [self._layout.rounds(broker) for broker in wanted[:1]] or [ROUNDS]
-        places = [self._layout.below(prefix), *(rounds if len(wanted) < 2 else ())]
+        brokers = wanted or self._brokers()
+        places = [self._layout.below(prefix)]
+        if len(wanted) < 2:
+            for broker in brokers:
+                places += [self._layout.rounds(broker), self._staged_below(broker)]
+        now_ms = self._runtime.clock.now_ms()
         found = [
             Leftover(kind=UPLOAD, name=upload.key, id=upload.upload_id)
             for below in places
             for upload in self._calls.client.abandoned_uploads(below)
+            if not may_be_loaded(upload.key.removeprefix(below), now_ms)
         ]
         if len(wanted) < 2:
-            for broker in wanted or self._brokers():
+            for broker in brokers:
                 found += inspection.leftovers(self._log_of(broker))
-        now_ms = self._runtime.clock.now_ms()
         return [*found, *staged_leftovers(prefix, self.scratch, now_ms=now_ms)]
 
     def remove_leftovers(self, leftovers: Sequence[Leftover]) -> None:
@@ -319,8 +324,10 @@ class ObjectProvider(SegmentProvider):
         return sorted(found) or None
 
     def scratch(self, broker: str) -> ObjectScratch:
-        prefix = f"{STAGED}/{self._layout.directory}/{broker}/"
-        return ObjectScratch(self._calls, prefix, self._check_store)
+        return ObjectScratch(self._calls, self._staged_below(broker), self._check_store)
+
+    def _staged_below(self, broker: str) -> str:
+        return f"{STAGED}/{self._layout.directory}/{broker}/"
 
     def staged_segments(self, broker: str) -> LoadedObjects:
         """They lie beside the log, which names them in place once they are adopted."""
