@@ -4,7 +4,7 @@ segments themselves do not say where they belong, nor whether they were ever com
 An object of `adopted/` is an entry's frame. It names the segments of one commit, and the notes that
 prevent the same load from being made twice. It is put after the commit and before the commit is
 reported, so everything that it names was committed. The commit announces it in a note, so that if
-a writer dies between the two, the next writer first puts the object.
+a writer dies between the two, the next load first puts the object.
 """
 
 from __future__ import annotations
