@@ -119,9 +119,10 @@ def test_a_chore_that_hangs_does_not_keep_the_store_from_ending(tmp_path: Path) 
         store.load()
         hanging = threading.Event()
 
-        def hang() -> None:
+        def hang() -> dict[str, str]:
             hanging.set()
             may_go.wait(WAIT)
+            return {}
 
         store._loaded().sealing.step = hang  # type: ignore[method-assign]
         store.start()
