@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -11,10 +12,12 @@ import pytest
 from tests.access.tiered_kit import STEP_MS, Broker, numbers, time_of
 from tieredstore.codec.message import decode_message
 from tieredstore.driver.metrics import API_LATENCY, GET_MESSAGE_FALLBACK, MESSAGES_OUT
+from tieredstore.driver.runtime import InlinePool
 from tieredstore.model.errors import (
     BackendRefusedError,
     BackendUnavailableError,
     SegmentCorruptError,
+    StoreClosedError,
 )
 from tieredstore.model.messages import GetResult, MessageRun, QueryResult
 from tieredstore.model.values import Boundary, GetStatus, QueueKey, StorageLevel
@@ -400,6 +403,28 @@ def test_reads_of_the_tier_are_measured_and_others_are_not(broker: Broker) -> No
 
 
 # Futures
+
+
+class _ClosingPool(InlinePool):
+    """Is closed before its calls begin, as by a shutdown that has waited long enough."""
+
+    def submit(self, *_: Any, **__: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.cancel()
+        return future
+
+
+@pytest.mark.parametrize("level", [NOT_IN_DISK, FORCE])
+def test_a_read_that_a_shutdown_leaves_undone_is_refused_and_not_cancelled(
+    broker: Broker, level: StorageLevel
+) -> None:
+    """A task that awaits it would end without a word, as if somebody had cancelled it."""
+    broker.fill(4)
+    broker.local.cached_from, broker.store.level = 4, level
+    broker.runtime.fetch = _ClosingPool()
+    future = broker.store.get_message_future(TOPIC, 0, 2)
+    with pytest.raises(StoreClosedError):
+        future.result(0)
 
 
 def test_a_future_says_what_a_call_says(broker: Broker) -> None:

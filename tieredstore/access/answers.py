@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from dataclasses import replace
 from typing import Final, TypeVar
 
@@ -24,7 +24,7 @@ from tieredstore.driver.message_store import (
 )
 from tieredstore.driver.metrics import API_LATENCY, GET_MESSAGE_FALLBACK, MESSAGES_OUT, Metrics
 from tieredstore.driver.runtime import Runtime
-from tieredstore.model.errors import BackendError
+from tieredstore.model.errors import BackendError, StoreClosedError
 from tieredstore.model.messages import GetResult, MessageRun, QueryResult, SelectedMessage
 from tieredstore.model.printable import log_of
 from tieredstore.model.topics import TopicFilter
@@ -170,11 +170,11 @@ class Answers:
     def get_future(self, request: ReadRequest) -> Future[GetResult]:
         """The same as a future, already done if the answer needs neither a backend nor a disk."""
         if self._fork_of(request) is not None:
-            return self._runtime.fetch.submit(self.get, request)
+            return self._got_by_pool(request)
         try:
             if not self._reads_tier(request):
                 if self._is_on_disk_only(request):
-                    return self._runtime.fetch.submit(self.get, request)
+                    return self._got_by_pool(request)
                 return _done(lambda: self.get(request))
         except Exception as error:  # noqa: BLE001 - it is raised by the future
             return _failed(error)
@@ -187,12 +187,11 @@ class Answers:
         def answer() -> GetResult:
             return self._answer(request, inner.result, started) or self.get(request)
 
-        if inner.done():
-            return _done(answer)
-        outer: Future[GetResult] = Future()
-        outer.add_done_callback(lambda it: it.cancelled() and inner.cancel())
-        inner.add_done_callback(lambda _: _settle(outer, answer))
-        return outer
+        return _following(inner, answer)
+
+    def _got_by_pool(self, request: ReadRequest) -> Future[GetResult]:
+        inner = self._runtime.fetch.submit(self.get, request)
+        return _following(inner, inner.result)
 
     def get_hot(self, request: ReadRequest) -> GetResult | None:
         """The same if it needs neither a backend nor a disk; otherwise None."""
@@ -696,12 +695,24 @@ def _failed(error: BaseException) -> Future[GetResult]:
     return future
 
 
+def _following(inner: Future[T], answer: Callable[[], T]) -> Future[T]:
+    """A future that has the answer once the inner one is done; to cancel it cancels that one."""
+    if inner.done():
+        return _done(answer)
+    outer: Future[T] = Future()
+    outer.add_done_callback(lambda it: it.cancelled() and inner.cancel())
+    inner.add_done_callback(lambda _: _settle(outer, answer))
+    return outer
+
+
 def _settle(future: Future[T], call: Callable[[], T]) -> None:
     """Give a future its outcome, unless it was cancelled."""
     if not future.set_running_or_notify_cancel():
         return
     try:
         future.set_result(call())
+    except CancelledError:  # a shutdown closed the pool before the call began
+        future.set_exception(StoreClosedError("the store is closed"))
     except BaseException as error:
         future.set_exception(error)  # otherwise a waiter would wait for ever
         if not isinstance(error, Exception):
