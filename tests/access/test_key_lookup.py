@@ -75,6 +75,22 @@ def test_so_many_messages_of_a_key_are_given_as_were_asked_for(count_max: int) -
     assert result.complete
 
 
+@pytest.mark.parametrize("size", [2_000_000, 2**31 - 1])
+def test_a_size_in_the_index_that_no_message_has_reads_no_more_than_its_head(size: int) -> None:
+    """No checksum covers it, and one flipped bit may name a gigabyte."""
+    index = ListIndex()
+    shelf, entries = Shelf(index=index), index.entries
+    shelf.put([a_record(n, properties={"UNIQ_KEY": "uk"}, body_bytes=600_000) for n in range(6)])
+    assert found(ask(shelf, "uk")) == [5, 4, 3, 2, 1, 0]
+    topic, key, hit = entries[1]
+    entries[1] = topic, key, hit._replace(message_bytes=size)
+    shelf.provider.reads.clear()
+    result = ask(shelf, "uk")
+    assert found(result) == [5, 4, 3, 2, 0]
+    assert not result.complete
+    assert max(length for _, _, length in shelf.provider.reads) < 700_000
+
+
 def test_both_kinds_of_keys_are_compared_in_the_message() -> None:
     shelf = Shelf(index=Blurred())
     shelf.put(numbered(0, 50))
