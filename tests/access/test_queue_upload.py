@@ -10,6 +10,7 @@ import pytest
 
 from tests.access.dispatch_kit import KEY, RecordingIndex, Tier, a_tier
 from tests.access.lost_disks import ONE, Machine
+from tests.access.tiered_kit import Broker
 from tieredstore.access.rounds import BatchOutcome
 from tieredstore.driver.runtime import ManualClock, Runtime
 from tieredstore.flat.reading import read_run
@@ -373,6 +374,22 @@ def test_two_who_look_at_once_both_find_that_a_queue_is_gone(tmp_path: Path) -> 
     walk.forget_others([])
     assert walk.works == {}
     assert not claims.busy_count
+
+
+def test_a_queue_that_is_made_anew_has_lost_nothing(tmp_path: Path) -> None:
+    broker = Broker(tmp_path)
+    broker.open()
+    broker.fill(3)
+    broker.put(4, first=3)
+    broker.local.kept_from = 6
+    assert broker.store.flush()
+    assert broker.dispatcher.health().lost == {KEY: 3}
+    assert broker.store.delete_topics([TOPIC]) == 1
+    broker.local.kept_from = 0
+    broker.put(2)
+    assert broker.store.flush()
+    assert broker.dispatcher.health().lost == {}
+    broker.store.shutdown()
 
 
 def test_nothing_is_kept_of_a_queue_that_was_destroyed_while_its_upload_failed(

@@ -56,7 +56,7 @@ class QueueWork:
     searched: tuple[int, int] = 0, 0  # between these queue offsets nothing can be read
     wanted_bytes: int = 0  # of the budget, for a batch that did not fit
     more_waits: bool = True  # as far as is known, messages follow the last appended one
-    lost_count: int = 0  # messages skipped since the start
+    lost_count: int = 0  # messages of this file that were skipped since the start
     failure: str | None = None
     failure_count: int = 0
 
@@ -412,6 +412,7 @@ class QueueChores:
         work.is_checked, work.is_index_known = False, False
         work.index_from = work.failure = work.first_waiting = work.needed_from = None
         work.searched = 0, 0
+        work.lost_count = 0
         work.stopped = None if file is None else stopped_before(file, self._metadata)
         work.is_to_resume = file is not None and is_asked_to_resume(file.path, self._metadata)
 
