@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 
@@ -13,6 +14,7 @@ from tieredstore.access.queue_upload import STOPPED_QUEUE, ask_to_resume, stop_q
 from tieredstore.access.upkeep import expire
 from tieredstore.driver.runtime import Runtime
 from tieredstore.flat import recovery
+from tieredstore.model.errors import BackendUnavailableError
 from tieredstore.model.values import Json, QueueKey, SegmentRecord, SegmentType
 from tieredstore.providers.memory import MemoryProvider
 from tieredstore.testing.message_store_contract import ListMessageStore
@@ -315,6 +317,41 @@ def test_it_is_compared_at_the_next_start_where_somebody_asked_without_a_broker(
     assert (note(tier) is None) is is_restored
     if not is_restored:
         assert note(tier) == {"reason": tier.dispatcher.health().stopped[KEY]}
+
+
+def test_it_is_compared_again_if_the_backend_failed_then(tmp_path: Path) -> None:
+    store, tier, _ = a_stopped_tier(tmp_path)
+    assert ask_to_resume(PATH, tier.metadata)
+    put(store, 12, 25)
+    tier = tier.reopened()
+    read_range = store.read_range
+
+    def fails_once(*place: Any, **limits: Any) -> NoReturn:
+        store.read_range = read_range  # type: ignore[method-assign]
+        raise BackendUnavailableError("log", "read", "not now")
+
+    store.read_range = fails_once  # type: ignore[method-assign]
+    assert not tier.flush()
+    assert tier.flush()
+    assert tier.is_sound
+    assert note(tier) is None
+
+
+def test_one_that_the_tier_can_no_longer_hold_is_asked_for_once(tmp_path: Path) -> None:
+    store, tier, _ = a_stopped_tier(tmp_path)
+    assert ask_to_resume(PATH, tier.metadata)
+    put(store, 12, 25)
+    tier = tier.reopened()
+    asked: list[QueueKey] = []
+
+    def refused(key: QueueKey) -> str:
+        asked.append(key)
+        assert len(asked) < 9
+        return "no tier holds it"
+
+    tier.files.why_refused = refused  # type: ignore[method-assign]
+    tier.dispatch(force=True)
+    assert asked == [KEY]
 
 
 def test_nobody_can_ask_for_one_that_was_not_stopped(tmp_path: Path) -> None:

@@ -516,7 +516,6 @@ class QueueChores:
             return "it has messages that wait for upload"
         work.is_index_known = False
         self._files.look_again(file)  # what was wrong may have been repaired
-        work.is_to_resume = False
         if file.problem is not None:
             return file.problem
         if reason := difference(self._store, file):
@@ -533,6 +532,7 @@ class QueueChores:
 
     def try_to_resume(self, work: QueueWork, file: FlatMessageFile) -> None:
         reason = self.resume(work)
+        work.is_to_resume = False  # only now: if the backend fails, it is compared again
         if reason is not None:
             log.error("%s: it stays stopped: %s", file.path, reason)
 
