@@ -76,6 +76,16 @@ def test_adopted_queues_take_no_puts_and_no_flush_waits_for_them(
             assert not health[ORDERS].takes_puts
 
 
+def test_nobody_resumes_an_adopted_queue(brokers: tuple[StoreConfig, StoreConfig]) -> None:
+    gone, target = brokers
+    moved(gone, target, adopt=True, cut_over=True)
+    for _ in range(2):
+        with store_on(target) as store:
+            assert "history of broker broker-b" in (store.resume_queue(*ORDERS) or "")
+            assert not store.put_message(a_message(ORDERS, b"another first")).stored
+            assert store.flush(seal=True)
+
+
 def test_a_queue_that_the_brokers_own_store_has_is_not_adopted(
     brokers: tuple[StoreConfig, StoreConfig],
 ) -> None:

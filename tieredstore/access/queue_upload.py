@@ -510,6 +510,8 @@ class QueueChores:
             return work.stopped or "the tier has no such queue"
         if reason := self._files.why_refused(work.key):
             return reason
+        if is_history(file.path, self._metadata):
+            return stopped_before(file, self._metadata)
         if work.stopped is None and file.problem is None:
             return work.failure and f"every retry fails: {work.failure}"
         if file.waiting_bytes:
