@@ -515,6 +515,25 @@ def test_a_wrong_place_in_the_oldest_message_s_unit_hides_no_message(bit: int) -
     assert read(again, first + 1).end_offset == 12
 
 
+@pytest.mark.parametrize("count", [1, 3, 30])
+@pytest.mark.parametrize("place", [0, 1])
+def test_damaged_units_of_the_oldest_messages_hide_none(place: int, count: int) -> None:
+    """They look like units of messages that have expired."""
+    tier = OneQueue(log_bytes=400)
+    file = tier.open()
+    file.start_at(0)
+    fill(file, numbered(0, 12))
+    file.log.drop(file.log.segments[:2])
+    first = file.min_offset
+    units = tier.provider.held[QUEUE, 0]
+    for number in range(first, min(first + count, 12)):
+        units[number * UNIT_BYTES : number * UNIT_BYTES + 8] = place.to_bytes(8)
+    again = tier.open()
+    assert again.min_offset == first
+    with pytest.raises(SegmentCorruptError):
+        read(again, first)
+
+
 def test_the_oldest_record_is_believed_where_its_unit_cannot_be_read() -> None:
     tier = OneQueue(log_bytes=400, queue_units=4)
     file = tier.open()

@@ -560,25 +560,21 @@ class FlatMessageFile:
             return first
 
     def _agreed(self, said: int, place: int) -> int:
-        """What the oldest record says, if the units agree, and else what they say. No checksum
-        covers the number in a record or the place in a unit, and readers pass all messages before
-        this one: so it is no later message than either says, unless its own unit names the record.
+        """What the oldest record says, or the message whose unit names its place. No checksum
+        covers either, and readers pass all messages before it: so in doubt it is the earlier one.
         """
-        unit, here = max(said, self.queue.min_unit), (place, place - CODA_BYTES)
+        unit, coda = max(said, self.queue.min_unit), place - CODA_BYTES
         if self._spans.index(unit) is not None:
             try:
-                named = self._named(unit)
+                named = int(self.units(unit, 1).log_offsets[0])
+                if named in (place, coda) or (unit != said and named >= coda):
+                    return said
+                first = self._first_named(place)
+                is_its = named < coda and int(self.units(first, 1).log_offsets[0]) in (place, coda)
             except (SegmentNotFoundError, SegmentCorruptError, OffsetOutOfRangeError):
                 return said  # whoever reads this message is told
-            if named in here or (unit != said and named >= min(here)):
-                return said
-        first = self._first_named(place)
-        is_sure = self._spans.index(first) is not None and self._named(first) in here
-        return first if is_sure else min(said, first)
-
-    def _named(self, unit: int) -> int:
-        """The place that this unit names."""
-        return int(self.units(unit, 1).log_offsets[0])
+            return first if is_its else min(said, first)
+        return min(said, self._first_named(place))
 
     def _first_named(self, place: int) -> int:
         """The first message whose record lies there or behind, as the units say."""
