@@ -396,6 +396,22 @@ def test_a_unit_that_names_no_byte_of_the_log_is_damage() -> None:
     assert store_time(file, 1) == STORE_TIMESTAMP + 1
 
 
+@pytest.mark.parametrize("number", range(9))
+def test_a_unit_whose_end_lies_beyond_64_bits_is_damage(number: int) -> None:
+    tier = OneQueue()
+    fill(tier.open(), numbered(0, 9))
+    units = tier.provider.held[SegmentType.CONSUME_QUEUE, 0]
+    units[number * UNIT_BYTES : number * UNIT_BYTES + 8] = INT64_MAX.to_bytes(8)
+    rows = [replace(row, begin_timestamp=None) for row in tier.metadata.segments()]
+    tier.metadata.apply([Put(row) for row in rows])
+    file = tier.open()
+    for wanted in range(NOW, NOW + 100, 10):
+        try:
+            assert offset_by_time(file, wanted, LOWER) == (wanted - NOW) // 10
+        except SegmentCorruptError:
+            continue
+
+
 def test_units_that_the_backend_has_lost_are_damage() -> None:
     tier = OneQueue(queue_units=10)
     file = tier.open()

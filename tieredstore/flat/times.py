@@ -330,7 +330,8 @@ class _Search:
             offsets=np.concatenate([np.arange(part.start, part.stop) for part in parts]),
             places=places,
             ends=ends,
-            in_order=bool((places[1:] >= ends[:-1]).all()),
+            # An end before its place is damage: a negative size, or a number beyond 64 bits.
+            in_order=bool((places[1:] >= ends[:-1]).all() and (places <= ends).all()),
         )
 
     def _narrow_by_looks(self, rows: _Rows) -> None:
@@ -375,7 +376,7 @@ class _Search:
 
     def _times(self, rows: _Rows, first: int, last: int) -> NDArray[np.int64]:
         places = rows.places[first:last]
-        head = min(int(rows.ends[last - 1] - rows.places[last - 1]), HEAD_BYTES)
+        head = min(int(rows.ends[last - 1]) - int(rows.places[last - 1]), HEAD_BYTES)
         length = int(places[-1] - places[0]) + head
         offset, place = int(rows.offsets[first]), int(places[0])
         data = _read_named(self.file, offset, place, length, self.source)
