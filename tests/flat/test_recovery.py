@@ -255,6 +255,29 @@ def test_a_backend_that_has_less_than_was_committed_stops_uploads(kind: SegmentT
         assert last_bytes(tier, kind)[1] == data[: len(data) // 2]
 
 
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_what_is_lost_before_a_gap_is_no_part_of_the_gap(is_cut: bool) -> None:
+    """A reader steps over a gap; what was committed and is gone is damage."""
+    tier = a_filled_tier(6)
+    file = tier.file()
+    file.skip_to(9)
+    append(file, numbered(9, 3))
+    units = tier.held(QUEUE)[0]
+    if is_cut:
+        tier.damage(QUEUE, 0, units[: 20 * 2])
+    else:
+        with tier.inner.open(PATH, QUEUE, 0) as segment:
+            segment.delete()
+    again = tier.file()
+    assert again.problem is not None
+    assert "bytes that were committed are gone" in again.problem
+    assert read_run(again, 9, count_max=10, bytes_max=1 << 20).end_offset == 12
+    for offset in range(2, 6):
+        assert again.queue.first_unit_from(offset) == offset
+        with pytest.raises(SegmentError):
+            read_run(again, offset, count_max=10, bytes_max=1 << 20)
+
+
 @pytest.mark.parametrize("kind", [LOG, QUEUE])
 def test_a_last_segment_that_is_gone_stops_uploads_and_the_rest_is_read(kind: SegmentType) -> None:
     tier = a_filled_tier(6, queue_units=4, log_bytes=len(numbered(0, 1)[0]) * 4)

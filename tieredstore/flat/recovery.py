@@ -190,6 +190,14 @@ class _FileState:
         """The queue offset with which a segment begins."""
         return self.segments[index].base // UNIT_BYTES
 
+    def named_before_next(self, index: int) -> int:
+        """How much of a segment that is not the last one the catalogue names. What is lost of it
+        must not count as a part of the gap behind it, which readers step over."""
+        if index + 1 == len(self.segments):
+            return 0
+        row = self.segments[index].record
+        return min(row.size, self.segments[index + 1].base - row.base_offset)
+
     def room(self, offset: int) -> int:
         """How many bytes the segment at this offset has from there on, in the backend."""
         index = bisect_right(self.segments, offset, key=_base) - 1
@@ -262,7 +270,7 @@ def _settle(queue: _FileState, commit_log: _FileState) -> list[str]:
             end = _end_of_units(queue, index, units, commit_log)
             problems += [end.problem] if end.problem else []
             units = end.count
-        queue.count(index, units * UNIT_BYTES)
+        queue.count(index, max(units * UNIT_BYTES, queue.named_before_next(index)))
     for index, size in enumerate(commit_log.backend_bytes):
         commit_log.count(index, size)
     named_end = 0 if end is None or not end.count else end.log_end
