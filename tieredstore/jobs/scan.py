@@ -75,6 +75,7 @@ INDEX_LAG_MS: Final = 3_600_000  # how much later than others a broker may tier 
 HITS_MAX: Final = 10_000  # of one key; if more messages have a key, the queues are read instead
 PICKED_MAX: Final = 256  # messages of one work item
 PICKED_AT_ONCE: Final = 8  # of them in memory
+LOOKS_MAX: Final = 8  # at a queue that seems to have lost its end, while that changes
 KEY: Final = "key"
 BODY_PLAIN: Final = "body_plain"
 DAMAGE: Final = "damage"
@@ -160,15 +161,7 @@ def plan_scan(
     A selection that reaches beyond what a queue has left of its end raises SegmentCorruptError,
     unless it `accepts_loss`: no work item covers what is lost there.
     """
-    queues = selected_queues(reader, selection)
-    bounds = queue_bounds(reader, queues, selection)
-    for rows in queues:
-        problem = reader.problem(*rows.key)
-        if problem is not None and bounds[rows.path][1] > rows.end_offset:
-            if not accepts_loss:
-                at = rows.end_offset * UNIT_BYTES
-                raise SegmentCorruptError(rows.path, problem, position=at)
-            log.warning("the end of %s is left out: %s", rows.path, problem)
+    queues, bounds = _wanted(reader, selection, accepts_loss=accepts_loss)
     if selection.key_texts is None or not reader.config.index_enabled:
         return _sliced(reader, queues, bounds, split_bytes)
     unindexed: list[ScanItem] = []
@@ -191,6 +184,39 @@ def plan_scan(
                 unindexed += _sliced(reader, [rows], {rows.path: part}, split_bytes)
             picked += _picked(rows, (hits or {}).get(rows.key.queue_id, {}), whole, ranges)
     return [*picked, *unindexed]
+
+
+def _wanted(
+    reader: TieredReader, selection: Selection, *, accepts_loss: bool
+) -> tuple[list[QueueRows], dict[str, tuple[int, int]]]:
+    """The wanted queues, and the range of each by its path.
+
+    A writer at work may make a queue look as if it had lost its end. What a refresh does not change
+    is lost.
+    """
+    looks, told = 0, dict[str, str]()
+    while True:
+        looks += 1
+        queues = selected_queues(reader, selection)
+        bounds = queue_bounds(reader, queues, selection)
+        lost = {
+            rows.path: problem
+            for rows in queues
+            if (problem := reader.problem(*rows.key)) is not None
+            and bounds[rows.path][1] > rows.end_offset
+        }
+        if accepts_loss:
+            for path, problem in lost.items():
+                log.warning("the end of %s is left out: %s", path, problem)
+            return queues, bounds
+        for rows in queues:
+            if rows.path in lost and lost[rows.path] == told.get(rows.path):
+                at = rows.end_offset * UNIT_BYTES
+                raise SegmentCorruptError(rows.path, lost[rows.path], position=at)
+        if not lost or looks >= LOOKS_MAX:
+            return queues, bounds
+        told = lost
+        reader.refresh()
 
 
 def _sliced(
