@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 FORMER: Final = ""
 MOVED: Final = "moved"
 BUCKET: Final = "tests.simulation.world.SimProvider"
-TRIES_MAX: Final = 100
+TRIES_MAX: Final = 300
 
 
 class WatchedBucket:
