@@ -39,6 +39,7 @@ from tieredstore.index.store import IndexStore
 from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import (
+    BackendUnavailableError,
     InvalidArgumentError,
     MetadataError,
     OffsetOutOfRangeError,
@@ -605,6 +606,17 @@ def test_what_is_missing_is_looked_for_again_until_nothing_changes(error: Tiered
     asked = Asked(error, refreshes=3)
     with pytest.raises(type(error)):
         retry_after_refresh(asked.call, state=lambda: asked.state, refresh=asked.refresh)
+
+
+@pytest.mark.parametrize("error", MISSING, ids=lambda error: type(error).__name__)
+def test_nothing_is_called_missing_while_no_refresh_succeeds(error: TieredStoreError) -> None:
+    def away() -> None:
+        raise BackendUnavailableError("a bucket", "list", "no reply")
+
+    asked = Asked(error, refreshes=1)
+    with pytest.raises(BackendUnavailableError, match="no reply") as unknown:
+        retry_after_refresh(asked.call, state=lambda: asked.state, refresh=away)
+    assert unknown.value.__cause__ is error
 
 
 def test_real_damage_is_told_though_a_writer_changes_the_catalogue_all_the_time() -> None:

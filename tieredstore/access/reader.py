@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
@@ -27,6 +26,7 @@ from tieredstore.index.contract import Index, IndexAnswer
 from tieredstore.index.watermarks import IndexCoverage, QueueId, index_coverage, indexed_offset
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import (
+    BackendUnavailableError,
     OffsetOutOfRangeError,
     SegmentCorruptError,
     SegmentNotFoundError,
@@ -596,15 +596,19 @@ def retry_after_refresh(
 
     An outdated catalogue names segments that have expired since: that is no damage. Real damage
     stays, and its error is raised, no later than after LOOKS_MAX refreshes: a writer may change the
-    state all the time.
+    state all the time. If the backend cannot be reached for a refresh, that is the error.
     """
     for _ in range(LOOKS_MAX):
         before = state()
         try:
             return call()
-        except _MISSING:
-            with suppress(TieredStoreError):  # the first error says more
+        except _MISSING as error:
+            try:
                 refresh()
+            except BackendUnavailableError as unknown:
+                raise unknown from error
+            except TieredStoreError:
+                pass  # the first error says more
             if state() == before:
                 raise
     return call()
