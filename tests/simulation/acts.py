@@ -285,6 +285,8 @@ def ask_ends(client: Client, life: Life) -> None:
     # Behind messages that a power cut took, or that only a tier had that was taken back, the tier
     # goes on where the local store does.
     there_is = max(world.furthest[queue], life.local.min_offset(*queue) or 0)
+    if committed is not None and committed > there_is:  # by the row of a segment without bytes
+        there_is = world.next_row(queue)
     is_same = model.deletions.get(queue.topic, 0) == deletions
     # A bucket that a directory moved to never had what expired before.
     is_told = world.kinds[FORMER] == world.kinds[world.place] == "bucket"

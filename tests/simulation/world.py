@@ -101,7 +101,7 @@ from tieredstore.model.errors import (
 )
 from tieredstore.model.findings import Finding
 from tieredstore.model.messages import PutResult
-from tieredstore.model.values import PutStatus, QueueKey, SegmentType
+from tieredstore.model.values import PutStatus, QueueKey, SegmentRecord, SegmentType
 from tieredstore.providers.object_provider import ObjectProvider
 from tieredstore.roundlog.layout import ObjectLayout
 from tieredstore.testing.disk import Crash, ForgetfulDisk
@@ -687,6 +687,19 @@ class World:
             if its_path == path and kind is SegmentType.CONSUME_QUEUE
         ]
         return max(ends, default=0) // QUEUE_UNIT_BYTES
+
+    def next_row(self, queue: QueueKey) -> int:
+        """Where the last segment of a queue begins in a fold of the bucket, with bytes or without:
+        behind a gap it has none yet."""
+        path = f"{BROKER}/{queue.topic}/{queue.queue_id}"
+        rows = self.witness.truth.rows.values()
+        bases = [
+            row.base_offset
+            for row in rows
+            if isinstance(row, SegmentRecord)
+            and (row.path, row.type) == (path, SegmentType.CONSUME_QUEUE)
+        ]
+        return max(bases, default=0) // QUEUE_UNIT_BYTES
 
     @property
     def is_out_of_room(self) -> bool:
