@@ -155,7 +155,8 @@ def _broker_config(path: str, given: Mapping[str, Any]) -> BrokerConfig:
     limits = {name: given[name] for name in given if name in Limits.__dataclass_fields__}
     values = {name: value for name, value in given.items() if name not in limits}
     for name, value in values.items():
-        if name not in kinds or name == "limits" or type(value) is not kinds[name]:
+        taken = (int, float) if kinds.get(name) is float else (kinds.get(name),)
+        if name == "limits" or type(value) not in taken:
             raise InvalidConfigError(f"{path}: {name} is no setting of a broker, or not {value!r}")
     for name, value in limits.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:

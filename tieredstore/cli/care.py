@@ -255,8 +255,9 @@ def expire(
 ) -> None:
     """Delete segments all of whose messages are older than the reserve hours of their topic.
 
-    A broker does this by itself: use this for a tier without a broker; it refuses one with a
-    broker. Files of the key index stay. Exit code 4: a queue could not be handled.
+    A broker does this by itself: use this for a tier without a broker. It refuses one whose broker
+    runs on this machine; a broker that writes to the same bucket from elsewhere is fenced, and
+    stops uploading. Files of the key index stay. Exit code 4: a queue could not be handled.
     """
     segments = size = 0
     failures: list[str] = []
