@@ -626,7 +626,7 @@ def check_damage(outsider: Outsider, damage: Sequence[Finding]) -> None:
         excused.add(AuditKind.STOPPED)
         if world.is_posix and outsider.is_elsewhere:  # deleted though unpublished for ten minutes
             excused |= {AuditKind.MISSING, VerifyKind.LOST_BYTES, VerifyKind.KEY_UNFOUNDED}
-            excused.add(VerifyKind.INDEX_FILE)
+            excused |= {VerifyKind.INDEX_FILE, VerifyKind.KEY_MISSING}
     if world.histories.is_on and world.has_lost_disk:
         # Index files of another disk are corrected only by the next start.
         excused |= {VerifyKind.KEY_MISSING, VerifyKind.KEY_UNFOUNDED}
