@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tests.simulation.world import Outsider
 
 COLUMNS: Final = ("topic", "queue_id", "queue_offset", "body")
-TRIGGERS_MAX: Final = 200
+TRIGGERS_MAX: Final = 1_000
 
 
 @dataclass
