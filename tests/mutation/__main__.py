@@ -219,6 +219,7 @@ def live_functions(paths: set[str]) -> dict[Unit, list[FunctionType]]:
         )
     names = {str(ROOT / path): path for path in paths}
     found: dict[Unit, list[FunctionType]] = {}
+    gc.unfreeze()  # a simulation before this one may have hidden all that was there
     for each in gc.get_objects():
         if isinstance(each, FunctionType) and each.__code__.co_filename in names:
             code = each.__code__
