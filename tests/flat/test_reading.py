@@ -476,16 +476,21 @@ def test_few_rows_and_many_are_handled_alike(
     assert outcome(10**6) == outcome(0)
 
 
-@pytest.mark.parametrize("bit", [1, 4, 8, 1 << 12, 1 << 62, 1 << 63])
-def test_a_wrong_number_in_the_oldest_record_hides_no_message(bit: int) -> None:
-    tier = OneQueue(log_bytes=400)
+def begun_late(**limits: int) -> tuple[OneQueue, int]:
+    """A queue whose first log segments have expired, and the number of its oldest message."""
+    tier = OneQueue(log_bytes=400, **limits)
     file = tier.open()
     file.start_at(0)
     fill(file, numbered(0, 12))
     file.log.drop(file.log.segments[:2])
-    first = file.min_offset
+    return tier, file.min_offset
+
+
+@pytest.mark.parametrize("bit", [1, 4, 8, 1 << 12, 1 << 62, 1 << 63])
+def test_a_wrong_number_in_the_oldest_record_hides_no_message(bit: int) -> None:
+    tier, first = begun_late()
     assert 0 < first < 8
-    record = tier.provider.held[LOG, file.log.min_offset]
+    record = tier.provider.held[LOG, tier.open().log.min_offset]
     number = int.from_bytes(record[20:28], "big")
     record[20:28] = (number ^ bit).to_bytes(8, "big")
     again = tier.open()
@@ -498,12 +503,7 @@ def test_a_wrong_number_in_the_oldest_record_hides_no_message(bit: int) -> None:
 @pytest.mark.parametrize("bit", [1, 1 << 4, 1 << 9, 1 << 40, 1 << 63])
 def test_a_wrong_place_in_the_oldest_message_s_unit_hides_no_message(bit: int) -> None:
     """With a flipped bit it seems to have expired."""
-    tier = OneQueue(log_bytes=400)
-    file = tier.open()
-    file.start_at(0)
-    fill(file, numbered(0, 12))
-    file.log.drop(file.log.segments[:2])
-    first = file.min_offset
+    tier, first = begun_late()
     unit = tier.provider.held[QUEUE, 0]
     at = first * UNIT_BYTES
     place = int.from_bytes(unit[at : at + 8], "big")
@@ -519,12 +519,7 @@ def test_a_wrong_place_in_the_oldest_message_s_unit_hides_no_message(bit: int) -
 @pytest.mark.parametrize("place", [0, 1])
 def test_damaged_units_of_the_oldest_messages_hide_none(place: int, count: int) -> None:
     """They look like units of messages that have expired."""
-    tier = OneQueue(log_bytes=400)
-    file = tier.open()
-    file.start_at(0)
-    fill(file, numbered(0, 12))
-    file.log.drop(file.log.segments[:2])
-    first = file.min_offset
+    tier, first = begun_late()
     units = tier.provider.held[QUEUE, 0]
     for number in range(first, min(first + count, 12)):
         units[number * UNIT_BYTES : number * UNIT_BYTES + 8] = place.to_bytes(8)
@@ -535,12 +530,7 @@ def test_damaged_units_of_the_oldest_messages_hide_none(place: int, count: int) 
 
 
 def test_the_oldest_record_is_believed_where_its_unit_cannot_be_read() -> None:
-    tier = OneQueue(log_bytes=400, queue_units=4)
-    file = tier.open()
-    file.start_at(0)
-    fill(file, numbered(0, 12))
-    file.log.drop(file.log.segments[:2])
-    first = file.min_offset
+    tier, first = begun_late(queue_units=4)
     del tier.provider.held[QUEUE, first // 4 * 4 * UNIT_BYTES]
     assert tier.open().min_offset == first
 
