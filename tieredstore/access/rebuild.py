@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from operator import attrgetter
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -672,34 +672,36 @@ def found_index(
     return index
 
 
-def slot_count_of(segment: FileSegment) -> int:
-    """How many slots an uploaded index file was made with; raises if it cannot be read."""
-    return _layout(segment)[0]
+class IndexLayout(NamedTuple):
+    """How an uploaded index file was made."""
+
+    slot_count: int
+    begin_timestamp: int
+    end_timestamp: int
+    items_start: int
+    items_end: int
+    is_ours: bool
 
 
-def has_footer_of_ours(segment: FileSegment) -> bool:
-    """Whether we made an uploaded index file; raises if it cannot be read."""
-    return isinstance(footer_or_header(segment.read, segment.size(), path=segment.path), Footer)
-
-
-def _layout(segment: FileSegment) -> tuple[int, int, int, int, int]:
-    """The slot count, begin and end time, and where the items begin and end."""
+def layout_of(segment: FileSegment) -> IndexLayout:
+    """The layout of an uploaded index file; raises if it cannot be read."""
     size = segment.size()
     found = footer_or_header(segment.read, size, path=segment.path)
     begin, end = found.begin_timestamp, found.end_timestamp
     if isinstance(found, Footer):
-        return found.slot_count, begin, end, found.items_position, found.position
+        place = found.items_position, found.position
+        return IndexLayout(found.slot_count, begin, end, *place, is_ours=True)
     items = COMPACTED_ITEM_BYTES * found.item_count
     # RocketMQ 5.1 left 4 more bytes after the items.
     slots, rest = divmod(size - HEADER_BYTES - items, SLOT_BYTES)
-    return slots, begin, end, slot_position(slots), size - rest
+    return IndexLayout(slots, begin, end, slot_position(slots), size - rest, is_ours=False)
 
 
 def _opened(
     segment: FileSegment, file: ListedSegment, slot_count: int
 ) -> tuple[SegmentRecord, int, int]:
     """The file's row, and where its items begin and end."""
-    slots, begin, end, start, behind = _layout(segment)
+    slots, begin, end, start, behind, _ = layout_of(segment)
     if slots != slot_count:
         raise InvalidConfigError(
             f"index_slot_count: {slot_count}, but {segment.path} was made with {slots}, or is cut"

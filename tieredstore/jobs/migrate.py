@@ -18,7 +18,7 @@ from uuid import uuid4
 from tieredstore.access.audit import TierFacts, orphan_findings
 from tieredstore.access.log_mark import LOG_MARK
 from tieredstore.access.queue_upload import history_note
-from tieredstore.access.rebuild import has_footer_of_ours, slot_count_of
+from tieredstore.access.rebuild import layout_of
 from tieredstore.access.wiring import (
     catalogue_of,
     claim,
@@ -709,10 +709,12 @@ def _index_taken_over(
     for row in whole:
         with provider.open(*row.key) as segment:
             try:
-                slots[slot_count_of(segment)] += 1
-                is_ours |= has_footer_of_ours(segment)
+                layout = layout_of(segment)
             except (SegmentError, OffsetOutOfRangeError) as error:
                 log.warning("how many slots an index file has is not known: %s", error)
+                continue
+        slots[layout.slot_count] += 1
+        is_ours |= layout.is_ours
     # A file of RocketMQ that is cut seems to have fewer.
     most = wanted if wanted in slots else max(slots, key=slots.__getitem__, default=wanted)
     sizes = marks.sizes(slot_count=most, item_capacity=target.index_item_count)

@@ -13,7 +13,7 @@ from typing import Any, Final
 from tieredstore.access.log_mark import LOG_MARK
 from tieredstore.access.queue_upload import STOPPED_QUEUE, TRUSTED_SIDE
 from tieredstore.access.reader import amend_problems
-from tieredstore.access.rebuild import slot_count_of
+from tieredstore.access.rebuild import layout_of
 from tieredstore.access.tables import notes_of
 from tieredstore.access.wiring import Tier, check_queues, open_tier
 from tieredstore.codec.names import index_queue_path, queue_path
@@ -182,7 +182,7 @@ def source_made_with(tier: SourceTier, provider: SegmentProvider) -> dict[str, i
     row = tier.index[-1]
     with provider.open(row.path, row.type, row.base_offset) as segment:
         try:
-            return {"index_slot_count": slot_count_of(segment)}
+            return {"index_slot_count": layout_of(segment).slot_count}
         except (SegmentError, OffsetOutOfRangeError) as error:
             log.warning("how many slots the index has is not known: %s", error)
             return {}
