@@ -54,6 +54,9 @@ from tieredstore.model.values import GetStatus, QueueKey
 from tieredstore.testing.samples import TOPIC, a_message
 
 
+QUEUE_UNITS = 20  # of a file of a small store
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "checkpoint"
@@ -731,6 +734,31 @@ def test_units_of_what_a_power_cut_took_claim_nothing_of_what_is_put_there_next(
     store = opened(tmp_path)
     assert not store.max_offset(TOPIC, 1)
     assert put_acked(store, 99, queue_id=1).queue_offset == 0
+
+
+def test_a_queue_that_outlived_its_log_keeps_its_number_and_what_is_put_next(
+    tmp_path: Path,
+) -> None:
+    """A power cut may take the log and a queue's first file, and leave the name of its next one."""
+    store = opened(tmp_path)
+    for number in range(QUEUE_UNITS + 1):
+        put_acked(store, number, queue_id=0)
+    assert store.max_offset(TOPIC, 0) == QUEUE_UNITS + 1
+    crash(store)
+    (tmp_path / "config" / "tieredstore-queues.json").unlink(missing_ok=True)
+    shutil.rmtree(tmp_path / "commitlog")
+    first, second = sorted((tmp_path / "consumequeue" / TOPIC / "0").iterdir())
+    first.unlink()
+    overwrite(second, 0, bytes(second.stat().st_size))
+    store = opened(tmp_path)
+    acks = [put_acked(store, number, queue_id=0) for number in range(50, 60)]
+    assert [ack.queue_offset for ack in acks] == list(range(QUEUE_UNITS, QUEUE_UNITS + 10))
+    for _ in range(2):
+        crash(store)
+        store = opened(tmp_path)
+        assert store.recovery is not None
+        assert store.recovery.damages == ()
+        check_acks(store, acks)
 
 
 def damaged(root: Path) -> None:

@@ -69,6 +69,7 @@ from tieredstore.local.side_file import (
     write_document,
 )
 from tieredstore.local.unit_truth import UnitTruth
+from tieredstore.model.errors import BackendRefusedError
 from tieredstore.model.printable import log_of
 from tieredstore.model.values import QueueKey
 
@@ -405,6 +406,7 @@ class Recovery:
         wanted = min(from_queues, lacking.replay_from, index_from, end.log_end)
         count = self.redispatch.replay(max(minimum, wanted))
         self.redispatch.keep_numbers(known, end.damages)
+        self._make_room()
         queues.tidy()
         queues.correct_min_offsets(minimum)
         if self.abnormal or end.torn is not None:
@@ -432,6 +434,19 @@ class Recovery:
             rebuilt=tuple(lacking.broken),
             lost_ends=self._lost_ends(told[:1] if self.abnormal else told[:2]),
         )
+
+    def _make_room(self) -> None:
+        """Let the log go on where all numbers before each queue's next one could have been, as
+        they were before a power cut that took the log and left the queues their numbers: the next
+        recovery would not believe a greater number."""
+        needed = max(self.queues.next_offsets().values(), default=0) * RECORD_BYTES_MIN
+        if needed <= self.commit_log.queue.max_offset:
+            return
+        self.begin_repair()
+        try:
+            self.commit_log.skip_to(needed)
+        except BackendRefusedError as far:  # such a number is damage itself
+            log.warning("%s", far)
 
     def _note_lost(
         self, in_log: Iterable[Damage], log_min: int, log_end: int, vouched: int
