@@ -53,7 +53,6 @@ from tieredstore.model.errors import (
 from tieredstore.model.values import GetStatus, QueueKey
 from tieredstore.testing.samples import TOPIC, a_message
 
-
 QUEUE_UNITS = 20  # of a file of a small store
 
 
