@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 import pytest
 
+from tests.access import tiered_kit
 from tests.access.tiered_kit import STEP_MS, Broker, numbers, time_of
 from tieredstore.codec.message import decode_message
 from tieredstore.driver.metrics import API_LATENCY, GET_MESSAGE_FALLBACK, MESSAGES_OUT
@@ -809,19 +810,56 @@ def test_a_key_gives_the_newest_up_to_the_count(
     ],
 )
 def test_the_time_window_says_who_is_asked_for_a_key(
-    tiered: Broker, begin: int, end: int, asked: list[str], wanted: list[int]
+    broker: Broker,
+    monkeypatch: pytest.MonkeyPatch,
+    begin: int,
+    end: int,
+    asked: list[str],
+    wanted: list[int],
 ) -> None:
+    # Further apart than the clock may be set back: nearer to the border, both are asked.
+    monkeypatch.setattr(tiered_kit, "STEP_MS", 20 * 60_000)
+    broker.fill(kept_from=6)
     queries: list[str] = []
-    query = tiered.index.query
+    query = broker.index.query
 
     def watched(*args: object, **kwargs: object) -> object:
         queries.append("tier")
         return query(*args, **kwargs)  # type: ignore[arg-type]
 
-    tiered.index.query = watched  # type: ignore[method-assign, assignment]
-    result = tiered.store.query_message(TOPIC, "shared", begin=time_of(begin), end=time_of(end))
+    broker.index.query = watched  # type: ignore[method-assign, assignment]
+    result = broker.store.query_message(TOPIC, "shared", begin=time_of(begin), end=time_of(end))
     assert numbers(result) == wanted
-    assert ["next"] * tiered.local.calls.count("query_message") + queries == asked
+    assert ["next"] * broker.local.calls.count("query_message") + queries == asked
+
+
+def test_a_key_is_found_whose_message_waits_and_is_earlier_than_the_next_stores_oldest(
+    broker: Broker,
+) -> None:
+    broker.put(1)
+    broker.runtime.clock._start_ms -= 60_000  # type: ignore[attr-defined]
+    broker.put(1, first=1)
+    window = {"begin": time_of(0) - 60_000, "end": time_of(0) - 1}
+    result = broker.store.query_message(TOPIC, "key-1", **window)
+    assert (numbers(result), result.complete) == ([1], True)
+
+
+@pytest.mark.parametrize("begin", [0, time_of(0) + 30_000])
+@pytest.mark.parametrize("count_max", [1, 32])
+def test_a_key_is_found_whose_message_expired_locally_and_is_later_than_the_next_stores_oldest(
+    broker: Broker, begin: int, count_max: int
+) -> None:
+    broker.runtime.clock._start_ms += 60_000  # type: ignore[attr-defined]
+    broker.put(2)
+    broker.runtime.clock._start_ms -= 60_000  # type: ignore[attr-defined]
+    broker.put(2, first=2)
+    assert broker.store.flush()
+    broker.local.kept_from = 2
+    query = broker.store.query_message
+    result = query(TOPIC, "key-1", begin=begin, count_max=count_max)
+    assert (numbers(result), result.complete) == ([1], True)
+    shared = query(TOPIC, "shared", begin=begin, count_max=count_max)
+    assert numbers(shared) == ([1, 0, 3, 2] if not begin else [1, 0])[:count_max]
 
 
 def test_forced_the_tier_alone_is_asked_for_a_key(tiered: Broker) -> None:

@@ -103,6 +103,7 @@ class ReadDecision:
 T = TypeVar("T")
 
 _TRIES: Final = 8  # for one read or search by time, while the stores change
+_CLOCK_SLACK_MS: Final = 600_000  # how far the clock may have been set back, as in a local index
 
 _NO_QUEUE: Final = frozenset({GetStatus.NO_MATCHED_LOGIC_QUEUE, GetStatus.NO_MESSAGE_IN_QUEUE})
 # With these, a store does not have the message: the other one may.
@@ -347,15 +348,17 @@ class Answers:
             return self._next.query_message(topic, key, count_max=count_max, begin=begin, end=end)
         forced = self._decision.is_forced
         border = self._next.earliest_time()
-        if not forced and border is not None and end >= border:
+        oldest_end = end
+        if not forced and border is not None and end >= border - _CLOCK_SLACK_MS:
             near = self._all_near(topic, key, count_max, begin, end)
             border = self._all_from(topic)  # again: what expired meanwhile must come from the tier
-            if len(near.messages) >= count_max and not begun_time_of(self._next, topic):
+        if not forced and border is not None:
+            # Messages of times near the border may be in either store.
+            oldest_end = min(end, border + _CLOCK_SLACK_MS)
+            if begin > oldest_end and near.complete:
                 return near
-            if border is not None and begin > border and near.complete:
+            if len(near.messages) >= count_max and _oldest_time(near) > oldest_end:
                 return near
-        # Messages of the border's millisecond may be in either store.
-        oldest_end = end if forced or border is None else min(end, border)
         # Before the tier is asked: its answer may miss what is uploaded meanwhile.
         lags = forced and self._waits_for_upload(topic)
         try:
@@ -717,6 +720,10 @@ def _settle(future: Future[T], call: Callable[[], T]) -> None:
         future.set_exception(error)  # otherwise a waiter would wait for ever
         if not isinstance(error, Exception):
             raise
+
+
+def _oldest_time(found: QueryResult) -> int:
+    return peek_store_timestamp(found.messages[-1].record)
 
 
 def _smaller(near: int | None, far: int | None) -> int | None:
