@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.every_step import every_step
-from tests.index.store_kit import BROKER, INDEX_PATH, SLOTS, Shop, put_again
+from tests.index.store_kit import BROKER, INDEX_PATH, SLOTS, Shop, open_below, put_again
 from tieredstore.index.local_file import IndexStoreFile
 from tieredstore.index.watermarks import QueueId
 from tieredstore.index.writer import LocalFolder
@@ -405,6 +405,36 @@ def test_a_full_file_that_cannot_be_synced_is_not_uploaded(
     shop.reopen()
     assert put_again(shop) == 1
     assert shop.found("k0") == [(0, 0)]
+
+
+def test_a_file_that_fills_while_others_are_synced_is_not_uploaded_before_its_own_sync(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop = Shop(tmp_path, items=10)
+    flush, left = IndexStoreFile.flush, [True]
+
+    def flush_slowly(file: IndexStoreFile) -> int:
+        count = flush(file)
+        if left[0]:
+            left[0] = False
+            shop.clock.advance(1000)
+            shop.put([f"k{number}" for number in range(10, 30)])
+            shop.index._writer.drain()
+        return count
+
+    monkeypatch.setattr(IndexStoreFile, "flush", flush_slowly)
+    shop.put([f"k{number}" for number in range(10)])
+    shop.index.seal()
+    shop.clock.advance(HALF_MINUTE_MS)
+    shop.index.step()
+    shop.index.step()
+    assert problem(shop) == ""
+    shop.index.shutdown()
+    assert not open_below(tmp_path)
+    shop.open()
+    assert put_again(shop) == 0
+    for number in range(30):
+        assert shop.found(f"k{number}") == [(0, 1000 * number)]
 
 
 def test_a_failed_sync_takes_back_what_the_file_had_before(

@@ -328,10 +328,13 @@ class IndexStore:
         with self._uploading:
             if self._uploaded.has_leftovers:
                 self._uploaded.settle()
-            if self._writer.full:
+            full = self._writer.full  # first: one that fills during the sync is not synced by it
+            if full:
                 self._writer.sync()
-            for file in self._writer.full:  # without those that the disk could not sync
-                self._upload(file)
+            sound = self._writer.full  # without those that the disk could not sync
+            for file in full:
+                if file in sound:
+                    self._upload(file)
             self._next_upload = 0.0
 
     def _upload(self, file: IndexStoreFile) -> None:
