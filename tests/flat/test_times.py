@@ -506,6 +506,22 @@ def test_it_equals_a_linear_scan(
                 assert offset_by_time(file, time, boundary) == expected
 
 
+@pytest.mark.parametrize("parts", ["log", "queue", "both"])
+def test_no_message_is_passed_because_the_clock_was_set_back_behind_it(parts: str) -> None:
+    tier = OneQueue(
+        log_bytes=1 << 20 if parts == "queue" else 1200,
+        queue_units=1000 if parts == "log" else 4,
+    )
+    file = tier.open()
+    times = [NOW + 1000 * n for n in range(20)]
+    times[12:] = [time - 8000 for time in times[12:]]  # the clock was ahead, and is set back
+    fill(file, [a_record(n, store_timestamp=time) for n, time in enumerate(times)])
+    assert len(file.log.segments) > 4 or len(file.queue.segments) > 4
+    for time in (*times, NOW + 11_500):
+        first = next((n for n, stored in enumerate(times) if stored >= time), len(times))
+        assert offset_by_time(file, time, LOWER) == first
+
+
 def test_a_log_that_is_not_in_the_order_of_its_queue_is_searched_message_by_message() -> None:
     """Only a foreign queue can be like that."""
     records = [a_record(n, store_timestamp=NOW + n) for n in range(9)]

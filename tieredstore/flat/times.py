@@ -271,27 +271,31 @@ class _Search:
 
     def _narrow_by_catalogue(self) -> None:
         """Exclude the segments whose times in the catalogue rule out the answer. Takes no read."""
+        first, behind, _ = self._around(self.file.queue.segments)
+        self.low = max(self.low, first // UNIT_BYTES)
+        self.high = min(self.high, max(self.minimum, behind // UNIT_BYTES))
+        first, behind, self.times = self._around(self.file.log.segments)
+        self.log_low, self.log_high = max(self.log_low, first), min(self.log_high, behind)
+
+    def _around(self, segments: Sequence[FlatSegment]) -> tuple[int, int, tuple[int, int] | None]:
+        """Between which bytes the answer lies, and the times of the segment that has it.
+
+        No segment behind that one counts: if one is earlier, the clock was set back.
+        """
         now = self.file.clock.now_ms()
-        for segment in self.file.queue.segments:
+        first, within = 0, None
+        for segment in segments:
             record = segment.record
             times = catalogue_times(record, now)
             if times is None:
                 continue
+            if within is not None or times[0] >= self.wanted:
+                return first, record.base_offset, within
             if times[1] < self.wanted:
-                self.low = max(self.low, record.end_offset // UNIT_BYTES)
-            elif times[0] >= self.wanted:
-                self.high = min(self.high, max(self.minimum, record.base_offset // UNIT_BYTES))
-        for segment in self.file.log.segments:
-            record = segment.record
-            times = catalogue_times(record, now)
-            if times is None:
-                continue
-            if times[1] < self.wanted:
-                self.log_low = max(self.log_low, record.end_offset)
-            elif times[0] >= self.wanted:
-                self.log_high = min(self.log_high, record.base_offset)
-            elif self.times is None:
-                self.times = times
+                first = record.end_offset
+            else:
+                within = times
+        return first, INT64_MAX, within
 
     def _narrow_by_log_segments(self) -> None:
         """Exclude log segments too, by queue offsets. Takes reads, which pay in a long queue."""
