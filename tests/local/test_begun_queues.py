@@ -253,6 +253,46 @@ def test_nothing_is_stored_before_the_time_that_was_said(
         loaded(tmp_path).begin_queues({KEY: 9}, log_offset=0, store_timestamp=True)
 
 
+def test_the_time_that_was_said_counts_though_the_log_moves_on_without_messages(
+    tmp_path: Path,
+) -> None:
+    now = Runtime.inline().clock.now_ms()
+    store = loaded(tmp_path)
+    store.begin_queues({KEY: 9}, log_offset=0, store_timestamp=now + 5_000)
+    store.begin_queues({}, log_offset=FAR)
+    for _ in range(2):  # the first life puts no message
+        store.shutdown()
+        store = loaded(tmp_path)
+        store.begin_queues({}, log_offset=store.max_log_offset() + 1)
+    store.start()
+    assert store.put_message(a_message(0)).store_timestamp == now + 5_000
+    store.shutdown()
+
+
+def test_the_time_that_was_said_counts_though_a_power_cut_leaves_another_queue_its_number(
+    tmp_path: Path,
+) -> None:
+    now = Runtime.inline().clock.now_ms()
+    store = loaded(tmp_path)
+    store.begin_queues({KEY: 9}, log_offset=0, store_timestamp=now + 5_000)
+    store.start()
+    while store.max_log_offset() < FAR or len(queue_files(tmp_path, OTHER)) < FAR // FILE:
+        put(store, OTHER)
+    crash(store)
+    log_files = sorted((tmp_path / "commitlog").iterdir())
+    *first, last = queue_files(tmp_path, OTHER)
+    for path in (*log_files[1:], *first):
+        path.unlink()
+    for path in (log_files[0], last):
+        path.write_bytes(bytes(path.stat().st_size))
+    store = opened(tmp_path)
+    assert store.put_message(a_message(0)).store_timestamp == now + 5_000
+
+
+def queue_files(root: Path, key: QueueKey) -> list[Path]:
+    return sorted((root / "consumequeue" / key.topic / str(key.queue_id)).glob("*"))
+
+
 def test_each_topic_has_the_time_that_was_said_of_its_own_queues(tmp_path: Path) -> None:
     now = Runtime.inline().clock.now_ms()
     for key, ahead_ms in ((KEY, 1_000), (OTHER, 2_000)):

@@ -72,7 +72,8 @@ class LogScan:
     """Blocks of sound records; iterate it once, then ask how it ended.
 
     * `end` is the log offset where the log ends: after the last sound record or, if a blank record
-      closes its file, at the start of the next file.
+      closes its file, at the start of the next file. `records_end` is where the last sound record
+      ends, or where the scan started.
     * `damages` are the places that were skipped because sound records follow them.
     * `torn` describes the bytes at `end`: None if there are none, or zeros.
     """
@@ -88,7 +89,7 @@ class LogScan:
         time_max: int = INT64_MAX,
         killed_from: int = INT64_MAX,
     ) -> None:
-        self.end = start_offset
+        self.end = self.records_end = start_offset
         self.damages: list[Damage] = []
         self.torn: Damage | None = None
         self.last_store_timestamp = 0
@@ -124,7 +125,7 @@ class LogScan:
                 if open_end is not None:
                     self.damages.append(open_end._replace(unused=False, resumed_at=first))
                     open_end = None
-                self.end = base + scan.position
+                self.end = self.records_end = base + scan.position
                 self.last_store_timestamp = scan.last_store_timestamp
                 yield columns
             if open_end is not None:

@@ -502,11 +502,11 @@ class BegunQueues:
             if self._deleted.end_of(key.topic) <= begin.log_end
         ]
 
-    def time_min(self, log_end: int) -> int:
-        """The earliest store time that the next message may have. Later ones follow it, since the
-        log's own times never decrease."""
+    def time_min(self, records_end: int) -> int:
+        """The earliest store time that the next message may have, if the newest one ends here in
+        the log. Later ones follow it, since the log's own times never decrease."""
         begins = self._begins.values()
-        return max((one.store_timestamp for one in begins if one.log_end >= log_end), default=0)
+        return max((one.store_timestamp for one in begins if one.log_end >= records_end), default=0)
 
     def time_of(self, topic: str) -> int:
         """`store_timestamp` for the queues of one topic; 0 if none was begun."""

@@ -417,6 +417,7 @@ class Recovery:
             log_end=end.log_end,
             log_time=commit_log.earliest_time(),
         )
+        commit_log.time_min = self.begun.time_min(scan.records_end)
         self.deleted.settle(log_min=minimum, log_end=end.log_end)
         in_replay = (
             one for one in self.redispatch.damages if not commit_log.lost.has(one.log_offset)

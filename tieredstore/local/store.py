@@ -251,7 +251,6 @@ class LocalStore:
             abnormal=abnormal,
             begin_repair=self.files.create_abort,
         ).run()
-        self.log.time_min = self.begun.time_min(self.log.max_offset)
         self.retention.follow()  # before the table says where the queues begin
         self.flush(final=True)
         if self.config.property_crc_enabled != (crc_from is not None):
@@ -348,7 +347,8 @@ class LocalStore:
         self.files.create_abort()
         self.log.skip_to(needed)
         self.begun.mark(firsts, self.log.max_offset, store_timestamp)
-        self.log.time_min = self.begun.time_min(self.log.max_offset)
+        time_min = self.begun.time_min(self.log.max_offset)
+        self.log.time_min = max(time_min, self.log.time_min)  # no put has come since the opening
         for key, first in firsts.items():
             self.queues.begin(key, first)
         self.flush(final=True)
