@@ -6,6 +6,7 @@ unreadable record is damage, and keeps its place and its queue offset.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import random
@@ -735,20 +736,24 @@ def test_units_of_what_a_power_cut_took_claim_nothing_of_what_is_put_there_next(
     assert put_acked(store, 99, queue_id=1).queue_offset == 0
 
 
-def test_a_queue_that_outlived_its_log_keeps_its_number_and_what_is_put_next(
-    tmp_path: Path,
-) -> None:
+def a_queue_without_its_log(root: Path) -> None:
     """A power cut may take the log and a queue's first file, and leave the name of its next one."""
-    store = opened(tmp_path)
+    store = opened(root)
     for number in range(QUEUE_UNITS + 1):
         put_acked(store, number, queue_id=0)
     assert store.max_offset(TOPIC, 0) == QUEUE_UNITS + 1
     crash(store)
-    (tmp_path / "config" / "tieredstore-queues.json").unlink(missing_ok=True)
-    shutil.rmtree(tmp_path / "commitlog")
-    first, second = sorted((tmp_path / "consumequeue" / TOPIC / "0").iterdir())
+    (root / "config" / "tieredstore-queues.json").unlink(missing_ok=True)
+    shutil.rmtree(root / "commitlog")
+    first, second = sorted((root / "consumequeue" / TOPIC / "0").iterdir())
     first.unlink()
     overwrite(second, 0, bytes(second.stat().st_size))
+
+
+def test_a_queue_that_outlived_its_log_keeps_its_number_and_what_is_put_next(
+    tmp_path: Path,
+) -> None:
+    a_queue_without_its_log(tmp_path)
     store = opened(tmp_path)
     acks = [put_acked(store, number, queue_id=0) for number in range(50, 60)]
     assert [ack.queue_offset for ack in acks] == list(range(QUEUE_UNITS, QUEUE_UNITS + 10))
@@ -758,6 +763,42 @@ def test_a_queue_that_outlived_its_log_keeps_its_number_and_what_is_put_next(
         assert store.recovery is not None
         assert store.recovery.damages == ()
         check_acks(store, acks)
+
+
+def test_a_number_that_no_log_reaches_keeps_no_room_from_other_queues(tmp_path: Path) -> None:
+    a_queue_without_its_log(tmp_path)
+    queues = tmp_path / "consumequeue" / TOPIC
+    [file] = (queues / "0").iterdir()
+    size = file.stat().st_size
+    (queues / "1").mkdir()
+    (queues / "1" / f"{(1 << 62) // size * size:020}").write_bytes(bytes(size))
+    store = opened(tmp_path)
+    ack = put_acked(store, 50, queue_id=0)
+    crash(store)
+    store = opened(tmp_path)
+    assert store.recovery is not None
+    assert store.recovery.damages == ()
+    check_acks(store, [ack])
+
+
+def test_a_log_that_cannot_go_on_where_a_number_has_room_takes_no_puts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, "no room")
+
+    a_queue_without_its_log(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", full)
+        store = opened(tmp_path)
+    with pytest.raises(BackendRefusedError, match="no room"):
+        store.put_message(a_message(50, queue_id=0))
+    assert "no room" in store.damages[-1].reason
+    store.shutdown()
+    store = opened(tmp_path)
+    ack = put_acked(store, 50, queue_id=0)
+    crash(store)
+    check_acks(opened(tmp_path), [ack])
 
 
 def damaged(root: Path) -> None:

@@ -298,6 +298,10 @@ class CommitLog:
         """Why all appends are refused until the store is opened again."""
         return self._failure
 
+    def refuse(self, error: BackendError) -> None:
+        """Refuse all appends until the store is opened again."""
+        self._failure = self._failure or error
+
     def has_room(self, size: int) -> bool:
         """Whether a record of this size fits the last file, so that no new one is needed."""
         files = self.queue.files
@@ -321,14 +325,13 @@ class CommitLog:
         would count as damage. Raises BackendRefusedError, with nothing done, if the offset is too
         far away. After a crash the log may end before the offset.
         """
-        queue, size = self.queue, self.queue.file_bytes
+        queue = self.queue
         end = queue.max_offset
         if offset <= end:
             return
-        boundary = -(-offset // size) * size
+        boundary = self._boundary_from(offset)
         with self._append_guard:
-            count = (boundary - self.file_start_of(end)) // size if queue.files else 0
-            if count > SKIPPED_FILES_MAX or boundary > INT64_MAX - size:
+            if not self.can_skip_to(offset):
                 raise BackendRefusedError(
                     queue.directory,
                     "skip",
@@ -340,6 +343,17 @@ class CommitLog:
                 queue.flush()  # before the next file: only the last may lack its length
             queue.roll(boundary)  # RocketMQ takes a log that ends in a blank as still open
             queue.sync_from(boundary)  # the new file is empty, but has a length and a name
+
+    def can_skip_to(self, offset: int) -> bool:
+        """Whether `offset` is near enough for `skip_to`."""
+        queue, size = self.queue, self.queue.file_bytes
+        boundary = self._boundary_from(offset)
+        first = self.file_start_of(queue.max_offset) if queue.files else boundary
+        return boundary - first <= SKIPPED_FILES_MAX * size and boundary <= INT64_MAX - size
+
+    def _boundary_from(self, offset: int) -> int:
+        """The first start of a file at or after `offset`."""
+        return -(-offset // self.queue.file_bytes) * self.queue.file_bytes
 
     def _take_back(self, end: int) -> None:
         """Cut the log back to `end`, where it ended before an append that failed half way.

@@ -439,15 +439,23 @@ class Recovery:
     def _make_room(self) -> None:
         """Let the log go on where all numbers before each queue's next one could have been, as
         they were before a power cut that took the log and left the queues their numbers: the next
-        recovery would not believe a greater number."""
-        needed = max(self.queues.next_offsets().values(), default=0) * RECORD_BYTES_MIN
-        if needed <= self.commit_log.queue.max_offset:
+        recovery would not believe a greater number. So if the log cannot go on there, on a full
+        disk for instance, it takes no puts. A number that is too far away is damage itself."""
+        commit_log = self.commit_log
+        needed = 0
+        for key, number in self.queues.next_offsets().items():
+            if commit_log.can_skip_to(number * RECORD_BYTES_MIN):
+                needed = max(needed, number * RECORD_BYTES_MIN)
+            else:
+                log.warning("queue %s: it goes on at %d, too far for its log", key, number)
+        if needed <= commit_log.max_offset:
             return
         self.begin_repair()
         try:
-            self.commit_log.skip_to(needed)
-        except BackendRefusedError as far:  # such a number is damage itself
-            log.warning("%s", far)
+            commit_log.skip_to(needed)
+        except BackendRefusedError as error:
+            log.warning("no puts are taken: %s", error)
+            commit_log.refuse(error)
 
     def _note_lost(
         self, in_log: Iterable[Damage], log_min: int, log_end: int, vouched: int
