@@ -274,6 +274,18 @@ def test_what_is_closed_stays_closed(tmp_path: Path) -> None:
         every(service, "k")
 
 
+def test_a_search_beside_the_end_of_the_index_does_not_pass_for_a_whole_one(
+    tmp_path: Path,
+) -> None:
+    service = loaded(tmp_path, items=3)
+    put_all(service, same_key(7))
+    walk = service.candidates("T", "k", begin=0, end=FOREVER)
+    assert next(walk) == 60
+    service.close()
+    with pytest.raises(StoreClosedError):
+        list(walk)
+
+
 def test_destroy_leaves_neither_files_nor_words_about_them(tmp_path: Path) -> None:
     service = loaded(tmp_path)
     put_all(service, same_key(3))

@@ -266,12 +266,17 @@ class IndexService:
 
         None is missed as long as store timestamps step back by no more than `CLOCK_SLACK_MS`. The
         result may include other keys with the same hash, and times just outside the range: the
-        caller must check the message.
+        caller must check the message. Raises StoreClosedError if the index is closed meanwhile.
         """
         self._check_open()
-        return _all_candidates(
+        found = _all_candidates(
             self._files, local_key_hash(index_key(topic, key)), begin=begin, end=end
         )
+        return self._while_open(found)
+
+    def _while_open(self, found: Iterator[int]) -> Iterator[int]:
+        yield from found
+        self._check_open()  # a closed file looks like one that has expired
 
     def flush(self) -> None:
         """Make every key put so far durable, and record that. Puts go on meanwhile."""
