@@ -747,6 +747,34 @@ def test_a_deletion_that_failed_can_be_repeated(
     assert bodies(opened(tmp_path)) == [a_body(100), a_body(101)]
 
 
+def test_a_put_after_half_a_deletion_fits_what_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(tmp_path)
+    put_old(store, *range(45))  # three files
+    unlink = os.unlink
+    gone: list[str] = []
+
+    def fail_later(path: str) -> None:
+        if OLD in str(path) and gone:
+            raise OSError(errno.EIO, "Input/output error")
+        gone.append(path)
+        unlink(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", fail_later)
+        with pytest.raises(BackendRefusedError):
+            store.delete_topics([OLD])
+    assert gone
+    assert store.put_message(a_message(100, topic=OLD)).queue_offset == 45
+    [found] = store.get_message(OLD, 0, 45).messages
+    assert decode_message(found.record).body == a_body(100)
+    assert store.put_message(a_message(1, topic=OTHER)).stored
+    assert store.max_offset(OTHER, 0) == 1
+    assert store.delete_topics([OLD]) == 1
+    assert list(store.queues()) == [QueueKey(OTHER, 0)]
+
+
 def test_what_waits_for_the_disk_is_deleted_with_its_topic(tmp_path: Path) -> None:
     store = opened(tmp_path, flush_disk_type="SYNC_FLUSH")
     hasty = a_message(0, topic=OLD)

@@ -423,6 +423,14 @@ class ConsumeQueue:
             self._min = self._max = self._last_log_end = 0
             self._files.destroy()
 
+    def delete(self) -> None:
+        """`destroy`, oldest files first: if it fails, what is left ends where the queue did, so
+        that its next message fits."""
+        with self._guard:
+            end, self._min, self._max, self._last_log_end = self._max, 0, 0, 0
+            self._files.delete_before(end * UNIT_BYTES)
+            self._files.destroy()
+
     def _check(self, offset: int, maximum: int) -> None:
         if not self._min <= offset <= maximum:
             raise OffsetOutOfRangeError(

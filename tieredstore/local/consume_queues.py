@@ -315,7 +315,7 @@ class ConsumeQueues:
                 with self._guard:
                     queue = self._queues.pop(key)
                 try:
-                    queue.destroy()
+                    queue.delete()
                 except BaseException:  # take back what is left, so that the next call deletes it
                     with self._guard:
                         self._queues[key] = self._open(key)
