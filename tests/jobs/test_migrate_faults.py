@@ -596,6 +596,44 @@ def test_a_broker_that_writes_while_the_target_is_opened_is_noticed(
     assert (report.facts["cut_over"], report.exit_code) == ("done", JobExit.DAMAGE)
 
 
+@pytest.mark.parametrize("adopt", [False, True])
+def test_what_a_broker_wrote_after_a_killed_cut_over_is_told_by_every_later_run(
+    tmp_path: Path, adopt: bool
+) -> None:
+    source, target = tier_at(tmp_path / "old"), tier_at(tmp_path / "new")
+    if adopt:
+        target = tier_at(tmp_path / "new", broker="broker-b")
+        with broker_on(target) as other:
+            other.put(1, topic="Other")
+    with broker_on(source) as broker:
+        broker.put(3)
+        broker.put(3, queue_id=1)
+    moved(source, target, adopt=adopt, cut_over=True)  # and nobody has seen how it ended
+    again = moved(source, target, adopt=adopt, cut_over=True)
+    assert (again.facts["cut_over"], again.findings) == ("done before", ())
+    with broker_on(source) as broker:
+        broker.put(2, queue_id=1)
+    for cut_over in (True, False):
+        again = moved(source, target, adopt=adopt, cut_over=cut_over)
+        (found,) = again.findings
+        assert (found.kind, found.where) == ("written-since", f"broker-a/{TOPIC}/1")
+        assert (again.facts["cut_over"], again.exit_code) == ("done before", JobExit.DAMAGE)
+
+
+def test_a_topic_that_was_deleted_and_made_anew_after_the_cut_over_lacks_nothing(
+    tmp_path: Path,
+) -> None:
+    source, target = tier_at(tmp_path / "old"), tier_at(tmp_path / "new")
+    with broker_on(source) as broker:
+        broker.put(3)
+    moved(source, target, cut_over=True)
+    with broker_on(target) as broker:
+        broker.files.delete_topics([TOPIC])
+        broker.put(1)
+    again = moved(source, target, cut_over=True)
+    assert (again.facts["cut_over"], again.exit_code) == ("done before", JobExit.DONE)
+
+
 def test_what_expires_during_the_run_is_no_error(tmp_path: Path) -> None:
     source, target = tier_at(tmp_path / "old"), tier_at(tmp_path / "new")
     with broker_on(source) as broker:

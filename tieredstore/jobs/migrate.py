@@ -97,6 +97,9 @@ from tieredstore.model.values import Json, QueueKey, SegmentRecord, SegmentType
 log = log_of(__name__)
 
 _NAMES_SHOWN: Final = 5
+_WRITTEN_SINCE: Final = (
+    "a broker has written to the source meanwhile, and the target lacks it: stop it"
+)
 _PROBE_TOPIC: Final = "rmq_sys_PROBE"  # nothing is ever written there
 
 
@@ -198,14 +201,41 @@ class MigrateJob:
         assert isinstance(plan, MigrationPlan)
         if plan.facts.get("cut_over") is not None:
             remove_journal(journal_path(self.target))  # left by a run that died after its cut-over
+            findings, left_out = bounded(self._written_since())
             return JobReport(
                 job=self.name,
                 state=JobState.DONE,
                 counts={"copied": 0},
+                findings=findings,
+                findings_left_out=left_out,
                 facts={**plan.facts, "config": snippet(self.target, plan.made_with)},
                 lines=("the target was cut over before; nothing was copied",),
             )
         return _Finish(self, plan, rows).report()
+
+    def _written_since(self) -> Iterator[Finding]:
+        """Findings for queues that end later in the source than in the target, which was cut over
+        before. The run that cut over may have died before it could look.
+
+        A topic that the target deleted and made anew has another number, unless it was adopted.
+        """
+        tier = read_source(self.source, topics=self.topics)
+        numbers = {topic.topic: topic.topic_id for topic in tier.topics}
+        with _catalogue_in(self.target, self.target_provider()) as metadata:
+            assert metadata is not None  # it was cut over
+            for queue in tier.queues:
+                topic = metadata.topic(queue.record.topic)
+                number = numbers.get(queue.record.topic)
+                if topic is None or not (self.adopt or topic.topic_id == number):
+                    continue
+                path = target_path(queue.path, self.target)
+                units = metadata.segments(path, SegmentType.CONSUME_QUEUE)
+                if _end(queue.units) > _end(units):
+                    yield Finding.of_damage("written-since", queue.path, _WRITTEN_SINCE)
+
+
+def _end(rows: Sequence[SegmentRecord]) -> int:
+    return max((row.end_offset for row in rows), default=0)
 
 
 class _Finish:
@@ -333,11 +363,7 @@ class _Finish:
         journal.remove()
         grown = _grown(now, read_source(job.source, topics=job.topics))
         if grown is not None:
-            self._found(
-                "written-since",
-                grown,
-                "a broker has written to the source meanwhile, and the target lacks it: stop it",
-            )
+            self._found("written-since", grown, _WRITTEN_SINCE)
         return True
 
     def _found(self, kind: str, row: SegmentRecord, detail: str) -> None:
