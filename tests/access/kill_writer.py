@@ -7,7 +7,8 @@ No tests. Each line reports what has already happened.
     D / E                              the topic BRIEF is being deleted / has been deleted
     BAD <why>                          a page was wrong, or something raised
 
-The tier is a directory, or the bucket that the file `bucket` beside the store names.
+The tier is a directory, or the bucket that the file `bucket` beside the store names. The file
+`moves` says how often it has moved.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -55,12 +57,23 @@ def local_config(root: Path) -> LocalConfig:
 
 
 def place_of(root: Path) -> dict[str, str]:
-    """The settings for a directory, or for the bucket that a file beside it names."""
+    """The settings for a directory, or for the bucket that a file beside it names. Where the tier
+    has moved, a file says how often."""
+    with suppress(FileNotFoundError):
+        return directory_after(root, int((root / "moves").read_text(encoding="utf-8")))
     try:
         endpoint, bucket = (root / "bucket").read_text(encoding="utf-8").split()
     except FileNotFoundError:
-        return {"provider": "posix", "path": str(root / "tier")}
+        return directory_after(root, 0)
     return {"provider": "s3", "endpoint": endpoint, "bucket": bucket, "certify": "off"}
+
+
+def directory_after(root: Path, moves: int) -> dict[str, str]:
+    """The settings for the directory of a tier that has moved so often."""
+    if not moves:
+        return {"provider": "posix", "path": str(root / "tier")}
+    catalogue = str(root / f"catalogue-{moves}.json")
+    return {"provider": "posix", "path": str(root / f"tier-{moves}"), "metadata_path": catalogue}
 
 
 def tier_config(root: Path, **settings: Any) -> StoreConfig:
