@@ -15,6 +15,7 @@ from tieredstore.access.reader import TieredReader
 from tieredstore.access.store import TieredMessageStore
 from tieredstore.driver.runtime import Runtime
 from tieredstore.index.watermarks import QueueId, Watermarks
+from tieredstore.jobs.migrate_copy import MigrationJournal, journal_path
 from tieredstore.local.config import LocalConfig
 from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.config import StoreConfig
@@ -199,6 +200,39 @@ def test_what_an_adopting_tier_has_under_the_name_of_an_old_copy_stays(
     with TieredReader(target) as reader:
         assert len(list(reader.messages("a", 0))) == 7
         assert len(list(reader.messages("b", 0))) == 5
+
+
+@pytest.mark.parametrize("runs", [1, 2])
+def test_an_adoption_of_some_topics_keeps_what_is_noted_of_the_copies_of_others(
+    tmp_path: Path, runs: int
+) -> None:
+    source, target = posix_config(tmp_path / "old"), posix_config(tmp_path / "new")
+    gone = WrittenTier(config=source)
+    gone.add("a", 0, 5)
+    gone.add("b", 0, 5)
+    WrittenTier(config=target).add("c", 0, 5)
+    moved(source, target, adopt=True, topics=["b"])
+    for _ in range(runs):  # the second one finds that it was done before
+        moved(source, target, adopt=True, topics=["a"], cut_over=True)
+    gone.delete("b")
+    gone.add("b", 1, 5)  # so that the name is still one of the source
+    moved(source, target, adopt=True, topics=["b"], cut_over=True)
+    assert [*Path(target.path).rglob("b/1/*/*")]
+    assert not [*Path(target.path).rglob("b/0/*/*")]
+    assert not journal_path(target).exists()
+
+
+def test_a_run_that_has_nothing_to_do_leaves_the_journal_of_one_at_work(tmp_path: Path) -> None:
+    source, target = posix_config(tmp_path / "old"), posix_config(tmp_path / "new")
+    gone = WrittenTier(config=source)
+    gone.add("a", 0, 5)
+    gone.add("b", 0, 5)
+    WrittenTier(config=target).add("c", 0, 5)
+    moved(source, target, adopt=True, topics=["a"], cut_over=True)
+    with MigrationJournal.open(source, target, planned_with={}):
+        report = moved(source, target, adopt=True, topics=["a"], cut_over=True)
+        assert report.facts["cut_over"] == "done before"
+        assert journal_path(target).exists()
 
 
 def base_of(file: Path) -> int:

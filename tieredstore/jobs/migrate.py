@@ -53,6 +53,7 @@ from tieredstore.jobs.migrate_copy import (
     CopyItem,
     CopyRow,
     CopyState,
+    Key,
     MigrationJournal,
     Proof,
     copy_segment,
@@ -60,7 +61,6 @@ from tieredstore.jobs.migrate_copy import (
     overtaken,
     place_of,
     read_journal,
-    remove_journal,
 )
 from tieredstore.jobs.migrate_plan import (
     NOTE,
@@ -200,7 +200,7 @@ class MigrateJob:
     def finish(self, plan: Plan[CopyItem], rows: RowStream[CopyRow]) -> JobReport:
         assert isinstance(plan, MigrationPlan)
         if plan.facts.get("cut_over") is not None:
-            remove_journal(journal_path(self.target))  # left by a run that died after its cut-over
+            self._end_journal()
             findings, left_out = bounded(self._written_since())
             return JobReport(
                 job=self.name,
@@ -232,6 +232,30 @@ class MigrateJob:
                 units = metadata.segments(path, SegmentType.CONSUME_QUEUE)
                 if _end(queue.units) > _end(units):
                     yield Finding.of_damage("written-since", queue.path, _WRITTEN_SINCE)
+
+    def _end_journal(self) -> None:
+        """End the journal that a run has left which died after its cut-over."""
+        if not journal_path(self.target).exists():
+            return
+        known = read_journal(self.source, self.target)
+        try:
+            with MigrationJournal.open(self.source, self.target, planned_with=known) as journal:
+                self.forget_copies(journal, known)
+        except BackendRefusedError as error:
+            log.info("the journal stays: %s", error)
+
+    def forget_copies(self, journal: MigrationJournal, known: Mapping[Key, Copied]) -> None:
+        """Remove the journal, as the target's catalogue names all copies of this run. After an
+        adoption, the notes on topics that it left out stay: their copies wait for theirs."""
+        nothing = Copied(0, 0)
+        if not self.adopt or all(
+            self.moves(path) for (path, *_), copied in known.items() if copied != nothing
+        ):
+            journal.remove()
+            return
+        for key in known:
+            if self.moves(key[0]):
+                journal.add(key, nothing)
 
 
 def _end(rows: Sequence[SegmentRecord]) -> int:
@@ -360,7 +384,8 @@ class _Finish:
             _check_same(now, read_source(job.source, topics=job.topics))
 
         _publish(now, job.source, job.target, job.claimed_target(), check, adopt=job.adopt)
-        journal.remove()
+        here = {item.key: item.known for item in self._plan.items}
+        job.forget_copies(journal, {**here, **self._plan.known})
         grown = _grown(now, read_source(job.source, topics=job.topics))
         if grown is not None:
             self._found("written-since", grown, _WRITTEN_SINCE)
