@@ -564,6 +564,30 @@ def test_a_broker_without_a_lock_is_noticed_by_what_it_writes(tmp_path: Path) ->
     assert everything(target) == everything(source)
 
 
+def test_a_broker_without_a_lock_that_makes_a_topic_anew_with_as_many_bytes_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = posix_config(tmp_path / "old"), posix_config(tmp_path / "new")
+    tier = WrittenTier(config=source)
+    tier.add("t", 0, 5)
+
+    def make_anew(_plan: object) -> None:
+        lockless = replace(source, metadata_path=str(tmp_path / "copy" / "metadata.json"))
+        Path(lockless.catalogue_path).parent.mkdir()
+        Path(lockless.catalogue_path).write_bytes(Path(source.catalogue_path).read_bytes())
+        java = WrittenTier(config=lockless, start_ms=tier.start_ms + 60_000)
+        java.delete("t")
+        monkeypatch.setattr(written_tier, "START_MS", java.start_ms)
+        java.add("t", 0, 5)
+        Path(source.catalogue_path).write_bytes(Path(lockless.catalogue_path).read_bytes())
+
+    with pytest.raises(BackendRefusedError, match="a broker is still writing: stop it first"):
+        moved(source, target, cut_over=True, on_plan=make_anew)
+    assert not Path(target.catalogue_path).exists()
+    assert moved(source, target, cut_over=True).facts["cut_over"] == "done"
+    assert everything(target) == everything(source)
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_broker_that_writes_while_the_target_is_opened_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str

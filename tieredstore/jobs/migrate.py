@@ -386,9 +386,9 @@ class _Finish:
         _publish(now, job.source, job.target, job.claimed_target(), check, adopt=job.adopt)
         here = {item.key: item.known for item in self._plan.items}
         job.forget_copies(journal, {**here, **self._plan.known})
-        grown = _grown(now, read_source(job.source, topics=job.topics))
-        if grown is not None:
-            self._found("written-since", grown, _WRITTEN_SINCE)
+        changed = _changed(now, read_source(job.source, topics=job.topics))
+        if changed is not None:
+            self._found("written-since", changed, _WRITTEN_SINCE)
         return True
 
     def _found(self, kind: str, row: SegmentRecord, detail: str) -> None:
@@ -524,16 +524,18 @@ def _take_epoch(config: StoreConfig) -> None:
 def _check_same(before: SourceTier, now: SourceTier) -> None:
     """Refuse if the source has changed: some brokers, among them Java's, take no lock, and one that
     starts after our claim of a bucket writes on."""
-    row = _grown(before, now)
+    row = _changed(before, now)
     if row is not None:
         reason = f"it has {row.size} bytes now: a broker is still writing: stop it first"
         raise BackendRefusedError(row.path, "cut over", reason)
 
 
-def _grown(before: SourceTier, now: SourceTier) -> SegmentRecord | None:
-    """A segment of the source that is new, or has another size."""
-    was = {row.key: row.size for row in before.rows()}
-    return next((row for row in now.rows() if was.get(row.key) != row.size), None)
+def _changed(before: SourceTier, now: SourceTier) -> SegmentRecord | None:
+    """A segment of the source that is new, was made anew, or has another size."""
+    was = {row.key: (row.size, row.create_timestamp) for row in before.rows()}
+    return next(
+        (row for row in now.rows() if was.get(row.key) != (row.size, row.create_timestamp)), None
+    )
 
 
 def _check_own_catalogue(tier: SourceTier) -> None:
