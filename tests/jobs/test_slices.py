@@ -226,6 +226,32 @@ def test_what_was_planned_of_a_deleted_topic_is_gone_and_not_damaged(
     assert all(each.is_missing for each in found)
 
 
+def test_a_topic_that_is_made_again_after_damage_was_found_is_not_read_for_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = posix_config(tmp_path)
+    tier = WrittenTier(config=config)
+    tier.add("t", 0, 200)
+    with TieredReader(config) as reader:
+        (whole,) = plan_slices(queue_rows(reader.segments()))
+    (first,) = Path(config.path).rglob(f"t/0/COMMIT_LOG/{segment_name(0)}")
+    data = bytearray(first.read_bytes())
+    data[data.index(b"00000000....")] ^= 1  # in the body of the first message
+    first.write_bytes(data)
+    found: list[Damage] = []
+    times: list[int] = []
+    for fields in SliceReader(config, whole, on_damage=found.append, run_count=8).fields():
+        if not times:
+            assert [each.is_missing for each in found] == [False]
+            tier.delete("t")
+            monkeypatch.setattr(written_tier, "START_MS", written_tier.START_MS + 5_000)
+            tier.start_ms += 200 * SECOND_MS
+            tier.add("t", 0, 200)
+        times += fields.store_times().tolist()
+    assert max(times) < tier.start_ms
+    assert any(each.is_missing for each in found)
+
+
 def test_what_was_planned_in_the_middle_of_a_deletion_is_gone_and_not_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -443,6 +443,7 @@ class SliceReader:
         self._run_count = run_count
         self._count_max = run_count
         self._pending: Damage | None = None  # may extend to the next message
+        self._gone: bool | None = None  # whether the queue was gone when this was asked last
 
     def fields(self) -> Iterator[RecordFields]:
         """Consecutive runs, without what is damaged, with the places of their records' fields.
@@ -521,7 +522,11 @@ class SliceReader:
         """Whether the topic was deleted after the plan, and these are messages of a new one. They
         were stored after all that were planned; a catalogue is read only where this is so."""
         newest = self._newest_planned
-        return newest is not None and int(fields.store_times().max()) > newest and self._is_gone
+        if newest is None or int(fields.store_times().max()) <= newest:
+            return False
+        if not self._gone:  # it may have been deleted since some damage was found
+            self._gone = self._asked_if_gone()
+        return self._gone
 
     @cached_property
     def _newest_planned(self) -> int | None:
@@ -530,9 +535,14 @@ class SliceReader:
         known = [end for end in ends if end]
         return max(known) if known and len(known) == len(ends) else None
 
-    @cached_property
+    @property
     def _is_gone(self) -> bool:
-        """Cached, so that much damage does not have a large catalogue read again and again."""
+        """Asked once, so that much damage does not have a large catalogue read again and again."""
+        if self._gone is None:
+            self._gone = self._asked_if_gone()
+        return self._gone
+
+    def _asked_if_gone(self) -> bool:
         part = self._slice
         return is_gone(self._config, part.rows, from_copy=part.from_copy)
 
