@@ -420,6 +420,24 @@ def test_limits_are_kept_and_something_is_read_where_something_waits(
         assert size <= bytes_max * 1.0001
 
 
+@pytest.mark.parametrize(
+    ("size", "busy"),
+    [
+        (100.0, 1_000_000),  # it fits beside others
+        (50_000.0, 400),  # alone it is more than the limit, and more than all others together
+    ],
+)
+def test_a_queue_of_one_message_need_not_wait_until_a_busy_one_is_read(
+    size: float, busy: int
+) -> None:
+    backlogs = {
+        QueueKey("busy", 0): Backlog(start=0, end=busy, bytes_each=100.0),
+        QueueKey("quiet", 0): Backlog(start=7, end=8, bytes_each=size),
+    }
+    ends = advanced(backlogs, count_max=None, bytes_max=20_000)
+    assert ends[QueueKey("quiet", 0)] == 8
+
+
 @given(
     st.dictionaries(KEYS, st.integers(0, 2**62)),
     st.dictionaries(st.sampled_from("abcd"), st.integers(0, 2**31)),

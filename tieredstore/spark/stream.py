@@ -307,21 +307,42 @@ def advanced(
 ) -> dict[QueueKey, int]:
     """Up to where each queue is read next, with at most so many messages and about so many bytes.
 
-    A limit is shared out in proportion to what waits in each queue. If any message waits, at least
-    one is read, however large. A queue that gets nothing comes first as its backlog grows.
+    A limit is shared out in proportion to what waits in each queue, and a queue with few messages
+    need not wait for those with many. If any message waits, at least one is read, however large. A
+    queue that gets nothing comes first as its backlog grows.
     """
     counts = {key: backlog.count for key, backlog in backlogs.items()}
     if bytes_max is not None:
-        costs = {key: max(1.0, backlog.bytes_each) for key, backlog in backlogs.items()}
-        total = sum(counts[key] * costs[key] for key in counts)
-        if total > bytes_max:
-            within = {key: int(counts[key] * bytes_max / total) for key in counts}
-            if not any(within.values()):
-                within[max(counts, key=lambda key: counts[key])] = 1
-            counts = within
+        counts = _within(backlogs, bytes_max)
     if count_max is not None:
         counts = _shared(counts, max(1, count_max))
     return {key: backlogs[key].start + counts[key] for key in backlogs}
+
+
+def _within(backlogs: Mapping[QueueKey, Backlog], bytes_max: int) -> dict[QueueKey, int]:
+    """As many messages of each queue as bytes allow: one of each, the largest backlogs first, and
+    then in proportion to what is left. A message that is larger than the limit is read alone."""
+    counts = {key: backlog.count for key, backlog in backlogs.items()}
+    costs = {key: max(1.0, backlog.bytes_each) for key, backlog in backlogs.items()}
+    total = sum(counts[key] * costs[key] for key in counts)
+    if total <= bytes_max:
+        return counts
+    waiting = [key for key in counts if counts[key]]
+    waiting.sort(key=lambda key: (-counts[key] * costs[key], key))
+    if costs[waiting[0]] > bytes_max:
+        return {key: int(key == waiting[0]) for key in counts}
+    found = dict.fromkeys(counts, 0)
+    left = float(bytes_max)
+    for key in waiting:
+        if costs[key] <= left:
+            found[key] = 1
+            left -= costs[key]
+    total -= bytes_max - left
+    share = min(1.0, left / total) if total > 0 else 0.0
+    for key in waiting:
+        if found[key]:
+            found[key] += int((counts[key] - 1) * share)
+    return found
 
 
 def _shared(counts: Mapping[QueueKey, int], limit: int) -> dict[QueueKey, int]:
