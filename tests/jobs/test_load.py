@@ -42,14 +42,21 @@ from tieredstore.access.upkeep import expire
 from tieredstore.codec.java import string_hash
 from tieredstore.codec.message import decode_message, encode_message
 from tieredstore.codec.record import TRANSACTION_COMMIT, decode_properties, encode_properties
-from tieredstore.driver.metadata import DeleteSegment
+from tieredstore.driver.metadata import DeleteSegment, PutNote
 from tieredstore.driver.object_client import ObjectFacts
-from tieredstore.driver.provider import LOAD_MS_MAX
+from tieredstore.driver.provider import LOAD_MS_MAX, LOAD_RUN
+from tieredstore.driver.runtime import SystemClock
 from tieredstore.flat.append_file import delete_pending
 from tieredstore.index.contract import CommittedRun
 from tieredstore.index.keys import keys_of_run
 from tieredstore.jobs import load_records
-from tieredstore.jobs.load import StreamBatch, abort_load, begin_load, commit_load
+from tieredstore.jobs.load import (
+    RUN_NOTES_MAX,
+    StreamBatch,
+    abort_load,
+    begin_load,
+    commit_load,
+)
 from tieredstore.jobs.load_records import (
     EncodedRun,
     LoadColumns,
@@ -65,6 +72,7 @@ from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import (
     BackendRefusedError,
     CatalogueLockedError,
+    FencedError,
     InvalidConfigError,
     MetadataError,
     TieredStoreError,
@@ -911,6 +919,34 @@ def test_a_commit_that_another_load_fences_begins_again(
     assert bodies(bucket, A) == names_of(A, [*range(20, 50), *range(20)])
     assert_found(bucket, {A: range(50)})
     assert report_of(bucket).findings == ()
+
+
+def test_a_commit_that_was_made_is_known_again_though_the_clock_was_set_back(
+    bucket: StoreConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its reply is lost, and another load comes before it asks what has become of it."""
+    with open_tier_of(bucket) as parts:
+        later = SystemClock().now_ms() + 3_600_000
+        notes = [PutNote(LOAD_RUN, f"run-{number}", later) for number in range(RUN_NOTES_MAX)]
+        parts.metadata.apply(notes)
+    first = staged(bucket, "first", 0, [rows_of(A, range(20))])
+    second = staged(bucket, "second", 0, [rows_of(A, range(20, 50))])
+    inner = ObjectProvider.adopt
+    others = [second]
+
+    def adopting(provider: ObjectProvider, *given: Any) -> bool:
+        adopted = inner(provider, *given)
+        if others:
+            elsewhere = replace(bucket, store_path=bucket.store_path + "-2")
+            commit_load(elsewhere, "second", [others.pop()])
+            raise FencedError(bucket.url, "adopt", epoch=9)
+        return adopted
+
+    monkeypatch.setattr(ObjectProvider, "adopt", adopting)
+    commit_load(bucket, "first", [first])
+    assert bodies(bucket, A) == names_of(A, range(50))
+    with open_tier_of(bucket) as parts:
+        assert len(parts.metadata.notes(LOAD_RUN)) <= RUN_NOTES_MAX + 1
 
 
 def test_a_late_end_of_a_batch_leaves_what_the_next_driver_has_added_since(

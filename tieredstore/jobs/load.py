@@ -547,20 +547,19 @@ class _Commit:
             changes.append(PutNote(LOADED, self._load_id, [now, plan.message_count]))
         if self._batch is not None:
             changes.append(self._batch.note(now))
-        changes.append(PutNote(LOAD_RUN, self._run_id, now))
-        changes += [DeleteNote(LOAD_RUN, key) for key in _old_runs(metadata.notes(LOAD_RUN), now)]
-        return changes
+        return [*changes, *_note_of_run(self._run_id, metadata.notes(LOAD_RUN), now)]
 
 
-def _old_runs(notes: Mapping[str, object], now_ms: int) -> list[str]:
-    """The keys of notes about commits that nobody will retry."""
+def _note_of_run(run_id: str, notes: Mapping[str, object], now_ms: int) -> Iterator[Change]:
+    """Note that this load was committed, and delete the notes of those that nobody will retry. The
+    times of notes grow also if a clock is set back, so that the newest commits are the last."""
     times = {key: at if type(at) is int else 0 for key, at in notes.items()}
+    now_ms = max([now_ms, *(at + 1 for at in times.values())])
+    yield PutNote(LOAD_RUN, run_id, now_ms)
     newest = sorted(times, key=lambda key: times[key], reverse=True)
-    return [
-        key
-        for place, key in enumerate(newest)
-        if place >= RUN_NOTES_MAX or times[key] + RUN_NOTE_MS < now_ms
-    ]
+    for place, key in enumerate(newest):
+        if place >= RUN_NOTES_MAX or times[key] + RUN_NOTE_MS < now_ms:
+            yield DeleteNote(LOAD_RUN, key)
 
 
 def _new_record(config: StoreConfig, key: QueueKey, now_ms: int) -> QueueRecord:
