@@ -97,6 +97,18 @@ def test_every_topic_becomes_a_view_that_sees_what_comes(
     assert sql.table("mine").columns == ["a"]
 
 
+def test_a_topic_whose_name_an_option_would_take_apart_has_a_view_of_its_own(
+    sql: SparkSession, tier: WrittenTier, file: Path
+) -> None:
+    odd = [" payments", "a.b", "order-events,payments"]
+    for count, topic in enumerate([*odd, "axb"], start=1):
+        tier.add(topic, 0, count)
+    register(sql, file, topic_pattern="(?!axb).*")
+    for count, topic in enumerate(odd, start=1):
+        query = f"SELECT topic, count(*) FROM `{topic}` GROUP BY topic"
+        assert counts(sql, query) == {topic: count}
+
+
 def test_a_query_of_several_views_reads_each_by_its_own_plan(
     sql: SparkSession, tier: WrittenTier, file: Path
 ) -> None:

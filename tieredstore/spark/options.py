@@ -73,9 +73,8 @@ _KAFKAS_NAMES: Final = {
     "subscribepattern": "topic_pattern",
     "maxoffsetspertrigger": "max_messages_per_trigger",
 }
-NAMES_TOPICS: Final = frozenset(
-    {"topics", *(kafkas for kafkas, name in _KAFKAS_NAMES.items() if name == "topics")}
-)
+CHOOSE_TOPICS: Final = frozenset({"topics", "topicpattern", "subscribe", "subscribepattern"})
+"""The plain names of the options that say which topics are read."""
 OLDEST: Final = -2
 NEWEST: Final = -1
 _SIZES: Final = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from hashlib import sha256
 from typing import TYPE_CHECKING, Final
@@ -19,7 +20,7 @@ from tieredstore.access.reader import TieredReader
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import InvalidConfigError
 from tieredstore.model.settings import facts_of, settings_of
-from tieredstore.spark.options import NAMES_TOPICS, ReadOptions, names_a_tier, plain_name
+from tieredstore.spark.options import CHOOSE_TOPICS, ReadOptions, names_a_tier, plain_name
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -157,14 +158,21 @@ def register(
     refuse_secrets(said)
     schema = spark_schema(read.scan.columns)
     _make_table(spark, table, with_options(schema, said), "all messages")
-    others = {name: text for name, text in said.items() if plain_name(name) not in NAMES_TOPICS}
+    others = {name: text for name, text in said.items() if plain_name(name) not in CHOOSE_TOPICS}
     for topic in topics:
         name = _table_of_topic(table, topic)
-        only = with_options(schema, {**others, "topics": topic})
+        only = with_options(schema, {**others, **_only(topic)})
         _make_table(spark, name, only, f"messages of the topic {topic}")
         view = _quoted(prefix + topic)
         spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW {view} AS SELECT * FROM {name}")
     return [prefix + topic for topic in topics]
+
+
+def _only(topic: str) -> dict[str, str]:
+    """The option that chooses this topic. A list would be parted at commas, and lose blanks."""
+    if "," in topic or topic != topic.strip():
+        return {"topic_pattern": re.escape(topic)}
+    return {"topics": topic}
 
 
 def _make_table(spark: SparkSession, name: str, schema: StructType, what: str) -> None:
