@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
 import pytest
 from werkzeug.wrappers import Response
 
@@ -10,6 +14,9 @@ from tests.s3.s3_clients import CLIENTS, new_client, new_settings, settings_at
 from tieredstore.model.errors import BackendRefusedError
 from tieredstore.providers.object_provider import open_client
 from tieredstore.providers.s3_admin import NoRulesError, abort_abandoned_uploads, create_bucket
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
 MIB = 1024 * 1024
 
@@ -73,6 +80,29 @@ def test_a_batch_delete_names_each_key_once(
         )
         assert client.delete_many(["a", "b", "a"]) == {}
         assert door.asked.count(b"<Key>") == 2
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_a_key_that_a_batch_delete_reports_as_absent_is_no_error(
+    moto: tuple[str, Door], request: pytest.FixtureRequest, name: str
+) -> None:
+    endpoint, door = moto
+    request.addfinalizer(door.answers.clear)
+
+    def reply(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
+        asked = re.findall(r"<Key>(.*?)</Key>", door.asked.decode())
+        said = "".join(
+            f"<Error><Key>{key}</Key><Code>NoSuchKey</Code><Message>-</Message></Error>"
+            if key.endswith("absent")
+            else f"<Deleted><Key>{key}</Key></Deleted>"
+            for key in asked
+        )
+        done = Response(f"<DeleteResult>{said}</DeleteResult>", content_type="application/xml")
+        return done(environ, start)
+
+    with new_client(endpoint, name) as client:
+        door.answers["DELETE-MANY"] = reply
+        assert client.delete_many(["a", "absent", "b"]) == {}
 
 
 @pytest.mark.parametrize("name", CLIENTS)

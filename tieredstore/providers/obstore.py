@@ -221,6 +221,8 @@ def error_of(
     if status:
         return error_of_reply(key, operation, status=int(status), code=code, message=message)
     if code:  # for one key of a batch, which has no status of its own
+        if code == "NoSuchKey":
+            return SegmentNotFoundError(key)
         transient = code in ("InternalError", "ServiceUnavailable", "SlowDown")
         return error_of_reply(key, operation, status=500 if transient else 403, code=code)
     certificate = _found(_CERTIFICATE, text)
@@ -503,7 +505,7 @@ class ObstoreClient(ObjectClient):
             batch = keys[first : first + KEYS_PER_REQUEST]
             try:
                 self._live.delete(batch)
-            except BackendRefusedError as error:
+            except (BackendRefusedError, SegmentNotFoundError) as error:
                 if self._second is not None and no_batch_delete(error):  # obstore only has batches
                     errors |= self._second.delete_many(batch)
                     continue

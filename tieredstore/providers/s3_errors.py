@@ -188,7 +188,7 @@ def _cause_of(error: BaseException) -> Cause | None:
     return None
 
 
-def no_batch_delete(error: BackendRefusedError) -> bool:
+def no_batch_delete(error: TieredStoreError) -> bool:
     """Whether a store refused a batch delete because it has none."""
     return any(code in str(error) for code in _NO_BATCH_DELETE)
 
