@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from random import Random
 from typing import Any
 
@@ -14,10 +15,13 @@ from tests.providers.object_kit import StruckClient
 from tests.roundlog.log_kit import BROKER, LAYOUT, Killed, KillingClient, Tier, key_of
 from tieredstore.driver.runtime import InlinePool, ManualClock
 from tieredstore.model.errors import (
+    BackendError,
+    BackendRefusedError,
     BackendUnavailableError,
     FencedError,
     PositionMismatchError,
     SegmentCorruptError,
+    TieredStoreError,
 )
 from tieredstore.model.values import SegmentType
 from tieredstore.roundlog import upkeep as upkeep_module
@@ -347,6 +351,41 @@ def test_damaged_bytes_are_never_merged_and_hold_up_nothing_else() -> None:
     tier.check()
 
 
+@pytest.mark.parametrize("error", [BackendRefusedError, BackendUnavailableError])
+def test_an_object_that_cannot_be_read_holds_up_nothing_else(
+    error: type[BackendError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as one that a rule of the bucket has moved to an archive."""
+    monkeypatch.setattr(upkeep_module, "STATE_EVERY", 50)
+    tier = Tier()
+    log, client = tier.opened()
+    write_rounds(tier, log, 32)
+    archived = log.key("log/" + f"{5:020d}")
+    get = client.inner.get_range
+
+    def get_if_there(key: str, *args: int) -> bytes:
+        if key == archived:
+            raise error(key, "get", "it is in an archive")
+        return get(key, *args)
+
+    monkeypatch.setattr(client.inner, "get_range", get_if_there)
+    upkeep = Upkeep(log)
+    for _ in range(12):
+        for _ in range(2):
+            with suppress(error):
+                run(upkeep)
+        write_rounds(tier, log, 32)
+        tier.clock.advance(GRACE_MS)
+    assert levels(log.state()).count(1) >= 10
+    assert len(tier.objects.held_keys(log.key("state/"))) == 3
+    assert len(log_keys(tier, log)) < log.state().sequence - 100
+    monkeypatch.setattr(client.inner, "get_range", get)
+    for _ in range(2):
+        run(upkeep)
+    assert levels(log.state()).count(0) < 32
+    tier.check()
+
+
 # A day of a quiet queue
 
 
@@ -494,6 +533,44 @@ def test_dead_objects_are_deleted_when_readers_have_had_their_time() -> None:
     entries = [Entry.decoded(tier.objects.held[key][0], key) for key in log_keys(tier, log)]
     dropped = [name for entry in entries for name in entry.dropped if name.startswith("data/")]
     assert sorted(dropped) == [key.removeprefix(log.prefix) for key in data]
+    tier.check()
+
+
+def test_an_object_that_cannot_be_deleted_holds_up_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(upkeep_module, "STATE_EVERY", 20)
+    monkeypatch.setattr(upkeep_module, "KEYS_PER_REQUEST", 10)
+    tier = Tier()
+    log, client = tier.opened()
+    upkeep = Upkeep(log)
+    write_rounds(tier, log, 32)
+    run(upkeep)
+    kept = {*tier.objects.held_keys(log.key("state/")), log.key("log/" + f"{3:020d}")}
+    delete = client.inner.delete_many
+
+    def delete_most(keys: Sequence[str]) -> Mapping[str, TieredStoreError]:
+        errors = dict(delete([key for key in keys if key not in kept]))
+        refused = BackendRefusedError("", "delete", "it is held")
+        return errors | {key: refused for key in keys if key in kept}
+
+    monkeypatch.setattr(client.inner, "delete_many", delete_most)
+    for _ in range(10):
+        write_rounds(tier, log, 32)
+        for _ in range(8):
+            with suppress(BackendRefusedError):
+                run(upkeep)
+            tier.clock.advance(GRACE_MS)
+    assert kept <= set(tier.objects.held)
+    assert len(tier.objects.held_keys(log.key("state/"))) == 4
+    assert len(log_keys(tier, log)) < 80
+    assert len(log.state().dead) < 120
+    monkeypatch.setattr(client.inner, "delete_many", delete)
+    write_rounds(tier, log, 32)
+    for _ in range(8):
+        run(upkeep)
+        tier.clock.advance(GRACE_MS)
+    assert not kept & set(tier.objects.held)
     tier.check()
 
 

@@ -134,10 +134,17 @@ class ObjectCalls:
     def delete(self, keys: Sequence[str]) -> None:
         """Delete all keys. Raises the first error if some could not be deleted; an absent key is no
         error."""
+        for error in self.undeleted(keys).values():
+            raise error
+
+    def undeleted(self, keys: Sequence[str]) -> Mapping[str, TieredStoreError]:
+        """Delete all keys; return the errors of those that are still there."""
         errors, _ = self.client.deleted(keys)
-        for error in errors.values():
-            if not isinstance(error, SegmentNotFoundError):
-                raise error
+        return {
+            key: error
+            for key, error in errors.items()
+            if not isinstance(error, SegmentNotFoundError)
+        }
 
     def ranges(self, wanted: Sequence[Range]) -> list[bytes]:
         """Each range, in order. Raises the first error if one cannot be read."""

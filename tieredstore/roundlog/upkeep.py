@@ -25,6 +25,7 @@ from tieredstore.driver.object_client import KEYS_PER_REQUEST, ObjectExistsError
 from tieredstore.driver.runtime import Pool
 from tieredstore.driver.segment import Buffer
 from tieredstore.model.errors import (
+    BackendError,
     BackendUnavailableError,
     MetadataError,
     OffsetOutOfRangeError,
@@ -275,7 +276,7 @@ class Upkeep:
     """Maintains a writer's log, in bounded steps. Thread-safe; steps run one at a time.
 
     Raises: what BrokerLog raises. A merge that meets damaged bytes raises once; later merges skip
-    its chunks.
+    its chunks. One that the backend fails or refuses is tried again after all else that is due.
     """
 
     def __init__(self, broker: BrokerLog) -> None:
@@ -284,8 +285,10 @@ class Upkeep:
         self._merging: Iterator[None] | None = None
         self._looked_at = 0  # the last sequence at which there was nothing to merge
         self._set_aside: set[int] = set()  # chunks of merges that met damaged bytes
+        self._put_off: set[int] = set()  # chunks of merges that failed, until nothing else is due
         self._states: list[int] | None = None  # those kept, ascending; None before they were listed
         self._dropped: set[str] = set()  # deleted, but no entry says so yet
+        self._undeleted: set[str] = set()  # their deletion failed: others come first
         self._released_at = float("-inf")
 
     def step(self) -> bool:
@@ -328,11 +331,12 @@ class Upkeep:
                 return []
             sequence = state.sequence
             numbers = [number for number, each in state.segments.items() if each.sealed is None]
-            chunks = [
-                each for each in state.chunks.values() if each.sequence not in self._set_aside
-            ]
+            passed = self._set_aside | self._put_off
+            chunks = [each for each in state.chunks.values() if each.sequence not in passed]
         chosen = to_merge(weighed(chunks, np.array(numbers, np.int64)))
-        if not chosen:
+        if not chosen and self._put_off:
+            self._put_off.clear()  # the next step tries them again
+        elif not chosen:
             self._looked_at = sequence
         return chosen
 
@@ -350,6 +354,9 @@ class Upkeep:
                 yield
         except (SegmentCorruptError, SegmentNotFoundError, OffsetOutOfRangeError):
             self._set_aside.update(sequences)
+            raise
+        except BackendError:
+            self._put_off.update(sequences)  # one object that cannot be read holds up nothing else
             raise
         self._append(
             Draft(merged=sequences, extents=_concatenated(parts), objects=names), alone=True
@@ -402,8 +409,10 @@ class Upkeep:
             pass  # a state of the same entries, so it says the same
         states.append(sequence)
         old = states[:-STATES_KEPT]
-        broker.calls.delete([broker.key(state_name(each)) for each in old])
-        del states[: len(old)]
+        errors = broker.calls.undeleted([broker.key(state_name(each)) for each in old])
+        states[: len(old)] = [each for each in old if broker.key(state_name(each)) in errors]
+        for error in errors.values():
+            raise error
         return True
 
     def _known_states(self) -> list[int]:
@@ -425,8 +434,9 @@ class Upkeep:
         since_s = broker.clock.monotonic() - self._released_at
         is_time = since_s * 1000 >= GRACE_MS
         states = self._states or []
-        # An entry is needed until every kept state includes it.
-        needed = log_name(states[0] + 1 if len(states) >= STATES_KEPT else 1)
+        # An entry is needed until every kept state includes it. An older state that could not be
+        # deleted needs none: nobody begins there.
+        needed = log_name(states[-STATES_KEPT] + 1 if len(states) >= STATES_KEPT else 1)
         with broker.guard:
             dead = broker.state().dead
             if len(dead) < KEYS_PER_REQUEST and not is_time:
@@ -442,10 +452,15 @@ class Upkeep:
             return False
         if len(self._dropped) >= DROPPED_MAX:
             self._append(Draft())
-        some = due[:KEYS_PER_REQUEST]
-        broker.calls.delete([broker.key(name) for name in some])
-        self._dropped.update(some)
+        some = sorted(due, key=self._undeleted.__contains__)[:KEYS_PER_REQUEST]
+        errors = broker.calls.undeleted([broker.key(name) for name in some])
+        failed = {name for name in some if broker.key(name) in errors}
+        self._dropped.update(name for name in some if name not in failed)
+        self._undeleted.difference_update(some)
+        self._undeleted |= failed
         self._released_at = broker.clock.monotonic()
+        for error in errors.values():
+            raise error
         return True
 
 
