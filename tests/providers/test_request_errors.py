@@ -228,6 +228,10 @@ def test_a_server_that_knows_no_bucket_is_no_missing_object(client: str, code: s
         for ask in (lambda: list(opened.list()), lambda: opened.put("key", b"x")):
             with pytest.raises(BackendRefusedError, match="no bucket is there; see its name"):
                 ask()
+        errors = opened.delete_many(["a", "b"])  # nobody has deleted them
+        assert {key: type(error) for key, error in errors.items()} == dict.fromkeys(
+            "ab", BackendRefusedError
+        )
 
 
 @pytest.mark.parametrize("client", CLIENTS)
