@@ -481,6 +481,28 @@ def test_refresh_shows_the_newest_and_costs_one_listing_where_there_is_none(
     assert store.facts.generation == 7
 
 
+def test_a_reader_finds_the_newest_though_all_were_deleted_meanwhile(
+    folder: Path, objects: MemoryObjects
+) -> None:
+    first = Process(folder, objects)
+    for size in (100, 200, 300):
+        first.grow(size)
+        first.publisher.publish()
+    first.close()
+    reader = published(objects)
+    assert reader is not None
+    for key in objects.held_keys(".catalog/"):
+        del objects.held[key]
+    again = Process(folder, objects)
+    again.grow(400)
+    assert again.publisher.publish() == 4
+    again.close()
+    reader.refresh()
+    row = reader.segment(f"{BROKER}/topic/0", SegmentType.COMMIT_LOG, 0)
+    assert row is not None
+    assert row.size == 400
+
+
 def test_one_that_is_replaced_between_listing_and_reading_is_looked_for_again(
     one_generation: MemoryObjects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
