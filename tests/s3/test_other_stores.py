@@ -11,7 +11,8 @@ from werkzeug.wrappers import Response
 
 from tests.s3.moto_server import Door, moto_server
 from tests.s3.s3_clients import CLIENTS, new_client, new_settings, settings_at
-from tieredstore.model.errors import BackendRefusedError
+from tieredstore.driver.object_client import AbandonedUpload
+from tieredstore.model.errors import BackendRefusedError, BackendUnavailableError
 from tieredstore.providers.object_provider import open_client
 from tieredstore.providers.s3_admin import NoRulesError, abort_abandoned_uploads, create_bucket
 
@@ -103,6 +104,23 @@ def test_a_key_that_a_batch_delete_reports_as_absent_is_no_error(
     with new_client(endpoint, name) as client:
         door.answers["DELETE-MANY"] = reply
         assert client.delete_many(["a", "absent", "b"]) == {}
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_a_page_of_a_proxy_deletes_nothing(
+    moto: tuple[str, Door], request: pytest.FixtureRequest, name: str
+) -> None:
+    endpoint, door = moto
+    request.addfinalizer(door.answers.clear)
+    page = Response("<html><body>log in</body></html>", content_type="text/html; charset=utf-8")
+    with new_client(endpoint, name) as client:
+        client.put("a", b"x")
+        door.answers["DELETE-MANY"] = page
+        errors = client.delete_many(["a"])
+        assert isinstance(errors["a"], BackendUnavailableError)
+        door.answers["DELETE uploadId"] = page
+        with pytest.raises(BackendUnavailableError):
+            client.abort_upload(AbandonedUpload("a", "id"))
 
 
 @pytest.mark.parametrize("name", CLIENTS)

@@ -125,6 +125,8 @@ class S3fsConnection:
     async def called(self, operation: str, key: str, **asked: Any) -> Mapping[str, Any]:
         async with self.request(key, operation):
             reply: Mapping[str, Any] = await getattr(self.client(), operation)(**asked)
+        if operation in _SILENT:
+            refuse_page(reply, key, operation)
         return reply
 
     @asynccontextmanager
@@ -228,6 +230,18 @@ def told(reply: Mapping[str, Any], name: str, key: str, operation: str) -> Any:
     if value is None:
         raise BackendUnavailableError(key, operation, f"the reply says no {name}: it is no store's")
     return value
+
+
+# Operations whose reply has no field that a store must give.
+_SILENT: Final = ("abort_multipart_upload", "delete_object", "delete_objects")
+
+
+def refuse_page(reply: Mapping[str, Any], key: str, operation: str) -> None:
+    """Raise for a page of a proxy, which would otherwise count as done."""
+    told_of = reply.get("ResponseMetadata", {})
+    kind = str(told_of.get("HTTPHeaders", {}).get("content-type", ""))
+    if told_of.get("HTTPStatusCode") != 204 and "html" in kind.lower():  # a 204 has no page
+        raise BackendUnavailableError(key, operation, "the reply is a page: it is no store's")
 
 
 async def _listed(work: Coroutine[Any, Any, T]) -> list[T]:
