@@ -69,8 +69,8 @@ _UNTOLD: Final = f"the keys are missing or wrong, or do not allow it; {_KEYS}"
 _FAILING: Final = "the store was reached and fails at this request; its own log says why"
 
 _ABSENT: Final = frozenset({"NoSuchKey", "404", "NotFound", ""})
-# Requests for something that may be absent. For any other, 404 means that there is no bucket. So for
-# a batch delete, whose reply says of each key whether it is absent.
+# Requests for something that may be absent. For any other, 404 means that there is no bucket: also
+# for a batch delete, whose reply says of each key whether it is absent.
 _OF_AN_OBJECT: Final = frozenset(
     {
         "abort_multipart_upload",
