@@ -653,6 +653,36 @@ def test_a_queue_whose_messages_had_all_expired_goes_on_behind_them(
     lost.close()
 
 
+def test_the_index_takes_a_queue_that_was_made_again_since_it_was_published(
+    there: Elsewhere, tmp_path: Path
+) -> None:
+    """The published mark is about the earlier queue, and the bytes do not say when one began."""
+    broker, key = there.broker, QueueKey(TOPIC, 0)
+    broker.fill(12)
+    topic = broker.tier.metadata.topic(TOPIC)
+    assert topic is not None
+    number = QueueId(topic.topic_id, 0)
+    now_ms = broker.runtime.clock.now_ms()
+    broker.tier.metadata.apply(
+        [
+            Watermarks.sizes(slot_count=16, item_capacity=40),
+            *Watermarks.moved({number: 12}, {number: now_ms}),
+        ]
+    )
+    there.publish()
+    broker.tier.publishing._is_stale = True  # the disk is lost before the next publication
+    files = broker.tier.files
+    files.destroy(key)
+    file = files.create(*key)
+    file.start_at(5)
+    append(file, [a_record(number) for number in range(5, 15)])
+    broker.store.shutdown()
+    lost = Rebuilding(there, tmp_path / "new.json")
+    assert lost.rebuild().problems == ()
+    assert Watermarks(lost.metadata, "broker-a").of_queue(TOPIC, number) == 0
+    lost.close()
+
+
 def test_an_older_file_is_not_written_over_what_is_published(
     there: Elsewhere, tmp_path: Path
 ) -> None:

@@ -180,6 +180,8 @@ def rebuild(
     is_whole = not index.problems and not new
     if not known.notes("index"):
         changes += _index_changes(queues, index, ids, config)
+    else:
+        changes += _without_marks(queues, present, topics)
     (apply or metadata.apply)(changes)
     taken.told()
     problems = [f"{queue.file.path}: {queue.problem}" for queue in queues if queue.problem]
@@ -371,6 +373,22 @@ def _dropped_index(expired: Sequence[SegmentRecord], known: Watermarks) -> list[
     return [
         Watermarks.end_at(max(known.end(), *(row.end_offset for row in gone))),
         Watermarks.dropped(max(known.dropped_before() or 0, *times, 0)),
+    ]
+
+
+def _without_marks(
+    queues: Sequence[FoundQueue], present: Sequence[SegmentRecord], topics: Mapping[str, int]
+) -> list[Change]:
+    """Let the index take all of each queue of which no segment is left that the catalogue names.
+
+    Such a queue was perhaps made again. The index tells this from the creation times of segments,
+    which the bytes do not have.
+    """
+    named = {row.key for row in present if row.size}
+    return [
+        Watermarks.unmarked(QueueId(topics[queue.topic], queue.record.queue_id))
+        for queue in queues
+        if not any(row.key in named for row in queue.rows if row.type is SegmentType.CONSUME_QUEUE)
     ]
 
 

@@ -195,6 +195,10 @@ class Watermarks:
             for queue, offset in queues.items()
         ]
 
+    @staticmethod
+    def unmarked(queue: QueueId) -> Change:
+        return DeleteNote(QUEUE, queue.key)
+
     # Of a local file
 
     def durable(self, begin: int) -> Durable | None:
