@@ -909,6 +909,21 @@ def test_forced_an_answer_lags_if_the_next_store_has_messages_in_a_gap_of_the_ti
     assert (result.complete, result.lags) == (False, True)
 
 
+def test_forced_an_answer_lags_if_the_next_store_has_young_messages_before_the_first_of_the_tier(
+    tiered: Broker,
+) -> None:
+    tiered.local.kept_from = tiered.local.cached_from = 2
+    tiered.put(4, topic="Late")
+    assert tiered.store.flush()
+    tiered.store.level = StorageLevel.FORCE
+    assert tiered.store.query_message("Late", "shared").complete
+    tiered.local.kept_from = tiered.local.cached_from = 0  # an older disk is restored
+    result = tiered.store.query_message("Late", "shared")
+    assert (numbers(result), result.complete, result.lags) == ([3, 2], False, True)
+    tiered.runtime.clock.sleep(10_000 * 3_600)  # they would have expired
+    assert tiered.store.query_message("Late", "shared").complete
+
+
 def test_forced_an_answer_lags_behind_the_number_from_which_on_both_histories_differ(
     tiered: Broker,
 ) -> None:

@@ -142,6 +142,7 @@ class Answers:
         *,
         runtime: Runtime,
         metrics: Metrics,
+        kept_from: Callable[[str], int | None],
         logs_outcomes: bool = False,
     ) -> None:
         self._next = next_store
@@ -149,6 +150,7 @@ class Answers:
         self._decision = decision
         self._runtime = runtime
         self._metrics = metrics
+        self._kept_from = kept_from  # the store time from which on a topic's messages stay
         self._logs_outcomes = logs_outcomes
 
     # -- pages of messages ---------------------------------------------------------------------
@@ -414,7 +416,7 @@ class Answers:
 
     def _waits_for_upload(self, topic: str) -> bool:
         """Whether the next store has messages of the topic that the tier does not serve: it lacks
-        them, perhaps in a gap, or has others beyond a fork.
+        them, perhaps in a gap or before its first one, or has others beyond a fork.
         """
         for key in self._next.queues():
             if key.topic != topic:
@@ -424,7 +426,16 @@ class Answers:
                 return True
             if any(self._next_has_some(key, gap) for gap in self._fetcher.gaps(*key, begin)):
                 return True
+            if self._has_young(key, range(begin, min(end, self._fetcher.min_offset(*key) or 0))):
+                return True
         return False
+
+    def _has_young(self, key: QueueKey, offsets: range) -> bool:
+        """Whether the last message that the next store has there is too young to have expired in
+        the tier: the tier never had it, or gave it up."""
+        stored = self._next.store_time(*key, offsets[-1]) if offsets else None
+        kept_from = self._kept_from(key.topic)
+        return stored is not None and (kept_from is None or stored >= kept_from)
 
     def _next_has_some(self, key: QueueKey, offsets: range) -> bool:
         """Whether the next store has a message there. It may have lost the same ones."""

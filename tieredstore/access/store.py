@@ -22,6 +22,7 @@ from tieredstore.access.upkeep import (
     SealChore,
     TendChore,
     TierFlush,
+    kept_from,
 )
 from tieredstore.access.wiring import Tier, keeps_catalogue, open_tier
 from tieredstore.driver import message_store
@@ -841,8 +842,13 @@ class _Open:
             decision,
             runtime=runtime,
             metrics=tier.metrics,
+            kept_from=self._kept_from,
             logs_outcomes=config.record_get_message_result,
         )
+
+    def _kept_from(self, topic: str) -> int | None:
+        now_ms = self.tier.runtime.clock.now_ms()
+        return kept_from(self._config, self.tier.metadata.topic(topic), now_ms)
 
     def load_tables(self) -> None:
         """Load the tables, and move groups that are beyond the end of their queue back to it: the
