@@ -36,7 +36,7 @@ from tieredstore.index.watermarks import Watermarks
 from tieredstore.index.writer import LocalFolder
 from tieredstore.jobs.job import JobExit
 from tieredstore.jobs.verify import TierPicture, VerifyJob
-from tieredstore.jobs.verify_findings import SHIFT_MIN
+from tieredstore.jobs.verify_findings import SHIFT_MIN, VerifyKind
 from tieredstore.jobs.verify_slice import (
     SegmentBytes,
     SliceItem,
@@ -492,6 +492,23 @@ def test_what_lies_in_a_gap_since_it_was_planned_is_not_looked_at_again(tmp_path
     left = again(1, 5)
     assert isinstance(left, SliceItem)
     assert (left.slice.first_offset, left.slice.end_offset) == (1, 2)
+
+
+def test_what_has_come_into_a_gap_since_it_was_planned_is_no_message_without_a_unit(
+    tmp_path: Path,
+) -> None:
+    """As after a decision on two histories: the queue was made again, and has no gap now."""
+    config = posix_config(tmp_path)
+    WrittenTier(config=config).add("t", 0, 5)
+    job = VerifyJob(config=config)
+    (item,) = (each for each in job.plan().items if isinstance(each, SliceItem))
+    planned = replace(item, slice=replace(item.slice, end_offset=2), next_offset=4)
+    (before,) = job.work(planned)
+    assert {each.kind for each in before.findings.found} == {VerifyKind.UNNAMED}
+    now = TierPicture.take(config).as_now(planned)
+    assert isinstance(now, SliceItem)
+    (after,) = job.work(now)
+    assert not after.findings.found
 
 
 @pytest.mark.parametrize("split_bytes", [1 << 26, 1_000])

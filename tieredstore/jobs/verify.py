@@ -413,11 +413,14 @@ class TierPicture:
             return None
         first, end = parts[0].start, parts[-1].stop
         rows = (*queue.log, *units_within(queue.queue, first, end))
+        behind = spans_within(queue.queue, slice_.end_offset, item.next_offset)
+        next_offset = behind[0].start if behind else item.next_offset  # of a queue made again
         return replace(
             item,
             slice=replace(slice_, first_offset=first, end_offset=end, rows=rows),
+            next_offset=next_offset,
             is_first=item.is_first or first == queue.min_offset,
-            more_rows=tuple(units_within(queue.queue, item.next_offset, item.next_offset + 1)),
+            more_rows=tuple(units_within(queue.queue, next_offset, next_offset + 1)),
         )
 
     def gone_from(self, queues: Mapping[QueueId, IndexedQueue]) -> dict[QueueId, IndexedQueue]:
