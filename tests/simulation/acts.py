@@ -330,9 +330,11 @@ def delete(client: Client, life: Life) -> None:
         return
     client.world.scheduler.note("a topic is deleted")
     model.begin_deletion(BRIEF.topic)
+    client.world.histories.begin_deletion(BRIEF.topic)
     life.store.delete_topics([BRIEF.topic])
     life.saw()
     model.end_deletion(BRIEF.topic)
+    client.world.histories.end_deletion(BRIEF.topic)
     client.world.scheduler.note("the topic was deleted")
 
 
@@ -765,10 +767,10 @@ def export_rest(outsider: Outsider) -> None:
 def tells_of_another_history(world: World, report: JobReport) -> bool:
     """Whether the run says that the target has messages which the tier gave up. A queue that is
     shorter now is only noted: a published catalogue may be older than the export."""
-    if not left_out(report) <= {"MadeAnew"}:
+    if not left_out(report) <= {"MadeAnew", "TopicMadeAnew"}:
         return False
     noted: Any = report.facts["made_anew"]
-    told = [each.text.partition(":")[0] for each in report.failures]
+    told = [each.text.partition(":")[0] for each in report.failures if each.error == "MadeAnew"]
     told += [text.partition(" ends at ")[0] for text in noted]
     return bool(told) and world.histories.given_up.issuperset(told)
 

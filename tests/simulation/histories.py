@@ -33,7 +33,7 @@ from tieredstore.codec.names import queue_path
 from tieredstore.driver.message_store import ReadRequest
 from tieredstore.local.store import LocalMessageStore, LocalStore
 from tieredstore.model.config import StoreConfig
-from tieredstore.model.errors import StoreClosedError
+from tieredstore.model.errors import SegmentCorruptError, StoreClosedError
 from tieredstore.model.findings import Finding
 from tieredstore.model.messages import GetResult, SelectedMessage
 from tieredstore.model.values import INT64_MAX, QueueKey
@@ -149,6 +149,8 @@ class Histories:
         self.local_ends: dict[QueueKey, int] = {}  # when the life began
         self.tier_ends: dict[QueueKey, int] = {}  # perhaps with a gap after its last message
         self.kept_from: dict[QueueKey, int] = {}  # resumed in this life: uploaded again
+        self.emptied: set[QueueKey] = set()
+        """Deleted in this life: the bucket may still have segments of before."""
         self.joined: set[QueueKey] = set()
         """They went on where two histories were known, or what differs had expired on the disk:
         behind it both have the same, and their last message says nothing any more of an older disk.
@@ -171,13 +173,12 @@ class Histories:
             unclear[queue] = INT64_MAX
         for queue in model.murky:
             unclear[queue] = 0
-        deletions = {topic: model.deletions.get(topic, 0) + n for topic, n in self.turns.items()}
         return Elsewhere(
             kept_ms=model.kept_ms,
             newest_ms=model.newest_ms,
             puts=model.puts,
             murky=model.murky,
-            deletions=deletions,
+            deletions={topic: self._turn(topic) for topic in self.turns},
             queues=tiered | {queue: side.puts for queue, side in sides.items()},
             sure={queue: side.sure for queue, side in sides.items()},
             unclear_from=unclear,
@@ -185,16 +186,53 @@ class Histories:
             is_late=self.world.is_posix,
         )
 
+    def _turn(self, topic: str) -> int:
+        """How often something began and ended that the tier's messages of a topic may not outlive:
+        odd while it lasts."""
+        counts = self.turns[topic], self.world.model.deletions.get(topic, 0)
+        return 2 * sum(n // 2 for n in counts) + any(n % 2 for n in counts)
+
+    def is_going(self, queue: QueueKey) -> bool:
+        """Whether its topic is being deleted; if that stopped half way, the next life goes on."""
+        return self.world.model.deletions.get(queue.topic, 0) % 2 == 1
+
+    def begin_deletion(self, topic: str) -> None:
+        """Whatever was known of the queues of a topic ends."""
+        for queue in (each for each in QUEUES if each.topic == topic):
+            for put in self._grown_tier(queue).puts.values():
+                self.past[put.name] = self._turn(topic)
+            self.forks.pop(queue, None)
+            self.world.model.closed.discard(queue)
+
+    def end_deletion(self, topic: str) -> None:
+        for queue in (each for each in QUEUES if each.topic == topic):
+            for put in self._grown_tier(queue).puts.values():
+                self.past[put.name] = self._turn(topic) - 1
+            for put in {**self.local[queue].puts, **self.tier[queue].puts}.values():
+                put.state = GONE
+            self.local[queue], self.tier[queue] = Side(), Side()
+            self.local_ends[queue] = self.tier_ends[queue] = 0
+            self.decided[queue] = {None}
+            for known in (self.either, self.forks, self.kept_from):
+                known.pop(queue, None)
+            for some in (self.stopped, self.joined, self.world.model.murky):
+                some.discard(queue)
+            self.emptied.add(queue)
+
     # A life that has loaded both stores
 
     def opened(self, life: Life) -> None:
         """Compare both stores before the life starts to put, upload or delete."""
         if not self.is_on:
             return
+        self._take_stock()  # nothing was done since the last life, if it was still to be taken
         seen = {
-            queue: (self._local_of(life, queue), self._tier_of(life, queue)) for queue in QUEUES
+            queue: (self._local_of(life, queue), self._tier_of(life, queue))
+            for queue in QUEUES
+            if not self.is_going(queue)
         }
         self.kept_from.clear()
+        self.emptied.clear()
         self.world.saw_time()
         for queue, (local, tier) in seen.items():
             self._compare(life, queue, local, tier)
@@ -318,7 +356,7 @@ class Histories:
 
     def _remember(self, queue: QueueKey, theirs: Side) -> None:
         """What the tier has given up, or what has expired, may still be in an older picture."""
-        model, turn = self.world.model, self.turns[queue.topic]
+        model, turn = self.world.model, self._turn(queue.topic)
         border = model.newest_ms - model.kept_ms
         for at, put in self._grown_tier(queue).puts.items():
             if theirs.puts.get(at) is not put and (turn % 2 or put.store_ms <= border):
@@ -446,6 +484,8 @@ class Histories:
         if dice.random() < (0.8 if draw < 0.6 else 0.2):
             self._do(machine, "a broker without its tier", self._go_without)
         for queue in QUEUES:
+            if self.is_going(queue):
+                continue
             if dice.random() < (0.7 if queue in self.stopped else 0.05):
                 self.decide(machine, queue, dice.choice(SIDES))
 
@@ -455,7 +495,7 @@ class Histories:
     def settle_all(self, machine: Machine) -> None:
         """After all faults: decide every queue, so that none is stopped any more."""
         self._take_stock()
-        for queue in sorted(self.stopped):
+        for queue in sorted(each for each in self.stopped if not self.is_going(each)):
             self.decide(machine, queue, self.dice.choice([TRUST_TIER, TRUST_LOCAL]))
         self.is_settled = True
 
@@ -474,6 +514,8 @@ class Histories:
                     if put.state == STORED and not model.may_be_lost(put)
                 }
             self.tier[queue] = self._grown_tier(queue)  # may have more, and need not
+            if self.is_going(queue):
+                mine, sure = {**mine, **self.local[queue].puts}, set()
             self.local[queue] = Side(mine, sure)
         self.is_fresh = False
         return True
@@ -492,7 +534,9 @@ class Histories:
             is_open = queue in self.kept_from or queue in model.murky
             taken = self._grown_local(queue) if is_open else {}
             return Side({**taken, **tier.puts}, tier.sure)
-        border = max(model.committed.get(queue, 0), self.world.durable_end(queue))
+        border = model.committed.get(queue, 0)
+        if queue not in self.emptied:
+            border = max(border, self.world.durable_end(queue))
         known, begin = model.queues.get(queue, {}), self.tier_ends[queue]
         held = {at: put for at, put in known.items() if at >= begin or tier.puts.get(at) is put}
         return Side(held, {at for at in held if at < border})
@@ -513,12 +557,17 @@ class Histories:
         shutil.copytree(copy.folder, store)
         for queue, side in copy.local.items():
             self.local[queue] = side.copy()
+            if self.is_going(queue):
+                continue
             for at, put in side.puts.items():
                 put.state = STORED if at in side.sure else DOUBTFUL
+                put.begun = self.world.model.deletions.get(queue.topic, 0)  # it is back
         for put in copy.unheard:
-            put.state = SENT
+            if not self.is_going(put.queue):
+                put.state, put.begun = SENT, self.world.model.deletions.get(put.queue.topic, 0)
         if self.world.is_posix:  # `recover` would take that catalogue for the right one
-            for path in (store / "config").glob("tieredStoreMetadata.json*"):
+            name = Path(self.world.tier_config(machine).catalogue_path).name
+            for path in (store / "config").glob(f"{name}*"):
                 path.unlink()
         self._go_on(machine, also_copies=True)
 
@@ -632,7 +681,12 @@ def ask_again(client: Client, life: Life) -> None:
         life.is_ending = True  # the disk changes only between two lives
         return
     queue = dice.choice(QUEUES)
-    reason = life.store.resume_queue(*queue)
+    try:
+        reason = life.store.resume_queue(*queue)
+    except SegmentCorruptError as error:  # a deletion that stopped half way leaves units alone
+        if not histories.is_going(queue):
+            raise
+        reason = str(error)
     life.saw()
     world.scheduler.note(f"{queue} is resumed: {reason}")
     if reason is None:

@@ -125,12 +125,7 @@ CARES: Final = (REPAIR, REINDEX, LOAD, ADOPT)
 START_MS: Final = 4_000_000_000_000  # after all times of real files, so these are always old
 HOUR_MS: Final = 3_600_000
 CLIENTS: Final = {**ACTS, AWAITER: await_things, HISTORIES: ask_again, SEALER: seal}
-ONE_HISTORY: Final = frozenset(
-    {
-        *(RECOVER, RESTORE, MOVE, CUTTER, "deleter", "successor"),
-        "mover",
-    }
-)
+ONE_HISTORY: Final = frozenset({RECOVER, RESTORE, CUTTER, "mover", "successor"})
 """Those that nobody has told yet what is true of two."""
 ONE_TIER: Final = ONE_HISTORY | {
     "deleter",
@@ -1204,6 +1199,7 @@ class World:
                 life.runtime.clock.sleep(1)
                 continue
             self.model.end_deletion(BRIEF.topic)
+            self.histories.end_deletion(BRIEF.topic)
             return
         # A disk that failed once is not trusted again: the next life deletes the topic.
 
