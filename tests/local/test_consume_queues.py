@@ -30,6 +30,7 @@ from tieredstore.local.consume_queues import (
     remove_topic_directory,
 )
 from tieredstore.local.mapped_file import MappedFiles
+from tieredstore.local.reader import LocalReader
 from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.errors import BackendRefusedError, MetadataError, PositionMismatchError
 from tieredstore.model.messages import Message
@@ -773,6 +774,44 @@ def test_a_put_after_half_a_deletion_fits_what_is_left(
     assert store.max_offset(OTHER, 0) == 1
     assert store.delete_topics([OLD]) == 1
     assert list(store.queues()) == [QueueKey(OTHER, 0)]
+
+
+@pytest.mark.parametrize("end", ["none", "clean", "crash"])
+def test_half_a_deletion_leaves_no_messages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    store = opened(tmp_path)
+    put_old(store, *range(45))  # three files
+    store.put_message(a_message(0, topic=OLD, queue_id=1))
+    unlink = os.unlink
+    gone: list[str] = []
+
+    def fail_later(path: str) -> None:
+        if OLD in str(path) and gone:
+            raise OSError(errno.EIO, "Input/output error")
+        gone.append(path)
+        unlink(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", fail_later)
+        with pytest.raises(BackendRefusedError):
+            store.delete_topics([OLD])
+    assert store.min_offset(OLD, 0) == store.max_offset(OLD, 0) == 45
+    for queue_id, number in [(0, 45), (1, 1)]:
+        put = store.put_message(a_message(100, topic=OLD, queue_id=queue_id))
+        assert put.queue_offset == number
+    if end != "none":
+        store.flush()
+        store.shutdown() if end == "clean" else crash(store)
+        store = opened(tmp_path)
+    with LocalReader.open(tmp_path) as reader:
+        assert reader.min_offset(OLD, 0) == 45
+    for queue_id, number in [(0, 45), (1, 1)]:
+        assert store.min_offset(OLD, queue_id) == number
+        assert store.max_offset(OLD, queue_id) == number + 1
+        assert store.get_message(OLD, queue_id, 0).status is GetStatus.OFFSET_TOO_SMALL
+    assert [one.queue_offset for one in store.query_message(OLD, "key-100").messages] == [1, 45]
+    assert not store.query_message(OLD, "key-44").messages
 
 
 def test_what_waits_for_the_disk_is_deleted_with_its_topic(tmp_path: Path) -> None:

@@ -293,6 +293,12 @@ class ConsumeQueues:
             if queue is not None:
                 queue.correct_min_offset(min_log_offset)
 
+    def pass_deleted(self, deleted: DeletedTopics) -> None:
+        """Skip the messages of deleted topics that a deletion which failed has left."""
+        for key, queue in list(self._queues.items()):
+            if key.topic in deleted:
+                queue.correct_min_offset(deleted.end_of(key.topic))
+
     def delete_before(self, min_log_offset: int) -> int:
         """Delete files whose messages have all gone from the log; returns how many."""
         return sum(queue.delete_before(min_log_offset) for queue in list(self._queues.values()))

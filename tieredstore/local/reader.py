@@ -133,6 +133,7 @@ class LocalReader(StoreReads):
         parts.queues.correct_min_offsets(parts.log.min_offset or 0)
         _index_of(parts).open()
         parts.deleted.load()  # the log still has their records, which no longer count
+        parts.queues.pass_deleted(parts.deleted)
         parts.begun.load()
         return parts
 

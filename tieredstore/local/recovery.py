@@ -409,6 +409,7 @@ class Recovery:
         self._make_room()
         queues.tidy()
         queues.correct_min_offsets(minimum)
+        queues.pass_deleted(self.deleted)
         if self.abnormal or end.torn is not None:
             self.checkpoint.rewind(scan.last_store_timestamp)
         self.begun.settle(

@@ -309,7 +309,7 @@ class LocalStore:
 
     def delete_topics(self, topics: Iterable[str]) -> list[QueueKey]:
         """Delete all queues of these topics, for good, and return them. No puts may run
-        meanwhile."""
+        meanwhile. If it fails, the queues that are left have no messages, only their numbers."""
         self.flusher.flush()  # with sync flush, records not on disk would be dispatched later
         self.dispatch.drain(notify=False)
         known = {key.topic for key in self.queues.queues()}
@@ -318,7 +318,11 @@ class LocalStore:
             return []
         self.deleted.mark(topics, self.log.max_offset)
         self.begun.forget(topics)
-        return self.queues.delete_topics(topics)
+        try:
+            return self.queues.delete_topics(topics)
+        except BaseException:
+            self.queues.pass_deleted(self.deleted)
+            raise
 
     def begin_queues(
         self, ends: Mapping[QueueKey, int], log_offset: int, store_timestamp: int
