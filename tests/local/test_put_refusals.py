@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import dataclasses
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from tieredstore.local.config import LocalConfig
 from tieredstore.local.consume_queues import ConsumeQueues
 from tieredstore.local.encoder import RecordEncoder
 from tieredstore.local.mapped_file_queue import MappedFileQueue
+from tieredstore.local.recovery import StoreCheckpoint
 from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.errors import BackendRefusedError, InvalidConfigError
 from tieredstore.model.messages import Message
@@ -196,6 +198,31 @@ def test_a_file_made_in_advance_while_an_append_is_taken_back_fits_the_log(
     assert store.put_messages([large(each) for each in range(1, 80)]).all_ok
     assert [file.start_offset for file in queue.files] == [0, 32_768, 65_536]
     assert check_agreement(store) == 80
+
+
+def test_nothing_vouches_for_an_append_that_is_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(tmp_path)
+    end = store.put_message(a_message(0)).log_offset
+    parts = parts_of(store)
+    truncate = MappedFileQueue.truncate_dirty
+    flushes: list[threading.Thread] = []
+
+    def flush_and_truncate(queue: MappedFileQueue, offset: int, *, keeps_one: bool) -> None:
+        flushes.append(threading.Thread(target=store.flush))
+        flushes[0].start()
+        flushes[0].join(1)  # it ends now, or waits for the append
+        truncate(queue, offset, keeps_one=keeps_one)
+
+    with monkeypatch.context() as patch:
+        failing_write(patch, 2)
+        patch.setattr(MappedFileQueue, "truncate_dirty", flush_and_truncate)
+        with pytest.raises(BackendRefusedError):
+            store.put_messages([large(each) for each in range(1, 80)])
+    flushes[0].join(30)
+    vouched = StoreCheckpoint.open(parts.files.checkpoint).values.confirmed_offset
+    assert end < vouched == store.max_log_offset()
 
 
 def test_an_append_that_cannot_be_taken_back_is_the_last_one(

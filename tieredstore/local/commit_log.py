@@ -218,6 +218,12 @@ class CommitLog:
     def flushed_offset(self) -> int:
         return self.queue.flushed_offset
 
+    def whole_end(self) -> int:
+        """The end of the log when no append is under way: none that fails is taken back from
+        below it."""
+        with self._append_guard:
+            return self.queue.max_offset
+
     def file_start_of(self, offset: int) -> int:
         """Where the file of this offset begins, whether or not the file exists."""
         return offset - offset % self.queue.file_bytes

@@ -290,10 +290,10 @@ class LocalStore:
             with self.dispatch.turn:  # not when only some queues have their part of a batch
                 if not self.dispatch.failure:
                     ends = QueueEnds.of(self.queues, log_min=moment[0])
-        time = self.log.last_store_timestamp
+        time, end = self.log.last_store_timestamp, self.log.whole_end()
         self.flusher.flush()
         self.checkpoint.advance(log_timestamp=time)
-        self.checkpoint.confirm(self.log.flushed_offset)
+        self.checkpoint.confirm(end)
         self.dispatch.drain(notify=False)
         time = self.dispatch.last_store_timestamp
         self.queues.flush()
