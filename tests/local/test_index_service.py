@@ -5,6 +5,7 @@ From Java's messages it makes Java's index files again, and it can give Java's a
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -41,9 +42,16 @@ from tests.local.index_kit import (
 from tests.local.store_audit import flip_bits
 from tieredstore.codec.local_index import HEADER_BYTES, decode_header
 from tieredstore.local import index_file, index_service
-from tieredstore.local.index_file import IndexCut, IndexFile, IndexSize, cut_back, next_index_name
+from tieredstore.local.index_file import (
+    IndexCut,
+    IndexFile,
+    IndexSize,
+    cut_back,
+    index_names,
+    next_index_name,
+)
 from tieredstore.local.index_service import IndexService, IndexState, key_texts
-from tieredstore.model.errors import SegmentCorruptError, StoreClosedError
+from tieredstore.model.errors import BackendRefusedError, SegmentCorruptError, StoreClosedError
 from tieredstore.testing.disk import ForgetfulDisk
 
 T0 = 1_700_000_000_000
@@ -306,6 +314,42 @@ def test_flushing_again_writes_nothing(tmp_path: Path) -> None:
         put_all(service, made_up_rows(11))
         service.flush()
         assert state.stat().st_ino != written
+
+
+@pytest.mark.parametrize("count", [5, 40])  # in one file, and in several
+def test_a_failed_sync_vouches_for_no_key_that_came_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    rows = made_up_rows(count)
+    service = loaded(tmp_path)
+    put_all(service, rows[:3])
+    service.flush()
+
+    def fail(_: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    put_all(service, rows[:4])
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", fail)
+        with pytest.raises(OSError, match="Input/output"):
+            service.flush()
+    put_all(service, rows)
+    with pytest.raises(BackendRefusedError, match="failed before"):
+        service.flush()
+    found_once(service, rows)
+    service.close()
+    for name in index_names(tmp_path / "index")[:1]:  # what the system may have dropped
+        path = tmp_path / "index" / name
+        kept = path.read_bytes()
+        items = sum(len(row.texts) for row in rows[:3])
+        position = IndexSize(7, 16).position(1 + items)
+        path.write_bytes(kept[:position] + bytes(len(kept) - position))
+    service = service_at(tmp_path)
+    start = service.load(abnormal=True)
+    assert start <= rows[3].log_offset
+    replay(service, rows, start=start)
+    found_once(service, rows)
+    service.close()
 
 
 def test_after_an_orderly_end_nothing_has_to_be_replayed(tmp_path: Path) -> None:

@@ -124,7 +124,9 @@ class IndexService:
         self._saved: IndexState | None = None
         self._saves = 0
         self._closed = False
-        self._putting = threading.RLock()  # guards files and items; taken before _saving
+        self._failure: OSError | None = None  # of a sync
+        self._putting = threading.RLock()  # guards files and items; taken before the others
+        self._syncing = threading.Lock()  # the system tells a failure to one of two syncs only
         self._saving = threading.Lock()  # guards the state file
 
     def load(self, *, abnormal: bool, min_log_offset: int = 0, durable_timestamp: int = 0) -> int:
@@ -244,8 +246,8 @@ class IndexService:
 
     def _roll(self) -> None:
         newest = self._files[-1] if self._files else None
-        if newest is not None:
-            newest.flush()
+        if newest is not None and self._failure is None:
+            self._sync(newest)
             self._save(self._now())
         name = next_index_name(
             self._clock.now_ms(),
@@ -279,15 +281,31 @@ class IndexService:
         self._check_open()  # a closed file looks like one that has expired
 
     def flush(self) -> None:
-        """Make every key put so far durable, and record that. Puts go on meanwhile."""
+        """Make every key put so far durable, and record that. Puts go on meanwhile.
+
+        After a failed sync it fails until the store is opened again, which puts the keys again.
+        """
         with self._putting:
             moment, saves = self._now(), self._saves
             if moment == self._saved:
                 return
             newest = self._files[-1] if self._files else None
         if newest is not None:
-            newest.flush()
+            self._sync(newest)
         self._save(moment, unless_since=saves)
+
+    def _sync(self, file: IndexFile) -> None:
+        """Sync a file. After a failure no sync succeeds and no state is saved: the system drops the
+        pages that it could not write, and would report success the next time."""
+        with self._syncing:
+            if self._failure is not None:
+                reason = f"failed before: {self._failure}"
+                raise BackendRefusedError(str(file.path), "fdatasync", reason)
+            try:
+                file.flush()
+            except OSError as error:
+                self._failure = error
+                raise
 
     def _now(self) -> IndexState:
         return IndexState.of(self._indexed_to, self._files)
