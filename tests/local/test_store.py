@@ -175,6 +175,72 @@ def test_a_log_that_refuses_all_puts_is_shown_until_the_store_is_opened_again(
     assert not opened(root).damages
 
 
+def test_a_queue_that_cannot_be_written_is_shown(
+    root: Path, store: LocalMessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.put_message(a_message(0))
+    store.shutdown()
+    store = opened(root)
+    sync = os.fdatasync
+
+    def fail(descriptor: int) -> None:
+        if "consumequeue" in os.readlink(f"/proc/self/fd/{descriptor}"):
+            raise OSError(errno.EIO, "Input/output error")
+        sync(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", fail)
+        assert store.put_message(a_message(1)).stored
+        assert store.max_offset(TOPIC, 0) == 1
+    assert store.max_offset(TOPIC, 0) == 1  # nobody knows what the disk has of the queue
+    (damage,) = store.damages
+    assert "what was put cannot be read yet" in damage.reason
+    assert not damage.mended
+    store.shutdown()
+    store = opened(root)
+    assert not store.damages
+    assert bodies(store, 2) == [a_body(0), a_body(1)]
+
+
+@pytest.mark.parametrize("part", ["consumequeue", "index"])
+def test_a_part_that_cannot_be_synced_is_shown(
+    root: Path, store: LocalMessageStore, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    store.put_message(a_message(0))
+    assert store.max_offset(TOPIC, 0) == 1
+    sync = os.fdatasync
+
+    def fail(descriptor: int) -> None:
+        if f"/{part}/" in os.readlink(f"/proc/self/fd/{descriptor}"):
+            raise OSError(errno.EIO, "Input/output error")
+        sync(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", fail)
+        with pytest.raises(BackendRefusedError):
+            store.flush()
+    (damage,) = store.damages
+    assert "the store cannot be synced" in damage.reason
+    assert not damage.mended
+    assert store.put_message(a_message(1)).stored
+    assert bodies(store, 2) == [a_body(0), a_body(1)]
+    store.shutdown()
+    store = opened(root)
+    assert not store.damages
+    assert bodies(store, 2) == [a_body(0), a_body(1)]
+
+
+def test_a_failure_that_has_ended_is_shown_no_longer(
+    store: LocalMessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(ConsumeQueues, "put", refused_call)
+        store.put_message(a_message(0))
+        assert store.damages
+    assert store.max_offset(TOPIC, 0) == 1
+    assert not store.damages
+
+
 def test_messages_are_found_by_key_newest_first_and_each_once(store: LocalMessageStore) -> None:
     for number in range(100):
         store.put_message(a_message(number))

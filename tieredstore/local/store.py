@@ -140,6 +140,7 @@ class LocalStore:
     batch_topics: frozenset[str] = frozenset()
     owes_batch_units: bool = False  # a crash left units out of Java's batch queues: Java adds them
     flushing: threading.Lock = field(default_factory=threading.Lock)
+    flush_failure: str = ""  # why the last flush failed; empty if it did not
 
     @classmethod
     def of(
@@ -275,6 +276,10 @@ class LocalStore:
         try:
             with refused_by_system(str(self.files.root), "flush"), self.flushing:
                 self._flush(final=final)
+            self.flush_failure = ""
+        except Exception as error:
+            self.flush_failure = str(error)
+            raise
         finally:
             self.dispatch.notifier.notify()
 
@@ -776,16 +781,23 @@ class LocalMessageStore(StoreReads):
 
     @property
     def damages(self) -> tuple[Damage, ...]:
-        """The damage found when the store opened, the units that reads repaired since, and a
-        failure of the log since which all puts are refused."""
+        """The damage found when the store opened, the units that reads repaired since, and what
+        keeps the store from being written now: puts are refused, what was put cannot be read yet,
+        or is not synced. The last two end by themselves, unless a sync has failed."""
         parts, report = self._parts, self.recovery
         found = [] if report is None else [*report.damages]
         if parts is not None:
             found += parts.truth.noted
-            failure, end = parts.log.failure, parts.log.flushed_offset
+            path, reason, failure = str(parts.files.root), "", parts.log.failure
             if failure is not None:
+                path = parts.log.queue.directory
                 reason = f"all puts are refused until the store is opened again: {failure}"
-                found.append(Damage(parts.log.queue.directory, 0, end, reason))
+            elif parts.dispatch.failure:
+                reason = f"what was put cannot be read yet: {parts.dispatch.failure}"
+            elif parts.flush_failure:
+                reason = f"the store cannot be synced: {parts.flush_failure}"
+            if reason:
+                found.append(Damage(path, 0, parts.log.flushed_offset, reason))
         return tuple(found)
 
     @property
