@@ -188,6 +188,36 @@ def test_a_topic_that_the_writer_deleted_is_absent(
     assert got.next_offset == got.max_offset
 
 
+@pytest.mark.parametrize("count", [1, 40])
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_topic_that_the_writer_deleted_and_made_again_is_no_damage(
+    writer: LocalMessageStore, reader: LocalReader, count: int, is_known: bool
+) -> None:
+    if is_known:
+        old = reader.get_message(TOPIC, 0, 0).messages[0].log_offset
+        assert len(reader.query_message(TOPIC, "key-3").messages) == 1
+    else:
+        old = writer.get_message(TOPIC, 0, 0).messages[0].log_offset
+    writer.delete_topics([TOPIC])
+    new = [writer.put_message(a_message(1_000 + number)) for number in range(count)]
+    writer.flush()
+    unmap(reader)
+    assert reader.message_at(old) is None
+    for offset in (0, 5, 30, 99):
+        got = reader.get_message(TOPIC, 0, offset)
+        assert got.status is GetStatus.OFFSET_TOO_SMALL
+        assert got.next_offset == got.max_offset == 100
+        assert not reader.contains(TOPIC, 0, offset)
+        run = reader.read_range(TOPIC, 0, offset, count_max=9, bytes_max=9_999)
+        assert len(run) == 0
+    for key in ("key-3", "key-50"):
+        answer = reader.query_message(TOPIC, key)
+        assert (answer.messages, answer.complete) == ([], True)
+    answer = reader.query_message(TOPIC, "key-1000")
+    assert [one.log_offset for one in answer.messages] == [new[0].log_offset]
+    assert answer.complete
+
+
 def test_a_file_that_is_missing_between_others_is_still_damage(
     writer: LocalMessageStore, reader: LocalReader
 ) -> None:

@@ -403,10 +403,12 @@ class DeletedTopics:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._ends: dict[str, int] = {}  # replaced, never changed
+        self._known: tuple[int, int] | None = None  # which file `load` has read
         self._guard = threading.Lock()  # of changes
 
     def load(self) -> None:
         """Read the file. Raises MetadataError if damaged: topics must not come back unnoticed."""
+        self._known = self._now()
         try:
             topics = read_document(self._path, names=_NAMES)["topics"]
             self._ends = {topic: whole(end) for topic, end in topics.items()}
@@ -415,6 +417,20 @@ class DeletedTopics:
         except MALFORMED as error:
             reason = "damaged; without it deleted topics would come back"
             raise MetadataError(str(self._path), reason) from error
+
+    def load_again(self) -> bool:
+        """Read the file if another process has replaced it since; returns whether it has."""
+        is_new = self._now() != self._known
+        if is_new:
+            self.load()
+        return is_new
+
+    def _now(self) -> tuple[int, int] | None:
+        try:
+            found = os.stat(self._path)
+        except FileNotFoundError:
+            return None
+        return found.st_ino, found.st_mtime_ns
 
     def mark(self, topics: Iterable[str], log_end: int) -> None:
         """Durably note that these topics end here."""

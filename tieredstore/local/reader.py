@@ -56,7 +56,8 @@ class LocalReader(StoreReads):
     """A store as its files show it: the messages that the queues name and the log holds soundly.
 
     * Nothing is locked, created, cut, synced or written. A writer, even Java's, may be at work.
-    * Queues are seen as they were when the store was opened; open it again to see more.
+    * Queues are seen as they were when the store was opened; open it again to see more. What a
+      writer deletes meanwhile is absent, also if it makes the topic again.
     * After a crash a queue may name a message that is incomplete in the log. Reading it raises
       SegmentCorruptError, and its log offset is at or after `log_facts().log_end`.
     * A writer that opens the store after a crash may cut index files back: do not query meanwhile.
@@ -135,6 +136,13 @@ class LocalReader(StoreReads):
         parts.deleted.load()  # the log still has their records, which no longer count
         parts.queues.pass_deleted(parts.deleted)
         parts.begun.load()
+        return parts
+
+    def _loaded(self) -> LocalStore:
+        parts = super()._loaded()
+        with refused_by_system(self._config.store_path, "read"):
+            if parts.deleted.load_again():
+                parts.queues.pass_deleted(parts.deleted)
         return parts
 
     def close(self) -> None:

@@ -143,7 +143,8 @@ class UnitTruth:
         if queue is None:
             topic = peek_topic(record)
             return not any(key.topic == topic for key in self._queues.queues())
-        if offset >= queue.max_offset and self._log.queue.read_only:
+        is_inside = queue.min_offset <= offset < queue.max_offset
+        if not is_inside and self._log.queue.read_only:
             queue = self._queues.opened_again(queue)  # a writer may have gone on since
         if not queue.min_offset <= offset < queue.max_offset:
             return log_offset < (self._log.min_offset or 0)
