@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.local.store_audit import flip_bits, opened, parts_of
+from tieredstore.local import reader as reader_module
 from tieredstore.local.consume_queue import ConsumeQueue
 from tieredstore.local.consume_queues import ConsumeQueues
-from tieredstore.local.reader import LocalReader
+from tieredstore.local.index_file import index_names
+from tieredstore.local.reader import IndexReader, LocalReader
 from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.errors import SegmentCorruptError
 from tieredstore.model.messages import PutResult
@@ -234,3 +238,40 @@ def test_loading_a_reader_again_opens_nothing_twice(reader: LocalReader) -> None
     reader.load()
     assert reader.log is log
     assert reader.index is index
+
+
+def test_a_slow_listing_of_the_index_hides_no_file_from_another_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(tmp_path, index_item_count=16)
+    store.put_message(a_message(0))
+    store.flush()
+    listed, others = threading.Event(), threading.Event()
+    unindexed = IndexReader._unindexed
+
+    def list_slowly(directory: Path) -> list[str]:
+        names = index_names(directory)
+        if not listed.is_set():
+            listed.set()
+            others.wait(1)
+        return names
+
+    def search_after_the_slow_one(index: IndexReader, *args: Any) -> Any:
+        if threading.current_thread() is not slow:
+            others.set()
+            slow.join(10)
+        return unindexed(index, *args)
+
+    with LocalReader.open(tmp_path) as reader:
+        monkeypatch.setattr(reader_module, "index_names", list_slowly)
+        monkeypatch.setattr(IndexReader, "_unindexed", search_after_the_slow_one)
+        slow = threading.Thread(target=lambda: reader.query_message(TOPIC, "key-0"))
+        slow.start()
+        assert listed.wait(10)
+        for number in range(1, 8):  # they begin a second file of the index
+            store.put_message(a_message(number))
+        store.flush()
+        for key in ("key-6", "key-0"):
+            answer = reader.query_message(TOPIC, key)
+            assert len(answer.messages) == 1
+            assert answer.complete

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
@@ -275,10 +276,15 @@ class IndexReader(IndexService):
     def __init__(self, config: LocalConfig, commit_log: CommitLog, *, clock: Clock) -> None:
         super().__init__(config, clock=clock)
         self._log = commit_log
+        self._listing = threading.Lock()
         self.damages: list[SegmentCorruptError] = []
 
     def open(self) -> None:
         """Add new files, and release deleted ones."""
+        with self._listing:  # an older listing must not replace a newer one
+            self._open()
+
+    def _open(self) -> None:
         known = {file.name: file for file in self._files}
         files: list[IndexFile] = []
         damages: list[SegmentCorruptError] = []
