@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import pytest
 
@@ -328,6 +329,59 @@ def test_a_store_that_fails_in_its_own_way_keeps_no_part_of_the_tier_from_ending
     local.confirmed = local.end
     local.load()  # otherwise it could not be read
     assert not dispatcher.dispatch_once(force=True), "it uploads after the shutdown"
+
+
+class SlowToDelete(LateStore):
+    """Deletes no topic before it is told to."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        super().__init__(runtime)
+        self.deletes, self.may_delete = threading.Event(), threading.Event()
+
+    def delete_topics(self, topics: Iterable[str]) -> int:
+        self.deletes.set()
+        assert self.may_delete.wait(60)
+        return super().delete_topics(topics)
+
+
+def test_a_flush_beside_a_deletion_misses_no_message_of_the_deleted_topic(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Runtime.threads() as runtime:
+        local = SlowToDelete(runtime)
+        with a_store(tmp_path, local, runtime) as store:
+            put(store, 3)
+            dispatcher = store._loaded().dispatcher
+            dispatch = dispatcher.dispatch_once
+            deleting = threading.Thread(target=store.delete_topics, args=([TOPIC],))
+
+            def dispatch_and_delete(**options: Any) -> bool:
+                is_done = dispatch(**options)
+                deleting.start()
+                assert local.deletes.wait(60)  # from here on only the local store has the topic
+                threading.Timer(0.1, local.may_delete.set).start()
+                return is_done
+
+            with monkeypatch.context() as patched:
+                patched.setattr(dispatcher, "dispatch_once", dispatch_and_delete)
+                assert store.flush()
+            deleting.join()
+
+
+def test_a_flush_that_is_not_complete_says_why(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Runtime.threads() as runtime, a_store(tmp_path, LateStore(runtime), runtime) as store:
+        put(store, 3)
+        with store._loaded().dispatcher.alone_with(QueueKey(TOPIC, 0)):
+            assert not store.flush(0.01)
+            assert not store.flush(0.01)
+        assert store.flush()
+        store._loaded().tier.files.files()[0].problem = "it is broken"
+        assert not store.flush()
+    said = [line for line in caplog.messages if "flush" in line]
+    assert len(said) >= 3
+    assert said[-1] == f"a flush is not complete: queues are stopped: {TOPIC}/0"
 
 
 def test_a_flush_without_time_leaves_the_next_one_its_place(tmp_path: Path) -> None:

@@ -397,10 +397,11 @@ class LocalNeeds:
         return {
             key: offset
             for key in keys
-            if not self._filter.rejects(key.topic) and (offset := self._needed_of(key)) is not None
+            if not self._filter.rejects(key.topic) and (offset := self.of_queue(key)) is not None
         }
 
-    def _needed_of(self, key: QueueKey) -> int | None:
+    def of_queue(self, key: QueueKey) -> int | None:
+        """The smallest needed offset of one queue whose topic is not filtered."""
         work, file = self._work_of(key), self._files.get(key)
         has_problem = file is not None and file.problem is not None
         if work.stopped is not None or (has_problem and not self._files.may_recover(key)):
@@ -591,6 +592,10 @@ class Dispatcher:
     def needed_by_queue(self) -> dict[QueueKey, int]:
         """The same for each queue that has messages which the tier needs."""
         return self._needs.by_queue()
+
+    def needed_of(self, key: QueueKey) -> int | None:
+        """The same for one of these queues."""
+        return self._needs.of_queue(key)
 
     def alone_with(
         self, key: QueueKey, *, timeout: float | None = None

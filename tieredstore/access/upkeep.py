@@ -43,6 +43,7 @@ log = log_of(__name__)
 TENDED_AT_ONCE: Final = 1_000
 SEALED_AT_ONCE: Final = 64  # queues
 EXPIRED_SIDE_BY_SIDE: Final = 16  # queues, so that they share entries
+NAMED_MAX: Final = 8  # queues in one line of the log
 SEALING_MS: Final = 900_000  # between two rounds of sealing, if rounds are shared
 
 
@@ -285,6 +286,7 @@ class TierFlush:
         """
         deadline = Deadline(self._runtime.clock, timeout)
         if not self._alone.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
+            log.warning("a flush did not begin in time: another one is under way")
             return False
 
         def flush() -> bool:
@@ -325,15 +327,40 @@ class TierFlush:
             log.warning("the broker's store could not say what it has: %s", error)
             return False
         if not is_done:
+            failing = self._dispatcher.health().failing
+            log.warning("a flush is not complete: %s", _named("uploads failed or are late", failing))
             return False
         if seal:
             self._index.seal()
         sealed = not seal or self._sealing.seal_all(deadline.left())
-        needed = self._dispatcher.needed_from()
-        done = needed is None or needed >= confirmed
+        behind = self._behind(confirmed, deadline)
         health = self._dispatcher.health()
-        has_stopped = not health.stopped.keys() <= set(health.refused)
-        return is_durable and sealed and done and not has_stopped
+        stopped = health.stopped.keys() - set(health.refused)
+        if not sealed:
+            log.warning("a flush is not complete: not every segment could be sealed")
+        if behind:
+            log.warning("a flush is not complete: %s", _named("queues are behind", behind))
+        if stopped:
+            log.warning("a flush is not complete: %s", _named("queues are stopped", stopped))
+        return is_durable and sealed and not behind and not stopped
+
+    def _behind(self, confirmed: int, deadline: Deadline) -> list[QueueKey]:
+        """The queues with messages below `confirmed` that the tier lacks."""
+        found = [key for key, at in self._dispatcher.needed_by_queue().items() if at < confirmed]
+        return [key for key in found if self._is_behind(key, confirmed, deadline)]
+
+    def _is_behind(self, key: QueueKey, confirmed: int, deadline: Deadline) -> bool:
+        # A topic that is being deleted is gone from the tier first: wait until it is from both.
+        with self._dispatcher.alone_with(key, timeout=deadline.left()):
+            needed = self._dispatcher.needed_of(key)
+        return needed is not None and needed < confirmed
+
+
+def _named(what: str, keys: Collection[QueueKey]) -> str:
+    """What is wrong, and with which queues; only the first are named."""
+    names = [f"{key.topic}/{key.queue_id}" for key in sorted(keys)]
+    more = ["..."] if len(names) > NAMED_MAX else []
+    return f"{what}: {', '.join([*names[:NAMED_MAX], *more])}" if names else what
 
 
 def ask_to_confirm(store: MessageStore) -> bool:
