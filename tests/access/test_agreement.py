@@ -24,6 +24,7 @@ from tieredstore.codec.message import decode_message
 from tieredstore.codec.record import peek_store_timestamp
 from tieredstore.driver.metadata import DeleteQueue
 from tieredstore.driver.runtime import Runtime
+from tieredstore.index.store import IndexStore
 from tieredstore.jobs.job import LocalEngine, run_job
 from tieredstore.jobs.verify import VerifyJob
 from tieredstore.local.record_scan import DAY_MS
@@ -614,6 +615,30 @@ def test_keys_of_what_was_given_up_for_the_local_store_are_no_damage(tmp_path: P
     engine = LocalEngine(pool=runtime.dispatch, threads=1)
     report = run_job(VerifyJob(config=machine.config()), engine, clock=runtime.clock)
     assert not [each for each in report.findings if each.is_damage]
+
+
+def test_the_index_takes_what_was_uploaded_again_just_before_a_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock is set back: by its times the new queue may be the old one."""
+    machine = Machine(tmp_path)
+    a_fork(machine, tier=3, local=8)
+    store = machine.open()
+    for key in (ONE, TWO):
+        trust(store, machine, key, "local")
+    machine.end()
+
+    def killed(*_: object) -> None:
+        raise BackendUnavailableError("the index", "put", "away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(IndexStore, "put", killed)
+        assert not machine.open().flush()
+        machine.end(drain=False)
+    store = machine.open(storage_level=StorageLevel.FORCE)
+    assert store.flush()
+    answer = store.query_message(TOPIC, "shared", count_max=64)
+    assert (len(answer.messages), answer.complete) == (36, True)
 
 
 def opened_behind_a_load_that_was_cut_short(

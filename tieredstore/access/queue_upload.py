@@ -19,6 +19,7 @@ from tieredstore.flat.file_store import FlatFileStore
 from tieredstore.flat.message_file import HOUR_MS, FlatMessageFile
 from tieredstore.flat.reading import DIRECT, ByteSource, read_run
 from tieredstore.index.contract import CommittedRun, Index
+from tieredstore.index.watermarks import QueueId, Watermarks
 from tieredstore.model.config import MIB, StoreConfig
 from tieredstore.model.errors import OffsetOutOfRangeError, SegmentCorruptError, SegmentError
 from tieredstore.model.messages import MessageRun
@@ -301,6 +302,13 @@ def forget_stops(paths: Iterable[str], metadata: MetadataStore) -> None:
     metadata.stage([*_without_stops(paths, metadata), *decisions])
 
 
+def without_mark(key: QueueKey, metadata: MetadataStore) -> list[Change]:
+    """The change that lets the key index take all of this queue if it is made again. Creation times
+    do not always tell: the clock may be set back."""
+    topic = metadata.topic(key.topic)
+    return [] if topic is None else [Watermarks.unmarked(QueueId(topic.topic_id, key.queue_id))]
+
+
 def _without_stops(paths: Iterable[str], metadata: MetadataStore) -> list[Change]:
     noted = (path for path in paths if metadata.note(STOPPED_QUEUE, path) is not None)
     return [DeleteNote(STOPPED_QUEUE, path) for path in noted]
@@ -448,7 +456,7 @@ class QueueChores:
     def destroy(self, work: QueueWork) -> None:
         """Delete a queue of a filtered topic from the tier."""
         file = work.file
-        self._files.destroy(work.key)
+        self._files.destroy(work.key, *without_mark(work.key, self._metadata))
         if file is not None:
             forget_stops([file.path], self._metadata)
         self.renew(work)

@@ -13,7 +13,7 @@ from tieredstore.access.agreement import Agreement, agree, find_fork, unnamed_en
 from tieredstore.access.answers import Answers, ReadDecision
 from tieredstore.access.dispatcher import Dispatcher
 from tieredstore.access.health import TierGauges, TierHealth, health_of
-from tieredstore.access.queue_upload import forget_stops
+from tieredstore.access.queue_upload import forget_stops, without_mark
 from tieredstore.access.tables import BrokerTables, ConsumerOffsets, TopicTable
 from tieredstore.access.upkeep import (
     EXPIRED_SIDE_BY_SIDE,
@@ -881,7 +881,7 @@ class _Open:
 
     def _give_up(self, key: QueueKey) -> None:
         """Delete the tier's copy of a queue."""
-        self.tier.files.destroy(key)
+        self.tier.files.destroy(key, *without_mark(key, self.tier.metadata))
         self.tier.fetcher.forget(key)
 
     def _conflict(self, file: FlatMessageFile) -> None:

@@ -239,8 +239,9 @@ class FlatFileStore:
             self._settle(file, _problem_of(file))
             return file
 
-    def destroy(self, key: QueueKey) -> None:
-        """Remove a queue, from the catalogue first. Bytes that cannot be deleted stay marked.
+    def destroy(self, key: QueueKey, *also: Change) -> None:
+        """Remove a queue, from the catalogue first, where `also` changes too. Bytes that cannot be
+        deleted stay marked.
 
         Its topic stays. A later queue of this name has another log, which begins after this one's.
         """
@@ -248,7 +249,7 @@ class FlatFileStore:
         path = self._path(key)
         rows = self._metadata.segments(path, SegmentType.COMMIT_LOG)
         end = max((row.end_offset for row in rows), default=0)
-        self._destroy([key], *([PutNote(LOG_START_NOTE, path, end)] if end else []))
+        self._destroy([key], *([PutNote(LOG_START_NOTE, path, end)] if end else []), *also)
 
     def delete_topics(self, topics: Iterable[str]) -> int:
         """Remove topics with all their queues; return how many of the topics existed."""
