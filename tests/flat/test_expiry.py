@@ -21,7 +21,7 @@ from tieredstore.flat import append_file
 from tieredstore.flat.message_file import FlatMessageFile
 from tieredstore.flat.reading import DIRECT, ByteSource, read_run
 from tieredstore.model.config import StoreConfig
-from tieredstore.model.errors import MetadataError, SegmentCorruptError
+from tieredstore.model.errors import MetadataError, SegmentCorruptError, SegmentNotFoundError
 from tieredstore.model.values import SegmentType, TopicRecord
 from tieredstore.testing.faults import Fault, Faults, SimulatedCrash
 from tieredstore.testing.samples import STORE_TIMESTAMP, a_record
@@ -156,6 +156,31 @@ def test_a_flipped_bit_in_the_oldest_record_passes_no_message(
             read_run(again, again.min_offset, count_max=7, bytes_max=1 << 20)
         assert len(read_run(again, first + 1, count_max=7, bytes_max=1 << 20)) == 7
         held[20 + bit // 8] ^= 1 << bit % 8
+
+
+def test_the_first_message_is_known_though_two_segments_expire_while_it_is_looked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tier = a_tier(queue_units=100)
+    file = tier.open()
+    named = file._first_named
+
+    def gone(*_: object) -> bytes:
+        monkeypatch.undo()
+        upkeep.expire(file, STORE_TIMESTAMP + 8)
+        monkeypatch.setattr(file, "_first_named", named_late)
+        raise SegmentNotFoundError("the oldest segment")
+
+    def named_late(place: int) -> int:
+        monkeypatch.undo()
+        first = named(place)
+        upkeep.expire(file, STORE_TIMESTAMP + 16)
+        return first
+
+    monkeypatch.setattr(file.log, "read", gone)
+    file._first_in_log()
+    assert file.min_offset == tier.open().min_offset > 8
+    assert live(file) == list(range(file.min_offset, 30))
 
 
 def test_the_last_segment_goes_as_a_whole_and_the_queue_keeps_its_offsets() -> None:

@@ -117,7 +117,7 @@ class FlatCommitLogFile(FlatAppendFile):
     @property
     def knows_first(self) -> bool:
         """Whether `first_queue_offset` needs no read."""
-        first = self._oldest()
+        first = self.oldest
         return first is None or (self._first is not None and self._first[0] is first)
 
     def first_queue_offset(
@@ -128,7 +128,7 @@ class FlatCommitLogFile(FlatAppendFile):
         One small read, once for each oldest segment. `believed` gets what the record says, and
         where it lies, and returns what is known from then on.
         """
-        oldest, known = self._oldest(), self._first
+        oldest, known = self.oldest, self._first
         if oldest is None:
             return None
         if known is None or known[0] is not oldest:
@@ -137,13 +137,13 @@ class FlatCommitLogFile(FlatAppendFile):
             known = self._first = oldest, believed(said, oldest.base)
         return known[1]
 
-    def assume_first(self, queue_offset: int) -> None:
-        """Set the oldest message's queue offset, which the caller knows although the record is
-        lost."""
-        if (oldest := self._oldest()) is not None:
-            self._first = oldest, queue_offset
+    def assume_first(self, oldest: FlatSegment, queue_offset: int) -> None:
+        """Set the queue offset of this segment's first message, which the caller knows although the
+        record is lost."""
+        self._first = oldest, queue_offset
 
-    def _oldest(self) -> FlatSegment | None:
+    @property
+    def oldest(self) -> FlatSegment | None:
         """The first segment with a message, not just a few torn bytes."""
         whole = (found for found in self.segments if found.record.size >= _HEADER_BYTES)
         return next(whole, None)
@@ -555,8 +555,10 @@ class FlatMessageFile:
         try:
             return self.log.first_queue_offset(self._agreed) or 0
         except (SegmentNotFoundError, SegmentCorruptError, OffsetOutOfRangeError):
-            first = self._first_named(self.log.min_offset)
-            self.log.assume_first(first)
+            oldest = self.log.oldest  # first: it may expire while the units are asked
+            first = self._first_named(self.log.min_offset if oldest is None else oldest.base)
+            if oldest is not None:
+                self.log.assume_first(oldest, first)
             return first
 
     def _agreed(self, said: int, place: int) -> int:
