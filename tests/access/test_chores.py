@@ -11,6 +11,7 @@ import pytest
 from tests.access.care_kit import Elsewhere, offsets
 from tests.access.tiered_kit import Broker, numbers
 from tests.providers.object_kit import StruckClient
+from tieredstore.driver.metrics import QUEUE_PROBLEM, Metric
 from tieredstore.driver.retry import RetryPolicy
 from tieredstore.driver.runtime import Runtime
 from tieredstore.metadata.journal import seal
@@ -59,6 +60,9 @@ class ObjectBroker(Broker):
         for number in range(first, first + count):
             self.put(1, first=number, topic=topic)
             assert self.store.flush()
+
+    def gauge_of(self, metric: Metric) -> list[float]:
+        return [value for value, _ in self.metrics.gauges[metric]()]
 
     def chore(self) -> None:
         self.sealing.step()
@@ -150,10 +154,15 @@ def test_a_store_that_cannot_be_reached_is_asked_again_in_the_next_round(tmp_pat
         broker.chore()
         assert len(broker.sealing.errors) > 0
         assert not store.flush(seal=True)
+        [queue] = store.health().queues
+        assert queue.last_error is not None
+        assert "could not be sealed" in queue.last_error
+        assert broker.gauge_of(QUEUE_PROBLEM) == [1]
         broker.struck.forgive()
         broker.chore()
         assert broker.sealing.errors == {}
         assert store.flush(seal=True)
+        assert store.health().ok
         assert broker.unsealed() == []
 
 

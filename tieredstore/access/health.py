@@ -14,7 +14,7 @@ from tieredstore.access.agreement import ContinuedQueue
 from tieredstore.access.dispatcher import Dispatcher
 from tieredstore.access.read_cache import ReadCache
 from tieredstore.access.tables import BrokerTables
-from tieredstore.access.upkeep import CatalogueHealth, Retention
+from tieredstore.access.upkeep import CatalogueHealth, Retention, SealChore
 from tieredstore.access.wiring import Tier
 from tieredstore.driver.message_store import MessageStore
 from tieredstore.driver.metrics import (
@@ -67,7 +67,7 @@ class QueueHealth:
     lost_count: int = 0
     """Messages that were lost before they were uploaded: gaps in the queue."""
     last_error: str | None = None
-    """Why the last upload or expiry failed; it is tried again."""
+    """Why the last upload, expiry or sealing failed; it is tried again."""
     not_indexed_count: int = 0
     """Messages in the tier that are not in the key index yet."""
     takes_puts: bool = True
@@ -166,6 +166,7 @@ def health_of(
     tier: Tier,
     dispatcher: Dispatcher,
     retention: Retention,
+    sealing: SealChore,
     next_store: MessageStore,
     *,
     level: StorageLevel,
@@ -176,7 +177,7 @@ def health_of(
     """The current health, from memory, without a request to the backend."""
     refused = refused or {}
     upload = dispatcher.health()
-    expiry_errors = retention.errors
+    failing = {**sealing.failing, **retention.errors, **upload.failing}
     files = {file.key: file for file in tier.files.files()}
     keys = {*files, *refused, *upload.stopped, *upload.failing, *upload.lost, *upload.not_indexed}
     queues = [
@@ -188,7 +189,7 @@ def health_of(
             problem=refused.get(key) or upload.stopped.get(key),
             takes_puts=key not in refused,
             lost_count=upload.lost.get(key, 0),
-            last_error=upload.failing.get(key) or expiry_errors.get(key),
+            last_error=failing.get(key),
             not_indexed_count=upload.not_indexed.get(key, 0),
         )
         for key in sorted(keys)
@@ -244,11 +245,17 @@ class TierGauges:
     """The gauges of a store: registered at each load, and read at each export."""
 
     def __init__(
-        self, tier: Tier, dispatcher: Dispatcher, retention: Retention, next_store: MessageStore
+        self,
+        tier: Tier,
+        dispatcher: Dispatcher,
+        retention: Retention,
+        sealing: SealChore,
+        next_store: MessageStore,
     ) -> None:
         self._tier = tier
         self._dispatcher = dispatcher
         self._retention = retention
+        self._sealing = sealing
         self._next = next_store
 
     def register(self, metrics: Metrics) -> None:
@@ -360,7 +367,8 @@ class TierGauges:
 
     def _states(self) -> dict[QueueKey, str]:
         health = self._dispatcher.health()
-        failing = dict.fromkeys([*health.failing, *self._retention.errors], "failing")
+        keys = [*health.failing, *self._retention.errors, *self._sealing.failing]
+        failing = dict.fromkeys(keys, "failing")
         return {**failing, **dict.fromkeys(health.stopped, "stopped")}
 
     def _held_log_bytes(self) -> int:

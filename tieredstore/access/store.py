@@ -163,7 +163,8 @@ class TieredMessageStore:
                 # Before anything is deleted.
                 self._listener.follow(self._next, opened.dispatcher)
                 opened.load_tables()
-                gauges = TierGauges(tier, opened.dispatcher, opened.retention, self._next)
+                chores = opened.retention, opened.sealing
+                gauges = TierGauges(tier, opened.dispatcher, *chores, self._next)
                 gauges.register(tier.metrics)
                 self._open = opened
                 undo.pop_all()
@@ -611,6 +612,7 @@ class TieredMessageStore:
             opened.tier,
             opened.dispatcher,
             opened.retention,
+            opened.sealing,
             self._next,
             level=self.level,
             tables=opened.tables,

@@ -192,7 +192,7 @@ class SealChore:
 
     A failed segment is tried again in the next round, where the failed queues come last. A round
     ends if the backend cannot be reached, or if another writer has taken over. `errors` has the
-    failures, by path.
+    failures by path, and `failing` one of each queue.
     """
 
     def __init__(
@@ -207,14 +207,14 @@ class SealChore:
         self._provider = provider
         self._clock = clock
         self._is_stopped = False
-        self._failed: Collection[QueueKey] = ()
         self.errors: dict[str, str] = {}  # replaced, never changed
+        self.failing: dict[QueueKey, str] = {}  # replaced, never changed
 
     def step(self) -> dict[str, str]:
         """Do one round; return its failures, by path."""
         errors: dict[str, str] = {}
-        failed: list[QueueKey] = []
-        last = set(self._failed)
+        failing: dict[QueueKey, str] = {}
+        last = self.failing
         wanting = [file for file in self._files.files() if _left_behind(file)]
         wanting.sort(key=lambda file: file.key in last)
         for start in range(0, len(wanting), SEALED_AT_ONCE):
@@ -223,15 +223,14 @@ class SealChore:
             together = wanting[start : start + SEALED_AT_ONCE]
             failures = seal_full(together, self._provider)
             errors.update((path, str(error)) for path, error in failures.items())
-            failed += [
-                file.key
-                for file in (together if failures else ())
-                if any(segment.path in failures for segment in _left_behind(file))
-            ]
+            for file in together if failures else ():
+                for segment in _left_behind(file):
+                    if (error := failures.get(segment.path)) is not None:
+                        failing[file.key] = f"could not be sealed: {error}"
             ending = (BackendUnavailableError, FencedError)
             if any(isinstance(error, ending) for error in failures.values()):
                 break
-        self._failed, self.errors = failed, errors
+        self.failing, self.errors = failing, errors
         return errors
 
     def seal_all(self, timeout: float | None = None) -> bool:
