@@ -327,7 +327,9 @@ class TierFlush:
             return False
         if not is_done:
             failing = self._dispatcher.health().failing
-            log.warning("a flush is not complete: %s", _named("uploads failed or are late", failing))
+            log.warning(
+                "a flush is not complete: %s", _named("uploads failed or are late", failing)
+            )
             return False
         if seal:
             self._index.seal()
