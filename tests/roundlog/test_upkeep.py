@@ -386,6 +386,40 @@ def test_an_object_that_cannot_be_read_holds_up_nothing_else(
     tier.check()
 
 
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_an_object_that_cannot_be_read_keeps_no_dead_ones(
+    monkeypatch: pytest.MonkeyPatch, is_damaged: bool
+) -> None:
+    tier = Tier()
+    log, client = tier.opened()
+    write_rounds(tier, log, 32)
+    bad = log.key("log/" + f"{5:020d}")
+    get = client.inner.get_range
+
+    def get_others(key: str, *args: int) -> bytes:
+        if key == bad and is_damaged:
+            raise SegmentCorruptError(key, "damaged", position=0)
+        if key == bad:
+            raise BackendRefusedError(key, "get", "it is in an archive")
+        return get(key, *args)
+
+    monkeypatch.setattr(client.inner, "get_range", get_others)
+    upkeep = Upkeep(log)
+    for number in range(8):
+        key = key_of(f"done-{number}")
+        for _ in range(40):
+            tier.write(log, {key: b"message"})
+        seal(log, [key], InlinePool())
+        if is_damaged and number == 4:
+            for each in [QUIET, QUIET_UNITS, *BUSY]:
+                tier.delete(log, each)  # now the damaged chunk is dead as well
+        for _ in range(4):
+            with suppress(BackendRefusedError, SegmentCorruptError):
+                run(upkeep)
+    assert len(log.state().chunks) < (40 if is_damaged else 120)
+    tier.check()
+
+
 # A day of a quiet queue
 
 

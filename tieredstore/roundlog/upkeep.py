@@ -331,9 +331,15 @@ class Upkeep:
                 return []
             sequence = state.sequence
             numbers = [number for number, each in state.segments.items() if each.sealed is None]
-            passed = self._set_aside | self._put_off
-            chunks = [each for each in state.chunks.values() if each.sequence not in passed]
-        chosen = to_merge(weighed(chunks, np.array(numbers, np.int64)))
+            chunks = list(state.chunks.values())
+        passed = self._set_aside | self._put_off
+        chosen = to_merge(
+            [
+                each
+                for each in weighed(chunks, np.array(numbers, np.int64))
+                if each.chunk.sequence not in passed or not each.live_bytes  # nothing is read then
+            ]
+        )
         if not chosen and self._put_off:
             self._put_off.clear()  # the next step tries them again
         elif not chosen:
