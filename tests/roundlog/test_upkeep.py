@@ -608,6 +608,47 @@ def test_an_object_that_cannot_be_deleted_holds_up_no_other(
     tier.check()
 
 
+def test_many_objects_that_cannot_be_deleted_are_asked_for_only_now_and_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(upkeep_module, "STATE_EVERY", 20)
+    monkeypatch.setattr(upkeep_module, "KEYS_PER_REQUEST", 10)
+    tier = Tier()
+    log, client = tier.opened()
+    asked: list[Sequence[str]] = []
+
+    def delete_none(keys: Sequence[str]) -> Mapping[str, TieredStoreError]:
+        asked.append(keys)
+        return {key: BackendRefusedError(key, "delete", "it is held") for key in keys}
+
+    monkeypatch.setattr(client.inner, "delete_many", delete_none)
+    upkeep = Upkeep(log)
+    for _ in range(6):
+        write_rounds(tier, log, 32)
+        for _ in range(20):
+            with suppress(BackendRefusedError):
+                run(upkeep)
+    assert len(log.state().dead) > 100
+    tier.clock.advance(GRACE_MS)
+    for count_max in (20, 0):
+        asked.clear()
+        for _ in range(20 + count_max):
+            with suppress(BackendRefusedError):
+                upkeep.step()
+        assert len(asked) <= count_max
+    tier.clock.advance(GRACE_MS)
+    with pytest.raises(BackendRefusedError):
+        run(upkeep)
+    assert len(asked) == 1
+    monkeypatch.undo()
+    monkeypatch.setattr(upkeep_module, "KEYS_PER_REQUEST", 10)
+    tier.clock.advance(GRACE_MS)
+    held = len(tier.objects.held)
+    run(upkeep)
+    assert held - len(tier.objects.held) > 100  # all that are due, once one request succeeds
+    tier.check()
+
+
 def test_a_clock_that_is_set_back_delays_the_deletion_of_no_object_that_dies_later() -> None:
     tier = Tier()
     log, _ = tier.opened()

@@ -454,7 +454,8 @@ class Upkeep:
                 and name not in self._dropped
                 and not (name.startswith("log/") and name >= needed)
             ]
-        if not due or (len(due) < KEYS_PER_REQUEST and not is_time):
+        fresh_count = sum(name not in self._undeleted for name in due)
+        if not due or (fresh_count < KEYS_PER_REQUEST and not is_time):
             return False
         if len(self._dropped) >= DROPPED_MAX:
             self._append(Draft())
@@ -462,6 +463,8 @@ class Upkeep:
         errors = broker.calls.undeleted([broker.key(name) for name in some])
         failed = {name for name in some if broker.key(name) in errors}
         self._dropped.update(name for name in some if name not in failed)
+        if not failed and not self._undeleted.isdisjoint(some):
+            self._undeleted.clear()  # the bucket deletes again what it refused
         self._undeleted.difference_update(some)
         self._undeleted |= failed
         self._released_at = broker.clock.monotonic()
