@@ -503,6 +503,37 @@ def test_a_reader_finds_the_newest_though_all_were_deleted_meanwhile(
     assert row.size == 400
 
 
+def test_a_reader_finds_the_newest_though_the_writer_died_and_all_were_deleted(
+    folder: Path, objects: MemoryObjects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = Process(folder, objects)
+    for size in (100, 200, 300):
+        first.grow(size)
+        first.publisher.publish()
+    reader = published(objects)
+    assert reader is not None
+    first.grow(400)
+
+    def refuse(*_: object) -> None:
+        raise BackendUnavailableError("4", "put", "no reply")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(first.generations, "create", refuse)
+        with pytest.raises(BackendUnavailableError):
+            first.publisher.publish()
+    first.close()
+    for key in objects.held_keys(".catalog/"):
+        del objects.held[key]
+    again = Process(folder, objects)
+    again.grow(500)
+    assert again.publisher.publish() == 4
+    again.close()
+    reader.refresh()
+    row = reader.segment(f"{BROKER}/topic/0", SegmentType.COMMIT_LOG, 0)
+    assert row is not None
+    assert row.size == 500
+
+
 def test_one_that_is_replaced_between_listing_and_reading_is_looked_for_again(
     one_generation: MemoryObjects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

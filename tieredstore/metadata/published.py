@@ -446,8 +446,8 @@ class CataloguePublisher(Publisher):
         epoch = self._checked(listed)
         mine = self._published.generation if self._published is not None else 0
         noted = self._noted
-        if noted is not None and noted.body_crc is not None:  # readers may have it, though deleted
-            mine = max(mine, noted.generation)
+        if noted is not None:  # readers may have what was published, though it was deleted
+            mine = max(mine, noted.generation - (noted.body_crc is None))
         number = max(mine, listed[-1].number if listed else 0) + 1
         mine_now = Try(self._writer, crc)
         tries = () if self._noted is None else self._noted.tried(number)
