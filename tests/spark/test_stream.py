@@ -415,23 +415,26 @@ def test_limits_are_kept_and_something_is_read_where_something_waits(
     if count_max is not None:
         assert total <= count_max
         assert total == min(count_max, waiting) or bytes_max is not None
-    if bytes_max is not None and total > 1:
-        size = sum(taken[key] * backlogs[key].bytes_each for key in backlogs)
-        assert size <= bytes_max * 1.0001
+    if bytes_max is not None:
+        sizes = {key: taken[key] * backlogs[key].bytes_each for key in backlogs}
+        too_large = [key for key in backlogs if backlogs[key].bytes_each > bytes_max and taken[key]]
+        assert [taken[key] for key in too_large] in ([], [1])
+        assert sum(sizes[key] for key in sizes.keys() - set(too_large)) <= bytes_max * 1.0001
 
 
 @pytest.mark.parametrize(
-    ("size", "busy"),
+    ("size", "busy", "each"),
     [
-        (100.0, 1_000_000),  # it fits beside others
-        (50_000.0, 400),  # alone it is more than the limit, and more than all others together
+        (100.0, 1_000_000, 100.0),  # it fits beside others
+        (50_000.0, 400, 100.0),  # alone it is more than the limit, and than all others together
+        (100.0, 1_000_000, 50_000.0),  # each of the others is more than the limit
     ],
 )
 def test_a_queue_of_one_message_need_not_wait_until_a_busy_one_is_read(
-    size: float, busy: int
+    size: float, busy: int, each: float
 ) -> None:
     backlogs = {
-        QueueKey("busy", 0): Backlog(start=0, end=busy, bytes_each=100.0),
+        QueueKey("busy", 0): Backlog(start=0, end=busy, bytes_each=each),
         QueueKey("quiet", 0): Backlog(start=7, end=8, bytes_each=size),
     }
     ends = advanced(backlogs, count_max=None, bytes_max=20_000)

@@ -321,23 +321,23 @@ def advanced(
 
 def _within(backlogs: Mapping[QueueKey, Backlog], bytes_max: int) -> dict[QueueKey, int]:
     """As many messages of each queue as bytes allow: one of each, the largest backlogs first, and
-    then in proportion to what is left. A message that is larger than the limit is read alone."""
+    then in proportion to what is left. A message that is larger than the limit is read only if its
+    queue has the largest backlog, and beside what the limit allows of the others."""
     counts = {key: backlog.count for key, backlog in backlogs.items()}
     costs = {key: max(1.0, backlog.bytes_each) for key, backlog in backlogs.items()}
-    total = sum(counts[key] * costs[key] for key in counts)
-    if total <= bytes_max:
+    if sum(counts[key] * costs[key] for key in counts) <= bytes_max:
         return counts
     waiting = [key for key in counts if counts[key]]
     waiting.sort(key=lambda key: (-counts[key] * costs[key], key))
-    if costs[waiting[0]] > bytes_max:
-        return {key: int(key == waiting[0]) for key in counts}
     found = dict.fromkeys(counts, 0)
+    if costs[waiting[0]] > bytes_max:
+        found[waiting.pop(0)] = 1
     left = float(bytes_max)
     for key in waiting:
         if costs[key] <= left:
             found[key] = 1
             left -= costs[key]
-    total -= bytes_max - left
+    total = sum((counts[key] - found[key]) * costs[key] for key in waiting)
     share = min(1.0, left / total) if total > 0 else 0.0
     for key in waiting:
         if found[key]:
