@@ -215,7 +215,8 @@ class MigrateJob:
 
     def _written_since(self) -> Iterator[Finding]:
         """Findings for queues that end later in the source than in the target, which was cut over
-        before. The run that cut over may have died before it could look.
+        before. The run that cut over may have died before it could look. A queue that has grown in
+        the target hides what came.
 
         A topic that the target deleted and made anew has another number, unless it was adopted.
         """
