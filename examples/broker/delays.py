@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -22,11 +23,13 @@ from tieredstore import (
 )
 from tieredstore.codec import fastjson
 from tieredstore.driver.durable import make_directories, write_atomically
+from tieredstore.model.messages import SelectedMessage
 
 log = logging.getLogger(__name__)
 
 PAGE: Final = 64
 LOOK_SECONDS: Final = 1.0
+MARKS: Final = 64  # of a level's time, while the clock is behind
 
 
 class Delays:
@@ -45,6 +48,8 @@ class Delays:
         self._clock_ms = clock_ms
         self._waiting: dict[int, int] = {}  # by level: log offset of the first message that waits
         self._offsets: dict[int, int] = {}  # by level: of the first message not delivered
+        # By level: moments, and where the queue ended then. Only if the clock was set back.
+        self._seen: dict[int, list[tuple[float, int]]] = {}
         self._levels = set(range(1, schedule.levels + 1))
         self._needed_from = 0
         self._over = asyncio.Event()
@@ -123,7 +128,7 @@ class Delays:
             due = []
             self._waiting.pop(level, None)
             for found in page.messages:
-                if found.tags_code > self._clock_ms():  # here the field has a time
+                if not self._is_due(level, found, page.max_offset):
                     self._waiting[level] = found.log_offset
                     break
                 due.append(self._schedule.after(decode_message(found.record)))
@@ -138,6 +143,23 @@ class Delays:
                 self._offsets[level] = max(offset, page.next_offset)
             if not page.messages or len(due) < len(page.messages):
                 return
+
+    def _is_due(self, level: int, found: SelectedMessage, end: int) -> bool:
+        """Whether the message has waited for as long as its level lasts.
+
+        If the clock was set back, the store gives the time from before to all messages until the
+        clock has come as far again. They are due when that long has passed since they were seen.
+        """
+        rest_ms = found.tags_code - self._clock_ms()  # here the field has a time
+        delay_ms = self._schedule.delay_ms(level)
+        if delay_ms is None or rest_ms <= delay_ms:
+            return rest_ms <= 0
+        now, delay = time.monotonic(), delay_ms / 1_000
+        seen = [each for each in self._seen.get(level, ()) if each[1] > found.queue_offset]
+        if not seen or (end > seen[-1][1] and now - seen[-1][0] >= delay / MARKS):
+            seen.append((now, end))
+        self._seen[level] = seen
+        return seen[0][0] + delay <= now
 
     async def _store(self, ready: Sequence[Message]) -> bool:
         """Store what is due; False if the store takes nothing now.

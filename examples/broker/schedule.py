@@ -42,6 +42,10 @@ class Schedule:
         """How many levels there are."""
         return len(self._ms)
 
+    def delay_ms(self, level: int) -> int | None:
+        """How long a level lasts; None for one that the setting does not have."""
+        return self._ms[level - 1] if level <= self.levels else None
+
     def place(self, message: Message) -> Message:
         """The message as it is stored now. Raises RefusedError for an invalid time."""
         level = _number(message.properties.get(DELAY_LEVEL, "0"), 999, "the delay level")

@@ -292,6 +292,34 @@ def test_an_error_after_some_pages_brings_none_of_them_again(
         asyncio.run(deliver(storage))
 
 
+@pytest.mark.parametrize("count", [1, 2 * PAGE])
+def test_a_clock_that_was_set_back_holds_up_no_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    monkeypatch.setattr("examples.broker.delays.LOOK_SECONDS", 0)
+    tier = StoreConfig(store_path=str(tmp_path), provider="memory")
+    schedule = Schedule(LEVELS, Clock())
+
+    async def deliver(storage: Storage) -> None:
+        await storage.put([schedule.place(made(DELAY="1")) for _ in range(count)])
+        began = time.monotonic()
+        hour_ago = lambda: time.time_ns() // 1_000_000 - 3_600_000  # noqa: E731
+        delays = Delays(storage, schedule, tmp_path / "config", hour_ago)
+        running = asyncio.create_task(delays.run())
+        end = storage.store.max_offset
+        await asyncio.wait_for(until(lambda: end("T", 3) == count), 10)
+        assert time.monotonic() - began >= 1
+        await storage.put([schedule.place(made(DELAY="1"))])
+        again = time.monotonic()
+        await asyncio.wait_for(until(lambda: end("T", 3) == count + 1), 10)
+        assert time.monotonic() - again >= 0.9
+        delays.end()
+        await asyncio.wait_for(running, 30)
+
+    with storage_of(LocalConfig(store_path=str(tmp_path)), tier) as storage:
+        asyncio.run(deliver(storage))
+
+
 def text_of(file: Path) -> str:
     return file.read_text(encoding="ascii") if file.exists() else ""
 
