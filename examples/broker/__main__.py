@@ -65,8 +65,9 @@ def settings(options: argparse.Namespace) -> tuple[BrokerConfig, LocalConfig, St
         tier = replace(tier, store_path=options.store)
     if options.tier:
         tier = replace(tier, **_tier(options.tier))
-    elif not options.config:
-        tier = replace(tier, provider="posix", path=str(Path(tier.store_path) / "tier"))
+    elif not options.config and StoreConfig.ENV_PREFIX + "PROVIDER" not in os.environ:
+        path = tier.path or str(Path(tier.store_path) / "tier")
+        tier = replace(tier, provider="posix", path=path)
     if options.broker:
         tier = replace(tier, broker_name=options.broker)
     given = {name: getattr(options, name) for name in ("host", "port", "address", "grpc_port")}

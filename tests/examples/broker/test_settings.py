@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from examples.broker.__main__ import _of_file
+from examples.broker.__main__ import _of_file, _options, settings
 from tieredstore import InvalidConfigError
 
 
@@ -23,3 +23,22 @@ def test_another_kind_of_value_is_refused(tmp_path: Path, line: str) -> None:
     path.write_text(f"[broker]\n{line}\n")
     with pytest.raises(InvalidConfigError, match=r"_?\w+ is no setting of a broker, or not"):
         _of_file(str(path))
+
+
+@pytest.mark.parametrize(
+    ("variables", "provider", "path"),
+    [
+        ({}, "posix", "store/tier"),
+        ({"PATH": "elsewhere"}, "posix", "elsewhere"),
+        ({"PROVIDER": "posix", "PATH": "elsewhere"}, "posix", "elsewhere"),
+        ({"PROVIDER": "s3", "BUCKET": "b"}, "s3", ""),
+    ],
+)
+def test_the_environment_may_say_where_the_tier_is(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], provider: str, path: str
+) -> None:
+    monkeypatch.setattr("sys.argv", ["broker", "--store", "store"])
+    for name, value in variables.items():
+        monkeypatch.setenv(f"TIEREDSTORE_{name}", value)
+    _, _, tier = settings(_options())
+    assert (tier.provider, tier.path) == (provider, path)
