@@ -63,13 +63,20 @@ class Topics:
             self._changes += 1
 
     def found(self, queues: Iterable[QueueKey]) -> None:
-        """Add the topics of a store, in case the table of topics was lost."""
+        """Add the topics and queues of a store, in case the table of topics was lost, or is older.
+
+        Messages reach the tier sooner than the table: after a lost disk, a topic that had just
+        got more queues has them in the store, but not in the table.
+        """
         counts: dict[str, int] = {}
         for name, queue_id in queues:
-            counts[name] = max(counts.get(name, 0), queue_id + 1)
+            counts[name] = max(counts.get(name, 0), min(queue_id + 1, QUEUES_MAX))
         for name, count in counts.items():
-            if self.get(name) is None and _TOPIC.fullmatch(name):
-                self.set(topic_of(name, min(count, QUEUES_MAX)))
+            known = self.get(name)
+            if known is not None:
+                self.set(replace(known, read_queue_count=max(known.read_queue_count, count)))
+            elif _TOPIC.fullmatch(name):
+                self.set(topic_of(name, count))
 
     def to_write(self, name: str, *, wanted_queues: int) -> TopicConfig:
         """The topic of a message that is sent; created if that is allowed."""
