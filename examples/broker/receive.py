@@ -227,7 +227,9 @@ class Receives:
         begins_at = self._offsets.get(group, topic, queue_id)
         if begins_at is None:
             store = self._storage.store
-            begins_at = await self._storage.call(store.min_offset, topic, queue_id) or 0
+            oldest = await self._storage.call(store.min_offset, topic, queue_id)
+            begins_at = self._offsets.get(group, topic, queue_id)  # others may have begun meanwhile
+            begins_at = oldest or 0 if begins_at is None else begins_at
         pop = PopQueue(begins_at, is_fifo=self._is_fifo(group))
         return self._queues.setdefault(place, _Queue(place, pop, begins_at))
 

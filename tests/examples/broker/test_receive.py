@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -147,6 +148,30 @@ def test_consumers_at_once_get_different_messages(tmp_path: Path) -> None:
         found = await asyncio.gather(*(bench.take(7) for _ in range(20)))
         numbers = [int(text) for each in found for text in texts(each)]
         assert sorted(numbers) == list(range(100))
+
+    with_store(tmp_path, body)
+
+
+def test_a_group_that_begins_twice_at_once_goes_on_where_the_first_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body(bench: Bench) -> None:
+        await bench.put("a", "b")
+        call, late = bench.storage.call, asyncio.Event()
+
+        async def call_late(*arguments: Any, **named: Any) -> Any:
+            found = await call(*arguments, **named)
+            await late.wait()
+            return found
+
+        monkeypatch.setattr(bench.storage, "call", call_late)
+        second = asyncio.create_task(bench.take())
+        await asyncio.sleep(0)  # it asks for the oldest message
+        monkeypatch.undo()
+        assert bench.ack(*await bench.take()) == [True, True]
+        late.set()
+        assert texts(await second) == []
+        assert bench.at() == 2
 
     with_store(tmp_path, body)
 
