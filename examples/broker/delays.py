@@ -37,6 +37,7 @@ class Delays:
 
     `config/delayOffset.json` says which were delivered. It is written once a round: after a crash
     the last round's messages may come twice; none is lost. Queue units say when each is due.
+    A backup is only read if the file, which RocketMQ may have written, cannot be used.
     """
 
     def __init__(
@@ -68,12 +69,17 @@ class Delays:
         queues = self._storage.store.queues()
         self._levels |= {key.queue_id + 1 for key in queues if key.topic == SCHEDULE}
         try:
-            kept: Any = fastjson.decode(self._path.read_bytes()).get("offsetTable", {})
-            told = {int(level): int(offset) for level, offset in kept.items()}
+            told = self._read(self._path)
         except FileNotFoundError:
             return
         except (AttributeError, TypeError, ValueError) as error:
-            raise InvalidConfigError(f"{self._path}: cannot be used: {error!s:.200}") from error
+            # RocketMQ, whose disk is full, leaves an empty file, and the one before as its backup.
+            backup = self._path.with_name(f"{self._path.name}.bak")
+            try:
+                told = self._read(backup)
+            except (OSError, AttributeError, TypeError, ValueError):
+                raise InvalidConfigError(f"{self._path}: cannot be used: {error!s:.200}") from error
+            log.error("%s: cannot be used, so its backup is: %s", self._path, error)
         end = self._storage.store.max_offset
         self._offsets = {
             level: min(offset, end(SCHEDULE, level - 1) or 0) for level, offset in told.items()
@@ -107,6 +113,10 @@ class Delays:
             await self._deliver(level)
         if not self._over.is_set():  # else some that are due may be left in the log
             self._needed_from = min([seen_to, *self._waiting.values()])
+
+    def _read(self, path: Path) -> dict[int, int]:
+        kept: Any = fastjson.decode(path.read_bytes()).get("offsetTable", {})
+        return {int(level): int(offset) for level, offset in kept.items()}
 
     def _keep(self, offsets: dict[int, int]) -> None:
         make_directories(self._path.parent)

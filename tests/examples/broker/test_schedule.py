@@ -20,6 +20,7 @@ from tests.local.store_audit import takes_what_java_writes
 from tieredstore import (
     BackendUnavailableError,
     Host,
+    InvalidConfigError,
     Message,
     PutResult,
     QueueKey,
@@ -318,6 +319,25 @@ def test_a_clock_that_was_set_back_holds_up_no_message(
 
     with storage_of(LocalConfig(store_path=str(tmp_path)), tier) as storage:
         asyncio.run(deliver(storage))
+
+
+@pytest.mark.parametrize("broken", [b"", b'{"offsetTable":{1:'])
+def test_a_file_that_java_left_unfinished_is_read_from_its_backup(
+    tmp_path: Path, broken: bytes
+) -> None:
+    config = LocalConfig(store_path=str(tmp_path))
+    tier = StoreConfig(store_path=str(tmp_path), provider="memory")
+    schedule = Schedule(LEVELS, Clock())
+    kept = tmp_path / "config" / "delayOffset.json"
+    kept.parent.mkdir(exist_ok=True)
+    kept.write_bytes(broken)
+    waiting = [replace(schedule.place(made(DELAY="1")), body=body) for body in (b"a", b"b")]
+    with storage_of(config, tier) as storage:
+        asyncio.run(storage.put(waiting))
+        with pytest.raises(InvalidConfigError, match="cannot be used"):
+            Delays(storage, schedule, kept.parent, Clock()).load()
+        kept.with_name("delayOffset.json.bak").write_bytes(b'{"offsetTable":{1:1}}')
+        assert asyncio.run(come(storage, schedule, kept.parent, 1)) == [b"b"]
 
 
 def text_of(file: Path) -> str:
