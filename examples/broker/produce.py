@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from struct import Struct
 from typing import Final
@@ -34,6 +34,8 @@ from tieredstore.model.message_body import COMPRESSED, COMPRESSION_MASK
 
 BATCH_MAX: Final = 4_096
 BODY_BYTES_MAX: Final = 4 << 20
+BATCHES_BYTES_MAX: Final = 128 << 20  # of all batches that wait for the store
+MESSAGE_BYTES: Final = 1 << 10  # that a message takes besides its body and properties
 RECONSUME_MAX: Final = 16
 RETRY_LEVEL: Final = 3  # the delay of the first retry; each later one waits for the next level
 
@@ -87,6 +89,7 @@ class Sends:
         self._topics = topics
         self._queries = queries
         self._address = address
+        self._batches_bytes = 0
 
     async def send(self, request: Request) -> Answer:
         return await self._store(request, _named(request))
@@ -135,10 +138,21 @@ class Sends:
 
     async def _store(self, request: Request, named: Request) -> Answer:
         message = self._message(named, request.connection.host)
-        if named.flag("batch"):
-            messages = list(_in_batch(message))
-        else:
-            messages = [message]
+        if not named.flag("batch"):
+            return await self._put([message], message.queue_id)
+        messages = list(_in_batch(message))
+        # The server counts the bytes that came: of a packed batch, a thousandth of these.
+        size = sum(len(each.body) + len(each.properties_text or b"") for each in messages)
+        size += MESSAGE_BYTES * len(messages)
+        if self._batches_bytes + size > BATCHES_BYTES_MAX:
+            raise RefusedError(Code.SYSTEM_BUSY, "too many bytes of batches wait")
+        self._batches_bytes += size
+        try:
+            return await self._put(messages, message.queue_id)
+        finally:
+            self._batches_bytes -= size
+
+    async def _put(self, messages: Sequence[Message], queue_id: int) -> Answer:
         messages = [self._schedule.place(each) for each in messages]
         for each in messages:
             check(each)
@@ -151,7 +165,7 @@ class Sends:
             return Answer(code=_code(refused), remark=refused.reason)
         fields = {
             "msgId": ",".join(result.message_id for result in results),
-            "queueId": str(message.queue_id),
+            "queueId": str(queue_id),
             "queueOffset": str(results[0].queue_offset),
         }
         return Answer(code=_code(results[0]), fields=fields)
