@@ -49,6 +49,7 @@ from examples.broker.tables import (
 from tieredstore import (
     ConsumerOffsets,
     Host,
+    Message,
     PutResult,
     PutStatus,
     StoreClosedError,
@@ -320,8 +321,7 @@ class GrpcFront:
 
     async def send_message(self, request: Any, client: str, born_host: Host) -> Any:
         size = request.ByteSize()
-        if self._pending_bytes + size > PENDING_BYTES_MAX:
-            raise GrpcRefusal("TOO_MANY_REQUESTS", "too many bytes wait for an answer")
+        self._require_room(size)
         self._pending_bytes += size
         try:
             results = await self._stored(request.messages, born_host)
@@ -353,12 +353,25 @@ class GrpcFront:
         topic = self._topics.to_write(name, wanted_queues=2**31)
         turn = zlib.crc32(group.encode()) if group else next(self._turns)
         queue_id = turn % max(topic.write_queue_count, 1)
-        messages = [self._messages.taken(each, name, queue_id, born_host) for each in given]
-        messages = [self._schedule.place(message) for message in messages]
+        messages: list[Message] = []
+        unpacked = 0  # what packed bodies take besides the bytes that came
+        for each in given:
+            message = self._messages.taken(each, name, queue_id, born_host)
+            unpacked += max(0, len(message.body) - len(each.body))
+            self._require_room(unpacked)
+            messages.append(self._schedule.place(message))
         for message in messages:
             check(message)
-        await self._topics.keep()  # if it is new
-        return await self._storage.put(messages)
+        self._pending_bytes += unpacked
+        try:
+            await self._topics.keep()  # if it is new
+            return await self._storage.put(messages)
+        finally:
+            self._pending_bytes -= unpacked
+
+    def _require_room(self, size: int) -> None:
+        if self._pending_bytes + size > PENDING_BYTES_MAX:
+            raise GrpcRefusal("TOO_MANY_REQUESTS", "too many bytes wait for an answer")
 
     async def receive_message(self, request: Any, context: Any) -> None:
         """A status, messages, and the time."""

@@ -356,6 +356,17 @@ def test_messages_of_one_request_are_stored_side_by_side(tmp_path: Path) -> None
     with_front(tmp_path, body)
 
 
+def test_packed_bodies_count_as_large_as_they_are(tmp_path: Path) -> None:
+    async def body(bench: Bench, client: Client) -> None:
+        packed = [made(zlib.compress(bytes(4 << 20)), body_encoding=PB.GZIP)] * 64
+        assert code(await client.send(*packed)) == "TOO_MANY_REQUESTS"
+        assert await bench.stored(TOPIC) == []
+        assert code(await client.send(*packed[:2])) == "OK"
+        assert bench.front._pending_bytes == 0
+
+    with_front(tmp_path, body)
+
+
 @pytest.mark.parametrize("pack", [gzip.compress, zlib.compress])
 def test_a_packed_body_is_stored_plain(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
     async def body(bench: Bench, client: Client) -> None:
