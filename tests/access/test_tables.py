@@ -339,6 +339,28 @@ def test_a_write_that_fails_is_told_and_done_again(
     assert opened(tmp_path).consumer_offsets.get(GROUP, TOPIC, 0) == 1
 
 
+def test_a_file_that_could_not_be_read_back_is_never_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tieredstore.access.tables.FILE_BYTES_MAX", 1_000)
+    groups = [f"{number:0100d}" for number in range(20)]
+    tables = opened(tmp_path)
+    tables.consumer_offsets.commit(GROUP, TOPIC, 0, 7)
+    assert tables.keep()
+    for group in groups:
+        tables.consumer_offsets.commit(group, TOPIC, 0, 1)
+    tables.topic_table.put(TopicConfig(name=TOPIC))
+    assert not tables.keep()
+    assert "File too large" in (tables.problem or "")
+    again = opened(tmp_path)
+    assert again.consumer_offsets.get(GROUP, TOPIC, 0) == 7
+    assert again.topic_table.get(TOPIC) is not None
+    for group in groups:
+        tables.consumer_offsets.forget_group(group)
+    assert tables.keep()
+    assert tables.problem is None
+
+
 def test_at_every_step_of_a_write_a_crash_leaves_the_old_table_or_the_new_one(
     tmp_path: Path,
 ) -> None:

@@ -10,6 +10,8 @@ them.
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -186,8 +188,16 @@ class BrokerTables:
         return True
 
     def _keep(self) -> bool:
-        written = [table.write() for table in self._tables]
-        return any(written)
+        written = False
+        failed: OSError | TieredStoreError | None = None
+        for table in self._tables:  # each, whatever becomes of the other
+            try:
+                written |= table.write()
+            except (OSError, TieredStoreError) as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
+        return written
 
     def _copy_if_due(self) -> bool:
         with self._copying:
@@ -318,7 +328,10 @@ class _Table(Generic[R]):
                 self._is_written, self._is_version_copied = True, False
                 contents = self._contents()
             try:
-                self._replace(self._format.encode(contents))
+                data = self._format.encode(contents)
+                if len(data) > FILE_BYTES_MAX:  # the next start could not read it
+                    raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(self._path))
+                self._replace(data)
             except BaseException:
                 self._is_written = False
                 raise
