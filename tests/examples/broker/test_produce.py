@@ -55,7 +55,7 @@ def test_batches_that_wait_for_the_store_are_bounded(
             nonlocal held
             held += sum(len(each.body) + 1_024 for each in messages)
             await go_on.wait()
-            return await put(messages[:1]) * len(messages)  # type: ignore[operator]
+            return list(await put(messages[:1])) * len(messages)
 
         schedule = Schedule(DelayLevels("1s"), lambda: 0)
         sends = Sends(storage, schedule, Topics(storage), Queries(storage), HOST)

@@ -157,16 +157,17 @@ def test_a_group_that_begins_twice_at_once_goes_on_where_the_first_is(
 ) -> None:
     async def body(bench: Bench) -> None:
         await bench.put("a", "b")
-        call, late = bench.storage.call, asyncio.Event()
+        call, asked, late = bench.storage.call, asyncio.Event(), asyncio.Event()
 
         async def call_late(*arguments: Any, **named: Any) -> Any:
             found = await call(*arguments, **named)
+            asked.set()
             await late.wait()
             return found
 
         monkeypatch.setattr(bench.storage, "call", call_late)
         second = asyncio.create_task(bench.take())
-        await asyncio.sleep(0)  # it asks for the oldest message
+        await asked.wait()
         monkeypatch.undo()
         assert bench.ack(*await bench.take()) == [True, True]
         late.set()
