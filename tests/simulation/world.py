@@ -139,6 +139,7 @@ ONE_TIER: Final = ONE_HISTORY | {
     "stream",
     LOAD,
     ADOPT,
+    MOVE,
     HISTORIES,
 }
 """Those who would have to be told that the tier is older than it was."""
