@@ -124,10 +124,10 @@ def test_bytes_that_changed_are_not_read_and_not_sealed(size: int) -> None:
     process = bucket.process()
     segment = process.open(PATH, LOG, 0)
     segment.write(0, b"first")
-    segment.write(5, bytes(size - 6) + b"!")
+    segment.write(5, bytes(size - 11) + b"marked")
     with bucket.objects.guard:
         for key, (data, facts) in bucket.objects.held.items():
-            bucket.objects.held[key] = data.replace(bytes(5) + b"!", bytes(5) + b"?"), facts
+            bucket.objects.held[key] = data.replace(b"marked", b"harmed"), facts
     for again in (segment, bucket.process().open(PATH, LOG, 0)):
         with pytest.raises(SegmentCorruptError, match="checksum"):
             again.read(0, size)
