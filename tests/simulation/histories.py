@@ -20,6 +20,7 @@ from tests.simulation.acts import QUEUES, a_message, a_put, written_tier
 from tests.simulation.adoptions import OLD
 from tests.simulation.loads import LOADED
 from tests.simulation.model import DOUBTFUL, GONE, HIDDEN, SENT, STORED, Model, Put, decoded
+from tests.simulation.moves import FORMER
 from tieredstore.access.audit import AuditKind
 from tieredstore.access.queue_upload import (
     STOPPED_QUEUE,
@@ -82,7 +83,9 @@ class Elsewhere(Model):
     unclear_from: dict[QueueKey, int] = field(default_factory=dict)
     """From there on the tier may have what no put has returned yet."""
     past: dict[str, int] = field(default_factory=dict)
-    is_late: bool = False  # a published catalogue, and so a new picture, may be old
+    is_late: bool = False
+    """A new picture may be old: a published catalogue may, and one who read when the tier moved may
+    still see the former place."""
 
     def required(self, queue: QueueKey) -> set[int]:
         if queue not in self.sure:
@@ -183,7 +186,7 @@ class Histories:
             sure={queue: side.sure for queue, side in sides.items()},
             unclear_from=unclear,
             past=self.past,
-            is_late=self.world.is_posix,
+            is_late=self.world.is_posix or self.world.place != FORMER,
         )
 
     def _turn(self, topic: str) -> int:
