@@ -12,7 +12,7 @@ import pytest
 from tests.access.tiered_kit import Broker, numbers, time_of
 from tieredstore.access.reader import TieredReader
 from tieredstore.access.wiring import catalogue_to_read
-from tieredstore.model.errors import SegmentCorruptError, SegmentNotFoundError
+from tieredstore.model.errors import MetadataError, SegmentCorruptError, SegmentNotFoundError
 from tieredstore.model.messages import GetResult
 from tieredstore.model.values import GetStatus, QueueKey, SegmentType
 from tieredstore.testing.samples import TOPIC
@@ -167,3 +167,19 @@ def test_damage_is_damage_after_another_look_too(expiring: tuple[Broker, TieredR
                 reader.get_message(TOPIC, 0, 0)
         with pytest.raises((SegmentCorruptError, SegmentNotFoundError)):
             list(reader.messages(TOPIC, 0))
+
+
+def test_nothing_is_called_damage_by_a_catalogue_that_cannot_be_read_again(
+    expiring: tuple[Broker, TieredReader],
+) -> None:
+    """What seems lost may only have expired, or its topic may be deleted."""
+    broker, reader = expiring
+    broker.store.delete_topics(["Gone"])
+    broker.store.shutdown()
+    for path in Path(broker.config.catalogue_path).parent.glob("tieredStoreMetadata.json*"):
+        path.unlink()  # with the disk of the broker
+    if reader.catalogue.copy:  # it does not lie on that disk
+        assert reader.get_message("Gone", 0, 0).status is GetStatus.NO_MATCHED_LOGIC_QUEUE
+        return
+    with pytest.raises(MetadataError):
+        reader.get_message("Gone", 0, 0)

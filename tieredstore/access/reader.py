@@ -27,6 +27,7 @@ from tieredstore.index.watermarks import IndexCoverage, QueueId, index_coverage,
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import (
     BackendUnavailableError,
+    MetadataError,
     OffsetOutOfRangeError,
     SegmentCorruptError,
     SegmentNotFoundError,
@@ -596,7 +597,8 @@ def retry_after_refresh(
 
     An outdated catalogue names segments that have expired since: that is no damage. Real damage
     stays, and its error is raised, no later than after LOOKS_MAX refreshes: a writer may change the
-    state all the time. If the backend cannot be reached for a refresh, that is the error.
+    state all the time. If the backend cannot be reached for a refresh, or the catalogue cannot be
+    read, that is the error.
     """
     for _ in range(LOOKS_MAX):
         before = state()
@@ -605,8 +607,8 @@ def retry_after_refresh(
         except _MISSING as error:
             try:
                 refresh()
-            except BackendUnavailableError as unknown:
-                raise unknown from error
+            except (BackendUnavailableError, MetadataError) as unknown:
+                raise unknown from error  # it may only have gone
             except TieredStoreError:
                 pass  # the first error says more
             if state() == before:
