@@ -441,6 +441,21 @@ def test_a_queue_of_one_message_need_not_wait_until_a_busy_one_is_read(
     assert ends[QueueKey("quiet", 0)] == 8
 
 
+@pytest.mark.parametrize("size", [60.0, 5_000.0])  # of a message of the second queue
+def test_under_both_limits_no_queue_waits_for_ever(size: float) -> None:
+    first, second = QueueKey("a", 0), QueueKey("b", 0)
+    starts, ends = {first: 0, second: 0}, {first: 20, second: 50}
+    for _ in range(100):
+        backlogs = {
+            first: Backlog(start=starts[first], end=ends[first], bytes_each=5.0),
+            second: Backlog(start=starts[second], end=ends[second], bytes_each=size),
+        }
+        starts = advanced(backlogs, count_max=1, bytes_max=100)
+        ends = {key: end + 1 for key, end in ends.items()}
+    assert starts[first] > 0
+    assert starts[second] > 0
+
+
 @given(
     st.dictionaries(KEYS, st.integers(0, 2**62)),
     st.dictionaries(st.sampled_from("abcd"), st.integers(0, 2**31)),

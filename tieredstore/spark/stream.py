@@ -315,7 +315,7 @@ def advanced(
     if bytes_max is not None:
         counts = _within(backlogs, bytes_max)
     if count_max is not None:
-        counts = _shared(counts, max(1, count_max))
+        counts = _shared(counts, backlogs, max(1, count_max))
     return {key: backlogs[key].start + counts[key] for key in backlogs}
 
 
@@ -345,14 +345,16 @@ def _within(backlogs: Mapping[QueueKey, Backlog], bytes_max: int) -> dict[QueueK
     return found
 
 
-def _shared(counts: Mapping[QueueKey, int], limit: int) -> dict[QueueKey, int]:
+def _shared(
+    counts: Mapping[QueueKey, int], backlogs: Mapping[QueueKey, Backlog], limit: int
+) -> dict[QueueKey, int]:
     total = sum(counts.values())
     if total <= limit:
         return dict(counts)
     shares = {key: count * limit // total for key, count in counts.items()}
     left = limit - sum(shares.values())
     # First queues that got nothing, and among them those with the largest backlogs.
-    hungry = sorted(counts, key=lambda key: (shares[key] > 0, -counts[key], key))
+    hungry = sorted(counts, key=lambda key: (shares[key] > 0, -backlogs[key].count, key))
     for key in hungry:
         if not left:
             break
