@@ -37,7 +37,7 @@ class Delays:
 
     `config/delayOffset.json` says which were delivered. It is written once a round: after a crash
     the last round's messages may come twice; none is lost. Queue units say when each is due.
-    A backup is only read if the file, which RocketMQ may have written, cannot be used.
+    A backup, which only RocketMQ writes, is read if the file is missing or cannot be used.
     """
 
     def __init__(
@@ -46,6 +46,7 @@ class Delays:
         self._storage = storage
         self._schedule = schedule
         self._path = folder / "delayOffset.json"
+        self._backup = folder / "delayOffset.json.bak"
         self._clock_ms = clock_ms
         self._waiting: dict[int, int] = {}  # by level: log offset of the first message that waits
         self._offsets: dict[int, int] = {}  # by level: of the first message not delivered
@@ -68,18 +69,7 @@ class Delays:
         """
         queues = self._storage.store.queues()
         self._levels |= {key.queue_id + 1 for key in queues if key.topic == SCHEDULE}
-        try:
-            told = self._read(self._path)
-        except FileNotFoundError:
-            return
-        except (AttributeError, TypeError, ValueError) as error:
-            # RocketMQ, whose disk is full, leaves an empty file, and the one before as its backup.
-            backup = self._path.with_name(f"{self._path.name}.bak")
-            try:
-                told = self._read(backup)
-            except (OSError, AttributeError, TypeError, ValueError):
-                raise InvalidConfigError(f"{self._path}: cannot be used: {error!s:.200}") from error
-            log.error("%s: cannot be used, so its backup is: %s", self._path, error)
+        told = self._told()
         end = self._storage.store.max_offset
         self._offsets = {
             level: min(offset, end(SCHEDULE, level - 1) or 0) for level, offset in told.items()
@@ -114,6 +104,25 @@ class Delays:
         if not self._over.is_set():  # else some that are due may be left in the log
             self._needed_from = min([seen_to, *self._waiting.values()])
 
+    def _told(self) -> dict[int, int]:
+        """What the file says, or its backup; nothing if there is neither."""
+        failure: InvalidConfigError | None = None
+        for path in (self._path, self._backup):
+            try:
+                told = self._read(path)
+            except FileNotFoundError:
+                continue
+            except (AttributeError, TypeError, ValueError) as error:
+                # RocketMQ, whose disk is full, leaves an empty file, and the one before as backup.
+                failure = failure or InvalidConfigError(f"{path}: cannot be used: {error!s:.200}")
+                continue
+            if path != self._path:
+                log.error("%s: its backup is used: %s", self._path, failure or "it is missing")
+            return told
+        if failure is not None:
+            raise failure
+        return {}
+
     def _read(self, path: Path) -> dict[int, int]:
         kept: Any = fastjson.decode(path.read_bytes()).get("offsetTable", {})
         return {int(level): int(offset) for level, offset in kept.items()}
@@ -121,6 +130,7 @@ class Delays:
     def _keep(self, offsets: dict[int, int]) -> None:
         make_directories(self._path.parent)
         write_atomically(self._path, [fastjson.encode({"offsetTable": offsets})])
+        self._backup.unlink(missing_ok=True)  # it would deliver again what came since
 
     async def _deliver(self, level: int) -> None:
         """Store what is due."""

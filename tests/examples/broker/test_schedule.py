@@ -340,6 +340,32 @@ def test_a_file_that_java_left_unfinished_is_read_from_its_backup(
         assert asyncio.run(come(storage, schedule, kept.parent, 1)) == [b"b"]
 
 
+def test_a_backup_of_java_is_read_without_its_file_and_never_later(tmp_path: Path) -> None:
+    config = LocalConfig(store_path=str(tmp_path))
+    tier = StoreConfig(store_path=str(tmp_path), provider="memory")
+    schedule = Schedule(LEVELS, Clock())
+    kept = tmp_path / "config" / "delayOffset.json"
+    kept.parent.mkdir(exist_ok=True)
+    kept.with_name("delayOffset.json.bak").write_bytes(b'{"offsetTable":{1:1}}')
+    waiting = [replace(schedule.place(made(DELAY="1")), body=body) for body in (b"a", b"b")]
+
+    async def deliver(storage: Storage) -> None:
+        await storage.put(waiting)
+        delays = Delays(storage, schedule, kept.parent, lambda: 2**62)
+        delays.load()
+        running = asyncio.create_task(delays.run())
+        await asyncio.wait_for(until(lambda: bool(storage.store.max_offset("T", 3))), 30)
+        delays.end()
+        await asyncio.wait_for(running, 30)
+        assert storage.store.max_offset("T", 3) == 1  # not from the beginning
+
+    with storage_of(config, tier) as storage:
+        asyncio.run(deliver(storage))
+        kept.write_bytes(b"")
+        with pytest.raises(InvalidConfigError, match="cannot be used"):
+            Delays(storage, schedule, kept.parent, Clock()).load()
+
+
 def text_of(file: Path) -> str:
     return file.read_text(encoding="ascii") if file.exists() else ""
 
