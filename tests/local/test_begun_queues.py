@@ -5,9 +5,12 @@ Whatever stops the store, no queue offset is given twice and no earlier message 
 
 from __future__ import annotations
 
+import errno
 import random
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,10 +19,12 @@ from tests.local.store_audit import a_config, check_agreement, crash, opened, pa
 from tieredstore.codec.message import decode_message
 from tieredstore.codec.record import RECORD_BYTES_MIN
 from tieredstore.driver.runtime import Runtime
+from tieredstore.local import consume_queues
 from tieredstore.local.commit_log import SKIPPED_FILES_MAX
 from tieredstore.local.consume_queues import BEGUN_FILE
 from tieredstore.local.reader import LocalReader
 from tieredstore.local.record_scan import DAY_MS
+from tieredstore.local.side_file import write_document
 from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.errors import (
     BackendRefusedError,
@@ -340,6 +345,34 @@ def test_a_deleted_topic_is_begun_no_more(tmp_path: Path) -> None:
     store.begin_queues({KEY: 9}, log_offset=0)
     store.shutdown()
     assert opened(tmp_path).max_offset(*KEY) == 9
+
+
+def test_a_deletion_that_cannot_forget_the_begin_leaves_no_messages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = loaded(tmp_path)
+    begin(store)
+    store.start()
+    for _ in range(3):
+        put(store)
+
+    def refuse(path: Path, document: Mapping[str, Any]) -> None:
+        if path.name == BEGUN_FILE:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_document(path, document)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(consume_queues, "write_document", refuse)
+        with pytest.raises(BackendRefusedError, match="No space"):
+            store.delete_topics([TOPIC])
+    assert store.min_offset(*KEY) == store.max_offset(*KEY) == NUMBER + 3
+    assert put(store) == NUMBER + 3
+    crash(store)
+    store = opened(tmp_path)
+    assert numbers(store) == [NUMBER + 3]
+    assert not store.query_message(TOPIC, f"key-{NUMBER}").messages
+    assert store.delete_topics([TOPIC]) == 1
+    assert put(store) == 0
 
 
 def test_a_damaged_file_of_begun_queues_keeps_the_store_from_opening(tmp_path: Path) -> None:

@@ -322,8 +322,8 @@ class LocalStore:
         if not topics:
             return []
         self.deleted.mark(topics, self.log.max_offset)
-        self.begun.forget(topics)
         try:
+            self.begun.forget(topics)
             return self.queues.delete_topics(topics)
         except BaseException:
             self.queues.pass_deleted(self.deleted)
