@@ -10,7 +10,7 @@ from unittest.mock import Mock, create_autospec
 import pytest
 
 from tests.local.store_audit import opened
-from tieredstore.access.health import LocalDamage
+from tieredstore.access.health import DAMAGES_SHOWN_MAX, LocalDamage
 from tieredstore.access.store import TieredMessageStore
 from tieredstore.access.wiring import load_plugins
 from tieredstore.driver.message_store import AbstractPluginMessageStore, MessageStore
@@ -111,6 +111,25 @@ def test_damage_and_lost_ends_of_the_store_are_known_through_a_plugin(tmp_path: 
     assert plugin.lost_ends == Damaged.lost_ends
     plain = Silent(ListMessageStore(runtime), config)
     assert (plain.damages, plain.lost_ends) == ((), {})
+
+
+def test_many_mended_places_hide_no_damage(tmp_path: Path) -> None:
+    lost = LocalDamage(path="log", position=7, reason="all puts are refused", mended=False)
+    mended = LocalDamage(path="queue", position=0, reason="a flipped bit", mended=True)
+
+    class Damaged(ListMessageStore):
+        damages = (*[mended] * DAMAGES_SHOWN_MAX, lost)
+
+    runtime = Runtime.inline()
+    config = StoreConfig(store_path=str(tmp_path))
+    provider = MemoryProvider(runtime)
+    store = TieredMessageStore(Damaged(runtime), config, runtime=runtime, provider=provider)
+    store.load()
+    health = store.health()
+    assert not health.ok
+    assert health.local_damages[0] == lost
+    assert len(health.local_damages) == DAMAGES_SHOWN_MAX
+    store.shutdown()
 
 
 class Forwarding:

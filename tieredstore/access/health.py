@@ -177,6 +177,7 @@ def health_of(
     """The current health, from memory, without a request to the backend."""
     refused = refused or {}
     upload = dispatcher.health()
+    damages: Sequence[Any] = getattr(next_store, "damages", ())
     failing = {**sealing.failing, **retention.errors, **upload.failing}
     files = {file.key: file for file in tier.files.files()}
     keys = {*files, *refused, *upload.stopped, *upload.failing, *upload.lost, *upload.not_indexed}
@@ -212,8 +213,8 @@ def health_of(
                 reason=damage.reason,
                 mended=damage.mended,
             )
-            # A broker's store may have `damages`, as this project's does; only the first are shown.
-            for damage in getattr(next_store, "damages", ())[:DAMAGES_SHOWN_MAX]
+            # A broker's store may have `damages`, as this project's does; not all may be shown.
+            for damage in sorted(damages, key=lambda each: bool(each.mended))[:DAMAGES_SHOWN_MAX]
         ),
     )
 
