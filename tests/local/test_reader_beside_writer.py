@@ -222,6 +222,32 @@ def test_a_topic_that_the_writer_deleted_and_made_again_is_no_damage(
     assert answer.complete
 
 
+def test_a_deletion_that_one_thread_has_just_seen_is_no_damage_to_another(
+    writer: LocalMessageStore, reader: LocalReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pass_deleted = ConsumeQueues.pass_deleted
+    sees, others = threading.Event(), threading.Event()
+
+    def pass_slowly(*args: Any) -> None:
+        sees.set()
+        others.wait(0.5)
+        pass_deleted(*args)
+
+    unmap(reader)
+    writer.delete_topics([TOPIC])
+    writer.put_message(a_message(1_000))
+    writer.flush()
+    monkeypatch.setattr(ConsumeQueues, "pass_deleted", pass_slowly)
+    first = threading.Thread(target=reader.min_offset, args=(TOPIC, 0))
+    first.start()
+    try:
+        assert sees.wait(10)
+        assert reader.get_message(TOPIC, 0, 5).status is GetStatus.OFFSET_TOO_SMALL
+    finally:
+        others.set()
+        first.join()
+
+
 def test_a_file_that_is_missing_between_others_is_still_damage(
     writer: LocalMessageStore, reader: LocalReader
 ) -> None:

@@ -408,7 +408,7 @@ class DeletedTopics:
 
     def load(self) -> None:
         """Read the file. Raises MetadataError if damaged: topics must not come back unnoticed."""
-        self._known = self._now()
+        known = self._now()  # first: it may be replaced while it is read
         try:
             topics = read_document(self._path, names=_NAMES)["topics"]
             self._ends = {topic: whole(end) for topic, end in topics.items()}
@@ -417,6 +417,7 @@ class DeletedTopics:
         except MALFORMED as error:
             reason = "damaged; without it deleted topics would come back"
             raise MetadataError(str(self._path), reason) from error
+        self._known = known
 
     def load_again(self) -> bool:
         """Read the file if another process has replaced it since; returns whether it has."""

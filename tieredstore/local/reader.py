@@ -68,6 +68,7 @@ class LocalReader(StoreReads):
         super().__init__(config)
         self._runtime = Runtime.inline()
         self._facts: RecoveryReport | None = None
+        self._looking = threading.Lock()  # at what was deleted: no read goes on with half of it
 
     @classmethod
     def open(
@@ -141,7 +142,7 @@ class LocalReader(StoreReads):
 
     def _loaded(self) -> LocalStore:
         parts = super()._loaded()
-        with refused_by_system(self._config.store_path, "read"):
+        with refused_by_system(self._config.store_path, "read"), self._looking:
             if parts.deleted.load_again():
                 parts.queues.pass_deleted(parts.deleted)
         return parts
