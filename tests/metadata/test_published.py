@@ -481,6 +481,22 @@ def test_refresh_shows_the_newest_and_costs_one_listing_where_there_is_none(
     assert store.facts.generation == 7
 
 
+def check_goes_on_at_four(
+    folder: Path, objects: MemoryObjects, reader: PublishedMetadataStore, size: int
+) -> None:
+    """Delete all that was published: what comes next is newer, to a reader that is open too."""
+    for key in objects.held_keys(".catalog/"):
+        del objects.held[key]
+    again = Process(folder, objects)
+    again.grow(size)
+    assert again.publisher.publish() == 4
+    again.close()
+    reader.refresh()
+    row = reader.segment(f"{BROKER}/topic/0", SegmentType.COMMIT_LOG, 0)
+    assert row is not None
+    assert row.size == size
+
+
 def test_a_reader_finds_the_newest_though_all_were_deleted_meanwhile(
     folder: Path, objects: MemoryObjects
 ) -> None:
@@ -491,16 +507,7 @@ def test_a_reader_finds_the_newest_though_all_were_deleted_meanwhile(
     first.close()
     reader = published(objects)
     assert reader is not None
-    for key in objects.held_keys(".catalog/"):
-        del objects.held[key]
-    again = Process(folder, objects)
-    again.grow(400)
-    assert again.publisher.publish() == 4
-    again.close()
-    reader.refresh()
-    row = reader.segment(f"{BROKER}/topic/0", SegmentType.COMMIT_LOG, 0)
-    assert row is not None
-    assert row.size == 400
+    check_goes_on_at_four(folder, objects, reader, 400)
 
 
 def test_a_reader_finds_the_newest_though_the_writer_died_and_all_were_deleted(
@@ -522,16 +529,7 @@ def test_a_reader_finds_the_newest_though_the_writer_died_and_all_were_deleted(
         with pytest.raises(BackendUnavailableError):
             first.publisher.publish()
     first.close()
-    for key in objects.held_keys(".catalog/"):
-        del objects.held[key]
-    again = Process(folder, objects)
-    again.grow(500)
-    assert again.publisher.publish() == 4
-    again.close()
-    reader.refresh()
-    row = reader.segment(f"{BROKER}/topic/0", SegmentType.COMMIT_LOG, 0)
-    assert row is not None
-    assert row.size == 500
+    check_goes_on_at_four(folder, objects, reader, 500)
 
 
 def test_one_that_is_replaced_between_listing_and_reading_is_looked_for_again(
