@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 import pyarrow as pa
@@ -11,9 +12,16 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from tieredstore.access.audit import AuditReport, audit
 from tieredstore.access.reader import TieredReader
-from tieredstore.access.rebuild import RebuildReport, rebuild
-from tieredstore.access.wiring import open_tier
+from tieredstore.access.rebuild import RebuildReport, rebuild, rebuild_beside_published
+from tieredstore.access.wiring import (
+    open_tier,
+    provider_of,
+    published_catalogue,
+    publisher_of,
+    written_catalogue,
+)
 from tieredstore.codec.message import StoredMessage, decode_message
+from tieredstore.driver.metrics import NoMetrics
 from tieredstore.driver.runtime import Runtime, SystemClock
 from tieredstore.jobs import worker
 from tieredstore.jobs.load import begin_load, commit_load
@@ -139,6 +147,23 @@ def lose_the_log(config: StoreConfig) -> None:
 def rebuilt(config: StoreConfig) -> RebuildReport:
     with owned_tier(config, threads=1) as tier:
         return rebuild(tier.metadata, tier.provider, config, tier.runtime, takes_in=True)
+
+
+def recovered(config: StoreConfig) -> RebuildReport:
+    """Lose the broker's disk, and make its catalogue again from what is published."""
+    shutil.rmtree(config.store_path)
+    worker._PARTS.providers.clear()
+    runtime = Runtime.inline()
+    with ExitStack() as opened:
+        provider = opened.enter_context(closing(provider_of(config, runtime, NoMetrics())))
+        catalogue, _ = opened.enter_context(written_catalogue(config, runtime, provider))
+        publisher = publisher_of(config, provider, catalogue)
+        assert publisher is not None
+        return rebuild_beside_published(
+            *(catalogue, provider, config, runtime),
+            publisher=publisher,
+            published=lambda: published_catalogue(config, provider),
+        )
 
 
 def report_of(config: StoreConfig) -> AuditReport:

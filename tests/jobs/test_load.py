@@ -31,6 +31,7 @@ from tests.jobs.load_kit import (
     names_of,
     open_tier_of,
     rebuilt,
+    recovered,
     report_of,
     rows_of,
     staged,
@@ -65,12 +66,14 @@ from tieredstore.jobs.load_records import (
     encode_batch,
 )
 from tieredstore.jobs.load_segments import StagedPart, Stager
-from tieredstore.jobs.worker import OwnedTier, worker_scratch
+from tieredstore.jobs.worker import OwnedTier, owned_tier, worker_scratch
 from tieredstore.metadata.journal import JournalFile
 from tieredstore.metadata.json_store import JsonMetadataStore
+from tieredstore.metadata.published import CataloguePublisher
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import (
     BackendRefusedError,
+    BackendUnavailableError,
     CatalogueLockedError,
     FencedError,
     InvalidConfigError,
@@ -81,7 +84,7 @@ from tieredstore.model.messages import LOOPBACK
 from tieredstore.model.values import Host, QueueKey, SegmentType
 from tieredstore.providers.fsspec import FsspecClient
 from tieredstore.providers.object_provider import ObjectProvider, ObjectScratch
-from tieredstore.providers.posix import PosixProvider
+from tieredstore.providers.posix import PosixFileSegment, PosixProvider
 from tieredstore.testing.faults import SimulatedCrash
 
 A, B, C = QueueKey("orders", 0), QueueKey("orders", 3), QueueKey("größe", 1)
@@ -314,6 +317,79 @@ def test_a_queue_that_has_expired_goes_on_behind_a_load_that_died(
     assert [body.decode() for _, body in found] == names_of(A, range(20, 30))
     assert report_of(config).findings == ()
     assert_found(config, {A: range(20, 30)})
+
+
+def test_what_follows_a_load_that_died_is_kept_though_the_disk_is_lost_before_it_is_published(
+    config: StoreConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is published must not name, as to be deleted, what has these names since."""
+    loaded(config, [[rows_of(A, range(20))]])
+    died_after_adopting(config, [[rows_of(A, range(20, 30)), rows_of(B, range(5))]], monkeypatch)
+    with monkeypatch.context() as patch:
+        patch.setattr(OwnedTier, "settle", lambda tier, folder: None)
+        loaded(config, [[rows_of(A, range(20, 40)), rows_of(B, range(9))]], run_id="again")
+    assert not recovered(config).problems
+    with open_tier_of(config) as parts:
+        delete_pending(parts.provider, parts.metadata)
+    assert bodies(config, A) == names_of(A, range(40))
+    assert bodies(config, B) == names_of(B, range(9))
+    assert_found(config, {A: range(40), B: range(9)})
+
+
+def test_what_a_broker_adds_behind_a_load_that_died_is_kept_though_the_disk_is_lost(
+    config: StoreConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded(config, [[rows_of(A, range(20))]])
+    died_after_adopting(config, [[rows_of(A, range(20, 30))]], monkeypatch)
+    with owned_tier(config, threads=1) as tier:
+        tier.delete_pending()
+    with monkeypatch.context() as patch:
+        patch.setattr(CataloguePublisher, "publish", lambda publisher: None)
+        with open_tier_of(config) as parts:
+            file = parts.files.get(A)
+            file.log.roll()
+            file.queue.roll()
+        WrittenTier(config=config, start_ms=LOADED_MS, ends={A: 20}).add(*A, 5)
+    assert not recovered(config).problems
+    with open_tier_of(config) as parts:
+        delete_pending(parts.provider, parts.metadata)
+        assert parts.files.get(A).commit_offset == 25
+
+
+def test_a_broker_waits_until_what_a_load_left_at_its_place_is_deleted(
+    config: StoreConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded(config, [[rows_of(A, range(20))]])
+    died_after_adopting(config, [[rows_of(A, range(20, 30))]], monkeypatch)
+    with monkeypatch.context() as patch:
+        patch.setattr(PosixFileSegment, "delete", is_away)
+        with open_tier_of(config) as parts:
+            file = parts.files.get(A)
+            with pytest.raises(BackendUnavailableError, match="an older segment"):
+                file.log.roll()
+    with open_tier_of(config) as parts:
+        delete_pending(parts.provider, parts.metadata)
+        parts.files.get(A).log.roll()
+
+
+def is_away(segment: PosixFileSegment) -> None:
+    raise BackendUnavailableError(segment.path, "delete", "it is away")
+
+
+def died_after_adopting(
+    config: StoreConfig, partitions: list[list[pa.RecordBatch]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A load whose segments are in their places, and in no catalogue."""
+    adopt = PosixProvider.adopt
+
+    def dies(self: PosixProvider, *what: Any) -> bool:
+        adopt(self, *what)
+        return dying_adoption(self, *what)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PosixProvider, "adopt", dies)
+        with pytest.raises(MetadataError, match="died"):
+            loaded(config, partitions, run_id="dies")
 
 
 def test_the_log_of_a_queue_that_was_given_up_goes_on_behind_the_old_one(

@@ -50,7 +50,7 @@ from tieredstore.driver.message_store import MessageStore
 from tieredstore.driver.metadata import MetadataStore
 from tieredstore.driver.provider import SegmentProvider
 from tieredstore.driver.runtime import Runtime
-from tieredstore.flat.append_file import DELETION_NOTE, deletion_key
+from tieredstore.flat.append_file import deletion_key, marks
 from tieredstore.flat.fetched import FETCHED_MAX, FetchedMessages
 from tieredstore.flat.message_file import FlatMessageFile
 from tieredstore.flat.reading import ByteSource
@@ -213,7 +213,7 @@ def unnamed_ends(
     There are such queues if the catalogue is older than the tier. Segments marked for deletion do
     not count. Also empty if the provider cannot be asked now.
     """
-    going = metadata.notes(DELETION_NOTE)  # before the listing: bytes are deleted before their note
+    going = marks(metadata)  # before the listing: bytes are deleted before their note
     ends: dict[QueueKey, int] = {}
     try:
         for found in provider.list(broker):

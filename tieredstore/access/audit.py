@@ -176,16 +176,14 @@ class TierFacts:
     def gather(cls, metadata: MetadataStore, provider: SegmentProvider, broker: str) -> TierFacts:
         metadata.refresh()
         before = {_key(row): row.create_timestamp for row in _rows(metadata, broker)}
-        going = set(metadata.notes(append_file.DELETION_NOTE))
+        going = set(append_file.marks(metadata))
         provider.refresh()
         sizes = {
             (found.path, found.type, found.base): found.size for found in provider.list(broker)
         }
         metadata.refresh()
         rows = _rows(metadata, broker)
-        notes = tuple(
-            key for key in metadata.notes(append_file.DELETION_NOTE) if key.startswith(f"{broker}/")
-        )
+        notes = [key for key in append_file.marks(metadata) if key.startswith(f"{broker}/")]
         going.update(notes)
         short = [
             row
@@ -702,7 +700,7 @@ class _Repair:
     # Each step returns why it failed, or an empty text.
 
     def _finish(self, finding: Finding) -> str:
-        is_left = finding.where in self._metadata.notes(append_file.DELETION_NOTE)
+        is_left = finding.where in append_file.marks(self._metadata)
         return "the backend has not deleted it" if is_left else ""
 
     def _delete(self, finding: Finding) -> str:

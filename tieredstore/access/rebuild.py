@@ -150,7 +150,7 @@ def rebuild(
     taken = provider.take_in(config.broker_name) if takes_in else TakenIn()
     restored, known = ([], metadata) if known is None else (_without_decisions(known), known)
     below = f"{config.broker_name}/"
-    going = known.notes(append_file.DELETION_NOTE)
+    going = append_file.marks(known)
     listed = [
         segment
         for segment in provider.list(config.broker_name)

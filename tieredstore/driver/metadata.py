@@ -17,6 +17,13 @@ LINEAGE: Final = "published"
 """The kind of the notes, one a broker, in which a writer keeps what it has published. They are
 not published themselves."""
 
+ANNOUNCED: Final = "announced"
+"""The kind of the notes that name segments which a job is about to make, and no reader knows yet.
+They are not published: their names are used again without any word to readers elsewhere, and a
+broker that restored a lost catalogue from such a note would delete what then has the name."""
+
+UNPUBLISHED: Final = frozenset({LINEAGE, ANNOUNCED})
+"""The kinds of the notes that concern only the writer's own catalogue."""
 
 LOG: Final = "log"
 """The source of a catalogue that the provider keeps with the bytes. Opened to be read only, it is

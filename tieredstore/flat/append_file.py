@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeAlias, TypedDict, Unpack
 
 from tieredstore.driver.metadata import (
+    ANNOUNCED,
     Change,
     DeleteNote,
     DeleteSegment,
@@ -36,11 +37,12 @@ from tieredstore.model.errors import (
     TieredStoreError,
 )
 from tieredstore.model.printable import log_of
-from tieredstore.model.values import AppendStatus, SegmentRecord, SegmentType
+from tieredstore.model.values import AppendStatus, Json, SegmentRecord, SegmentType
 
 log = log_of(__name__)
 
 DELETION_NOTE: Final = "doomed"  # the kind of note as it stands in catalogues
+MARKS: Final = (DELETION_NOTE, ANNOUNCED)
 WAIT_SECONDS: Final = 5.0  # for another thread that deletes bytes of the same queue
 
 
@@ -206,9 +208,14 @@ class FlatAppendFile:
             self._write_behind(segments[-1])
 
     def record_of_new(self, base: int) -> SegmentRecord:
-        """The row of a new segment at `base`. Put it into the catalogue, then `adopt` it."""
+        """The row of a new segment at `base`. Put it into the catalogue, then `adopt` it.
+
+        BackendUnavailableError if an older segment of that name is still to be deleted.
+        """
         if self._segments and base < self._segments[-1].end:
             raise ValueError(f"{self.path}: a segment at {base} would hide what is committed")
+        if is_marked(self._metadata, (self.path, self.type, base)):
+            raise BackendUnavailableError(self.path, "create", "an older segment is still there")
         return SegmentRecord(
             path=self.path,
             type=self.type,
@@ -507,9 +514,8 @@ class PendingDeletions:
         done: list[Change] = []
         is_reached = True
         for path, kind, base in keys:
-            note = deletion_key(path, kind, base)
             # Look again: the segment may be deleted by now, and a new one have its key.
-            if self._metadata.note(DELETION_NOTE, note) is None:
+            if not is_marked(self._metadata, (path, kind, base)):
                 continue
             if is_stopped():
                 break
@@ -519,7 +525,9 @@ class PendingDeletions:
                         continue
                     with self._provider.open(path, kind, base) as segment:
                         segment.delete()
-                done.append(DeleteNote(DELETION_NOTE, note))
+                note = deletion_key(path, kind, base)
+                kinds = [kind for kind in MARKS if self._metadata.note(kind, note) is not None]
+                done += [DeleteNote(kind, note) for kind in kinds]
             except TieredStoreError as error:
                 log.warning("%s is no longer used but not deleted: %s", path, error)
                 if isinstance(error, (BackendUnavailableError, StoreClosedError)):
@@ -530,7 +538,7 @@ class PendingDeletions:
         return is_reached
 
     def _marked(self) -> Iterator[SegmentKey]:
-        for key in self._metadata.notes(DELETION_NOTE):
+        for key in marks(self._metadata):
             try:
                 path, type_name, base = key.rsplit("/", 2)
                 place = path, SegmentType[type_name], int(base)
@@ -571,6 +579,28 @@ def mark_for_deletion(rows: Iterable[SegmentRecord]) -> list[Change]:
 def unmark(rows: Iterable[SegmentRecord]) -> list[Change]:
     """Changes that remove the marks of segments whose bytes are gone."""
     return [DeleteNote(DELETION_NOTE, deletion_key(*row.key)) for row in rows]
+
+
+def announce(rows: Iterable[SegmentRecord]) -> list[Change]:
+    """Changes that mark the bytes of segments which do not exist yet; `installed` takes them back.
+    If neither happens, they are deleted like all marked ones."""
+    return [PutNote(ANNOUNCED, deletion_key(*row.key), row.create_timestamp) for row in rows]
+
+
+def installed(rows: Iterable[SegmentRecord]) -> list[Change]:
+    """Changes that make announced segments part of the catalogue."""
+    return [*map(Put, rows), *(DeleteNote(ANNOUNCED, deletion_key(*row.key)) for row in rows)]
+
+
+def marks(metadata: MetadataStore) -> dict[str, Json]:
+    """The marks of all segments whose bytes are to be deleted, by their keys."""
+    return {key: value for kind in MARKS for key, value in metadata.notes(kind).items()}
+
+
+def is_marked(metadata: MetadataStore, segment: SegmentKey) -> bool:
+    """Whether the bytes of this segment are to be deleted."""
+    key = deletion_key(*segment)
+    return any(metadata.note(kind, key) is not None for kind in MARKS)
 
 
 def delete_pending(

@@ -540,7 +540,7 @@ class _Commit:
             for key in plan.targets
             if metadata.queue(*key) is None
         ]
-        changes = [*new, *map(Put, rows), *append_file.unmark(rows)]
+        changes = [*new, *append_file.installed(rows)]
         for target in plan.targets.values():
             changes += append_file.mark_for_deletion(target.place)
         if self._load_id is not None:

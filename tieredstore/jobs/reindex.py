@@ -13,7 +13,7 @@ from tieredstore.access.reader import TieredReader
 from tieredstore.codec.checks import Buffer
 from tieredstore.codec.names import queue_path
 from tieredstore.codec.tiered_index import HEADER_BYTES, decode_header
-from tieredstore.driver.metadata import Change, Put
+from tieredstore.driver.metadata import Change
 from tieredstore.driver.provider import Scratch, StagedObject
 from tieredstore.driver.runtime import Clock
 from tieredstore.flat import append_file
@@ -420,8 +420,7 @@ def index_changes(
     config, now, marks = tier.config, tier.runtime.clock.now_ms(), tier.watermarks
     end = max([next_base(tier), *(row.end_offset for row in rows)])
     return [
-        *append_file.unmark(rows),
-        *map(Put, rows),
+        *append_file.installed(rows),
         marks.sizes(slot_count=config.index_slot_count, item_capacity=config.index_item_count),
         marks.end_at(end),
         *marks.moved(ends, dict.fromkeys(ends, now)),

@@ -284,6 +284,10 @@ class OwnedTier:
 
         MetadataError if one exists already: an old catalogue may not name it, and it may be data.
         """
+        if self.publisher is not None:
+            # What is published may still mark older segments of these names: whoever restored a
+            # lost catalogue from it would delete the new ones.
+            self.publisher.publish()
         for row in rows:
             with self.provider.open(*row.key) as segment:
                 try:
@@ -293,7 +297,7 @@ class OwnedTier:
                         self.metadata.facts.place,
                         f"it does not name {segment.path}, which is there: rebuild it first",
                     ) from error
-        self.metadata.apply(append_file.mark_for_deletion(rows))
+        self.metadata.apply(append_file.announce(rows))
 
     def _withdraw(self, paths: Sequence[str]) -> None:
         for path in paths:

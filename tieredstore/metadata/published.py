@@ -25,6 +25,7 @@ import msgspec
 from tieredstore.driver.metadata import (
     LINEAGE,
     PUBLISHED,
+    UNPUBLISHED,
     CatalogueFacts,
     Change,
     DeleteSegment,
@@ -93,7 +94,7 @@ def body_of(tables: Tables) -> bytes:
     notes = {
         kind: {key: msgspec.Raw(text) for key, text in of_kind.items()}
         for kind, of_kind in tables.notes.items()
-        if kind != LINEAGE
+        if kind not in UNPUBLISHED
     }
     catalogue = msgspec.json.encode(tables.document())
     return b'"catalogue":%s,"notes":%s' % (catalogue, msgspec.json.encode(notes))
