@@ -29,6 +29,10 @@ FORMER: Final = ""
 MOVED: Final = "moved"
 BUCKET: Final = "tests.simulation.world.SimProvider"
 TRIES_MAX: Final = 300
+FADES: Final = 0.98
+"""What is left of the odds of a fault after each try: an operator who needs many of them waits for
+better weather. Each try adds to the log that the next one reads, and a wait of a retry may take ten
+minutes here: with one fault in five requests a cut-over would never end."""
 
 
 class WatchedBucket:
@@ -66,6 +70,7 @@ def move_beside(outsider: Outsider) -> None:
         with suppress(*world.is_away, *world.expected):
             if move(world, outsider.config):
                 break
+        world.bucket.odds *= FADES
         outsider.runtime.clock.sleep(10)
     else:
         raise AssertionError("the tier cannot be moved")

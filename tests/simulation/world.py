@@ -49,6 +49,7 @@ from tests.simulation.local_rot import INDEX_SLOTS, LocalRot
 from tests.simulation.machines import Bucket, Disks, Machine, refuse_for_room
 from tests.simulation.model import SENT, Model, Put
 from tests.simulation.moves import (
+    FADES,
     FORMER,
     MOVED,
     TRIES_MAX,
@@ -872,6 +873,7 @@ class World:
             self.care_for(machine, MOVE, lambda config: is_over.append(call(config)))
             if any(is_over):
                 return
+            self.bucket.odds *= FADES
             self.scheduler.clock.sleep(10)
         raise AssertionError("the tier cannot be moved")
 
