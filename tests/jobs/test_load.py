@@ -85,6 +85,7 @@ from tieredstore.model.values import Host, QueueKey, SegmentType
 from tieredstore.providers.fsspec import FsspecClient
 from tieredstore.providers.object_provider import ObjectProvider, ObjectScratch
 from tieredstore.providers.posix import PosixFileSegment, PosixProvider
+from tieredstore.roundlog import upkeep
 from tieredstore.testing.faults import SimulatedCrash
 
 A, B, C = QueueKey("orders", 0), QueueKey("orders", 3), QueueKey("größe", 1)
@@ -913,6 +914,27 @@ def test_a_commit_in_a_bucket_adopts_what_tasks_wrote_and_reads_none_of_it(
     assert bodies(bucket, A) == names_of(A, range(90))
     assert_found(bucket, {A: range(90), B: range(40)})
     assert report_of(bucket).findings == ()
+
+
+def test_many_loads_into_a_bucket_that_no_broker_serves_read_no_long_log(
+    bucket: StoreConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeep, "STATE_EVERY", 8)
+    read: list[str] = []
+    inner = FsspecClient.get_range
+
+    def reading(client: FsspecClient, key: str, start: int, length: int) -> bytes:
+        read.append(key)
+        return inner(client, key, start, length)
+
+    monkeypatch.setattr(FsspecClient, "get_range", reading)
+    for number in range(12):
+        loaded(bucket, [[rows_of(A, range(number, number + 1))]], run_id=f"run-{number}")
+    read.clear()
+    loaded(bucket, [[rows_of(A, range(12, 13))]])
+    entries = {key for key in read if "/log/" in key}
+    assert 0 < len(entries) <= 8 + 4
+    assert bodies(bucket, A) == names_of(A, range(13))
 
 
 def test_two_loads_into_a_bucket_are_there_once_each(bucket: StoreConfig) -> None:

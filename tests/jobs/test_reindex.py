@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import random
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.flat.tiers import FaultyCatalogue, run_of
+from tests.jobs import faulty_tiers
 from tests.jobs.dying import LOADED, NEW, OLD, config_in, dying, load, reindexed
 from tests.jobs.job_kit import copy_of_golden, files, flipped
-from tests.jobs.load_kit import assert_found, open_tier_of, report_of
+from tests.jobs.load_kit import assert_found, loaded, open_tier_of, report_of, rows_of
 from tests.jobs.written_tier import WrittenTier, posix_config
 from tieredstore.access.reader import TieredReader
 from tieredstore.access.wiring import open_tier, published_catalogue
@@ -29,7 +31,7 @@ from tieredstore.driver.runtime import ManualClock, Runtime, SystemClock
 from tieredstore.index.contract import CommittedRun
 from tieredstore.index.keys import IndexColumns
 from tieredstore.index.store import IndexStore
-from tieredstore.jobs import key_runs
+from tieredstore.jobs import key_runs, worker
 from tieredstore.jobs.job import JobExit, JobReport, JobState, LocalEngine, run_job
 from tieredstore.jobs.key_runs import KeyRun, RunWriter, file_plans, in_order, merged, staged_runs
 from tieredstore.jobs.reindex import ReindexKeys, begin_timestamps, reindex
@@ -42,12 +44,13 @@ from tieredstore.model.errors import (
     InvalidConfigError,
     MetadataError,
     SegmentCorruptError,
+    TieredStoreError,
 )
 from tieredstore.model.messages import MessageRun
 from tieredstore.model.values import QueueKey, SegmentRecord, SegmentType
 from tieredstore.providers.memory import MemoryProvider
 from tieredstore.providers.posix import PosixFileSegment, PosixProvider
-from tieredstore.testing.faults import Faults
+from tieredstore.testing.faults import Fault, Faults
 from tieredstore.testing.samples import STORE_TIMESTAMP, a_record
 
 CLOCK = SystemClock()
@@ -89,6 +92,35 @@ def test_old_files_are_replaced_and_everything_is_found(config: StoreConfig) -> 
     assert report_of(config).findings == ()
     with open_tier_of(config) as parts:  # the index has nothing left to put
         assert parts.index.indexed_offset("other", parts.metadata.topic("other").topic_id, 7) == 40
+
+
+@pytest.mark.parametrize("fault", [Fault.BEFORE, Fault.AFTER])
+def test_of_a_bucket_a_request_that_fails_or_loses_its_reply_takes_no_key(
+    tmp_path: Path, fault: Fault
+) -> None:
+    """The change that names the new files may have taken effect when its reply is lost."""
+    bucket = tmp_path.name
+    config = posix_config(
+        tmp_path, provider="tests.jobs.faulty_tiers:StruckObjects", path="", bucket=bucket
+    )
+    loaded(config, [[rows_of(NEW, range(20))]])
+    held = dict(faulty_tiers.BUCKETS[bucket].held)
+
+    def struck(step: int) -> int:
+        faulty_tiers.BUCKETS[bucket].held = dict(held)
+        worker._PARTS.providers.clear()  # they know the log that was put back
+        faults = faulty_tiers.REQUEST_FAULTS[0] = Faults({step: fault})
+        with suppress(TieredStoreError):
+            run(config)
+        faulty_tiers.REQUEST_FAULTS[0] = Faults()
+        worker._PARTS.providers.clear()
+        assert not report_of(config).damage
+        assert_found(config, {NEW: range(20)}, samples=3)
+        return faults.steps
+
+    for step in range(struck(-1)):
+        struck(step)
+    del faulty_tiers.BUCKETS[bucket]
 
 
 def cut_short(config: StoreConfig) -> None:

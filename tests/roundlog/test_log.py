@@ -650,6 +650,28 @@ def test_each_claim_is_the_object_of_the_first_number_that_nobody_has(tier: Tier
     assert epochs == [prefix + epoch_name(number) for number in range(1, 5)]
 
 
+def test_of_many_claims_opening_reads_only_some(
+    tier: Tier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job claims for each load, and claims are never deleted."""
+    for _ in range(9):
+        last = tier.open()
+    state = last.state()
+    last.calls.put(last.key(state_name(state.sequence)), state.encoded())
+    monkeypatch.setattr(log_module, "CLAIMS_LISTED", 4)
+    read: list[str] = []
+    inner = MemoryObjectClient.list
+
+    def listed(client: MemoryObjectClient, prefix: str = "", **how: Any) -> Iterator[ListedKey]:
+        for each in inner(client, prefix, **how):
+            read.append(each.key)
+            yield each
+
+    monkeypatch.setattr(MemoryObjectClient, "list", listed)
+    assert tier.open().epoch == 10
+    assert sum("/epoch/" in key for key in read) <= 5
+
+
 # Several writers
 
 

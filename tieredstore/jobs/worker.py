@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn
 
 from tieredstore.access.audit import TierFacts, orphan_findings
+from tieredstore.access.upkeep import TendChore
 from tieredstore.access.wiring import (
     catalogue_of,
     check_queues,
@@ -300,6 +301,11 @@ class OwnedTier:
         self.metadata.apply(append_file.announce(rows))
 
     def _withdraw(self, paths: Sequence[str]) -> None:
+        try:
+            self.metadata.apply([])  # a bucket's catalogue finds out what became of its changes
+        except TieredStoreError as error:
+            log.warning("what was made stays until the tier is opened next: %s", error)
+            return
         for path in paths:
             append_file.delete_pending(self.provider, self.metadata, path)
 
@@ -384,6 +390,7 @@ def owned_tier(config: StoreConfig, *, threads: int) -> Iterator[OwnedTier]:
         made = provider_of(config, runtime, _MEASURED)
         opened.callback(made.close)
         metadata, _ = opened.enter_context(written_catalogue(config, runtime, made))
+        TendChore(made, config.broker_name).step()  # no broker may ever run here
         publisher = publisher_of(config, made, metadata)
         if publisher is not None:
             publisher.check()
