@@ -72,7 +72,7 @@ def produce(client: Client, life: Life) -> None:
         return
     if draw < 0.2:
         world.saw_time()
-    queue = dice.choice([*KEPT, KEPT[0], BRIEF])
+    queue = dice.choice([*KEPT, KEPT[0], BRIEF, *world.loads.queues_to_share()])
     puts = [a_put(world, dice, queue) for _ in range(dice.choice([1, 1, 1, 3]))]
     messages = [a_message(put, dice.choice([0, 100, 100, 900])) for put in puts]
     if dice.random() < 0.3:

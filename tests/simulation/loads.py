@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from random import Random
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -53,6 +54,15 @@ class Loads:
         self.doubtful: Load | None = None
         self.are_known = True  # if notes of loads may be lost, not before a life has opened
         self.are_noted = True  # otherwise a repeated load adds its messages again
+        is_alone = "histories" in world.plan.clients  # there only the tier has what was loaded
+        self._are_shared = not is_alone and Random(f"{world.plan.seed} shared").random() < 0.5
+        self._are_over = False  # a broker's messages that are not uploaded follow what was loaded
+
+    def queues_to_share(self) -> list[QueueKey]:
+        """The queues that a producer may put to as well: then nothing more is loaded."""
+        if self._are_shared and self.all and self.doubtful is None and self.are_known:
+            self._are_over = True
+        return LOADED if self._are_over else []
 
     def take(self, config: StoreConfig, runtime: ActorRuntime) -> None:
         """Make the next load, or repeat one that was begun before."""
@@ -61,9 +71,12 @@ class Loads:
             return
         load = self.doubtful
         may_repeat = self.are_noted and not world.has_lost_disk
-        if load is None and self.all and may_repeat and dice.random() < 0.3:
-            load = dice.choice(self.all)  # as if its driver had not heard of its end
+        known = [each for each in self.all if each.is_told or not self._are_over]
+        if load is None and known and may_repeat and dice.random() < 0.3:
+            load = dice.choice(known)  # as if its driver had not heard of its end
         if load is None:
+            if self._are_over:
+                return
             load = self._new(runtime)
         elif all(put.state == GONE for put in load.puts):
             for put in load.puts:  # with the time of now, so that it does not expire at once
@@ -130,7 +143,7 @@ class Loads:
                     name = decode_message(one.record).body.decode().split("|")[0]
                     model.puts[name].state = STORED
         self.settle()
-        for queue in LOADED:
+        for queue in [] if self._are_over else LOADED:
             model.saw_committed(queue, model.end(queue), 0)
 
     def lose_notes(self, *, of_tier: bool) -> None:

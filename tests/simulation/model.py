@@ -403,10 +403,16 @@ class Model:
         border = self.newest_ms - self.kept_ms
         for queue, known in self.queues.items():
             expired = [put for put in known.values() if put.store_ms <= border]
+            if len(expired) == len(known):
+                self.forget_end(queue)
             for put in expired:
                 put.state = DOUBTFUL
-            if len(expired) == len(known):
-                self.committed.pop(queue, None)
+
+    def forget_end(self, queue: QueueKey) -> None:
+        """All messages of a queue have expired, and its end is where the broker's disk has it."""
+        self.committed.pop(queue, None)
+        for put in self.queues.get(queue, {}).values():
+            put.state = DOUBTFUL
 
     def settle(self, queue: QueueKey, end: int, seen: dict[int, str]) -> None:
         """A store was opened in which the queue has the messages `seen`, by offset, up to `end`."""

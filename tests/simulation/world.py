@@ -893,8 +893,8 @@ class World:
             self.loads.lose_notes(of_tier=True)
             # No byte of an expired queue says where it and its log ended.
             self.forgotten = {each for each in self.queues if not self.model.required(each)}
-            for queue in self.forgotten & self.model.committed.keys():
-                del self.model.committed[queue]
+            for queue in self.forgotten:
+                self.model.forget_end(queue)
             for each in self.outsiders:
                 each.checkpoint.may_repeat = True
         self.has_moved_to(MOVED)
