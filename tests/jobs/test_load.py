@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -935,6 +935,25 @@ def test_many_loads_into_a_bucket_that_no_broker_serves_read_no_long_log(
     entries = {key for key in read if "/log/" in key}
     assert 0 < len(entries) <= 8 + 4
     assert bodies(bucket, A) == names_of(A, range(13))
+
+
+def test_a_load_does_not_delete_again_what_earlier_loads_have_deleted(
+    bucket: StoreConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeep, "STATE_EVERY", 8)
+    monkeypatch.setattr(upkeep, "GRACE_MS", 0)
+    deleted: list[str] = []
+    inner = FsspecClient.delete_many
+
+    def deleting(client: FsspecClient, keys: Sequence[str]) -> Mapping[str, TieredStoreError]:
+        deleted.extend(key for key in keys if "/log/" in key)
+        return inner(client, keys)
+
+    monkeypatch.setattr(FsspecClient, "delete_many", deleting)
+    for number in range(24):
+        loaded(bucket, [[rows_of(A, range(number, number + 1))]], run_id=f"run-{number}")
+    assert deleted
+    assert len(deleted) == len(set(deleted))
 
 
 def test_two_loads_into_a_bucket_are_there_once_each(bucket: StoreConfig) -> None:

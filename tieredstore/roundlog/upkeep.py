@@ -468,6 +468,8 @@ class Upkeep:
         self._undeleted.difference_update(some)
         self._undeleted |= failed
         self._released_at = broker.clock.monotonic()
+        if since_s == float("inf") and self._dropped:
+            self._append(Draft())  # else a job, which appends nothing later, never says so
         for error in errors.values():
             raise error
         return True
