@@ -658,7 +658,7 @@ def test_of_many_claims_opening_reads_only_some(
         last = tier.open()
     state = last.state()
     last.calls.put(last.key(state_name(state.sequence)), state.encoded())
-    monkeypatch.setattr(log_module, "CLAIMS_LISTED", 4)
+    monkeypatch.setattr(log_module, "LISTED_MAX", 4)
     read: list[str] = []
     inner = MemoryObjectClient.list
 
@@ -670,6 +670,29 @@ def test_of_many_claims_opening_reads_only_some(
     monkeypatch.setattr(MemoryObjectClient, "list", listed)
     assert tier.open().epoch == 10
     assert sum("/epoch/" in key for key in read) <= 5
+
+
+def test_claiming_does_not_list_all_objects_of_loads(
+    tier: Tier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tier.open()
+    put(log, b"one")
+    log.calls.put(log.key(state_name(2)), log.state().encoded())
+    for number in range(40):
+        log.calls.put(log.key(f"load/run/{number:013d}.part"), b"1")
+    monkeypatch.setattr(log_module, "LISTED_MAX", 4)
+    read: list[str] = []
+    inner = MemoryObjectClient.list
+
+    def listed(client: MemoryObjectClient, prefix: str = "", **how: Any) -> Iterator[ListedKey]:
+        for each in inner(client, prefix, **how):
+            read.append(each.key)
+            yield each
+
+    monkeypatch.setattr(MemoryObjectClient, "list", listed)
+    assert tier.open().epoch == 2
+    assert sum("/load/" in key for key in read) <= 5
+    assert contents(tier) == b"one"
 
 
 # Several writers

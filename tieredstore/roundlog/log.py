@@ -68,7 +68,7 @@ MEETINGS_MAX: Final = 1_000  # entries of other writers that may take our sequen
 RELOADS_MAX: Final = 5  # of the state, while another process deletes the entries before it
 LISTED_SECONDS_MAX: Final = 300  # a listing is believed this long: dead entries are kept longer
 CLAIMS_MAX: Final = 1_000
-CLAIMS_LISTED: Final = 500  # more are not read to find the newest: a job claims for each load
+LISTED_MAX: Final = 500  # claims, and objects of loads, that are listed to find the newest claim
 
 
 @dataclass(slots=True, eq=False)
@@ -290,17 +290,17 @@ class BrokerLog:
 
     def _looked(self) -> tuple[int, LogState]:
         """The newest epoch, 0 if there is none, and the newest state: both from one listing, unless
-        there are many claims."""
+        there are many claims, or many objects of loads between them and the states."""
         claimed, newest = 0, None
         for count, each in enumerate(self.calls.client.list(self.prefix, after=self.key("epoch/"))):
             number = self._number_of(each)
             if number is not None and each.key.startswith(self.key("epoch/")):
-                if count == CLAIMS_LISTED:
-                    state = self._newest_state()
-                    return self._newest_claim(max(number, state.epoch)), state
                 claimed = number
             elif number is not None and each.key.startswith(self.key("state/")):
                 newest = each
+            if count == LISTED_MAX and each.key < self.key("log/"):
+                state = self._newest_state()
+                return self._newest_claim(max(claimed, state.epoch)), state
         try:
             state = LogState() if newest is None else self._state_of(newest)
         except SegmentNotFoundError:
