@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tieredstore.access.reader import TieredReader
+from tieredstore.access.upkeep import TendChore
 from tieredstore.access.wiring import (
     LOG_LOST,
     LOG_MISSING,
@@ -342,6 +343,7 @@ def for_writing(there: OpenedProvider, *, create: bool = False) -> Iterator[Meta
                 raise
             text = f"{error}; move it away, with all files of its name, and a new one is made"
             raise CommandError(printable(text), ExitCode.DAMAGE) from error
+        TendChore(provider, config.broker_name).step()  # no broker may ever run here
         yield metadata
 
 
