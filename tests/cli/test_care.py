@@ -20,9 +20,16 @@ from tests.cli.tier_kit import (
     verb_of,
 )
 from tests.codec.golden_files import contents
+from tests.jobs.load_kit import assert_found, rows_of, staged
+from tests.jobs.written_tier import posix_config
 from tieredstore.access.queue_upload import STOPPED_QUEUE, TRUSTED_SIDE, is_asked_to_resume
 from tieredstore.cli.output import ExitCode
+from tieredstore.driver.runtime import SystemClock
+from tieredstore.jobs.load import commit_load
+from tieredstore.jobs.load_records import LoadDefaults
 from tieredstore.metadata.json_store import JsonMetadataStore
+from tieredstore.model.values import QueueKey
+from tieredstore.roundlog import upkeep
 
 ROOTS = {"tier-posix": TIER, "legacy": LEGACY}
 
@@ -432,8 +439,9 @@ def test_readers_elsewhere_see_what_went(command: Command, tmp_path: Path, root:
     assert asked(command, root, "catalogue", "snapshot").out.startswith("generation 1 ")
     assert command.run("expire", "--config", settings(tmp_path, root, 1)).code == 0
     elsewhere = command.run("segments", *named(root, catalogue="published"), "--json")
-    # The second one is published before bytes are deleted, the third one after.
-    assert "generation 3 " in elsewhere.err
+    # The second one is published before bytes of queues are deleted, the third one before those of
+    # index files, the fourth one after.
+    assert "generation 4 " in elsewhere.err
     assert elsewhere.rows == asked(command, root, "segments", "--json").rows
 
 
@@ -454,6 +462,51 @@ def test_who_has_an_older_catalogue_expires_nothing(
 def test_nothing_goes_that_is_young_enough(command: Command, tmp_path: Path, root: Path) -> None:
     ran = command.run("expire", "--config", settings(tmp_path, root, 1_000_000))
     assert ran.out.endswith("0 segments with 0 B went\n")
+
+
+@pytest.mark.parametrize("place", ["directory", "bucket"])
+def test_expiring_without_a_broker_leaves_nothing_that_grows(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """No broker drops what remains: index files, objects of a bucket, entries of its log."""
+    monkeypatch.setattr(upkeep, "GRACE_MS", 0)
+    monkeypatch.setattr(upkeep, "STATE_EVERY", 8)
+    root = tmp_path / "tiered"
+    root.mkdir()
+    is_bucket = place == "bucket"
+    where = {"provider": "posix", "path": str(root)}
+    if is_bucket:
+        where = {"provider": "fsspec", "url": f"file://{root}", "path": ""}
+    config = posix_config(tmp_path, certify="off", **where)
+    queue, now_ms = QueueKey("Orders", 0), SystemClock().now_ms()
+
+    def load(number: int, store_time_ms: int) -> None:
+        rows = [rows_of(queue, range(number * 5, number * 5 + 5))]
+        times = LoadDefaults(store_time_ms=store_time_ms)
+        commit_load(
+            config, f"run-{number}", [staged(config, f"run-{number}", 0, rows, defaults=times)]
+        )
+
+    for number in range(3):
+        load(number, now_ms - 100 * 3_600_000)
+    load(3, now_ms)
+    file = tmp_path / "tier.toml"
+    names = ("store_path", "broker_name", "cluster_name", "certify")
+    rows = where | {name: getattr(config, name) for name in names}
+    lines = [f'{name} = "{value}"' for name, value in rows.items()]
+    file.write_text("\n".join(["[tieredstore]", *lines]))
+    assert "6 segments" in command.run("expire", "--config", file).done().out
+    for _ in range(30):
+        assert "0 segments" in command.run("expire", "--config", file).done().out
+    held = [path for path in root.rglob("*") if path.is_file()]
+    segments = [path for path in held if path.stat().st_size and not path.suffix]
+    assert sum("log" in path.parts for path in held) < 40
+    assert sum("load" in path.parts for path in held) == (3 if is_bucket else 0)
+    if not is_bucket:
+        assert len(segments) == 3  # log, queue and index of what is young
+    findings = command.run("audit", "--config", file, "--json").done().rows
+    assert {row["path"].split("/")[3] for row in findings} <= {"adopted"}
+    assert_found(config, {queue: range(15, 20)})
 
 
 # A bucket

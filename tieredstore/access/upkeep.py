@@ -536,7 +536,7 @@ def expire_tier(
     its own queue.
 
     The caller holds the catalogue's lock, unless it is a dry run. The key index is left unchanged:
-    its items of dropped messages find nothing, and a broker drops its files later.
+    its items of dropped messages find nothing. See `IndexStore.expire_unopened`.
     """
     for file in sorted(files.files(), key=lambda file: file.key):
         topic = metadata.topic(file.key.topic)

@@ -257,7 +257,9 @@ def expire(
 
     A broker does this by itself: use this for a tier without a broker. It refuses one whose broker
     runs on this machine; a broker that writes to the same bucket from elsewhere is fenced, and
-    stops uploading. Files of the key index stay. Exit code 4: a queue could not be handled.
+    stops uploading. Files of the key index go when all of their messages are older than any topic
+    is kept. A bucket's objects go 15 minutes later, when a command or broker next writes to it.
+    Exit code 4: a queue could not be handled.
     """
     segments = size = 0
     failures: list[str] = []
@@ -564,6 +566,7 @@ def _expired_queues(tier: TierOptions, *, dry_run: bool) -> Iterator[ExpiredQueu
         opened_backend,
     )
     from tieredstore.index.contract import NoIndex
+    from tieredstore.index.store import IndexStore
 
     with ExitStack() as opened:
         backend = opened.enter_context(opened_backend(tier))
@@ -592,6 +595,15 @@ def _expired_queues(tier: TierOptions, *, dry_run: bool) -> Iterator[ExpiredQueu
             if queue.failure is not None:
                 check_answers(config, provider)
             yield queue
+        if not dry_run:
+            publishing = opened_tier.publishing
+            IndexStore(
+                config,
+                provider=provider,
+                metadata=catalogue,
+                runtime=runtime,
+                publish=publishing.step if publishing.is_enabled else None,
+            ).expire_unopened()
 
 
 def _expired_row(queue: ExpiredQueue, *, dry_run: bool) -> Row:

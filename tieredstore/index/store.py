@@ -278,10 +278,25 @@ class IndexStore:
         many."""
         self._check_open()
         with self._uploading:
-            count = self._uploaded.drop_before(before_ms, keep_bytes=self._announcement.is_needed)
-            if count and self._announcement.is_needed:
+            return self._drop_before(before_ms)
+
+    def expire_unopened(self) -> None:
+        """Drop the uploaded files that have expired, for a tier without a broker. Files on the
+        broker's disk are left alone."""
+        with self._life_guard, self._uploading:
+            self._uploaded.load()
+            try:
                 self._delete_marked()
-            return count
+                if self._config.expiry_enabled:
+                    self._drop_before(self._expired_before())
+            finally:
+                self._uploaded.close()
+
+    def _drop_before(self, before_ms: int) -> int:
+        count = self._uploaded.drop_before(before_ms, keep_bytes=self._announcement.is_needed)
+        if count and self._announcement.is_needed:
+            self._delete_marked()
+        return count
 
     def _is_due(self, seconds: float) -> bool:
         return self._runtime.clock.monotonic() >= seconds
@@ -385,9 +400,12 @@ class IndexStore:
     def _expire(self) -> None:
         if not self._config.expiry_enabled or not self._uploaded.segments:
             return
+        self.expire(self._expired_before())
+
+    def _expired_before(self) -> int:
         hours = [row.reserve_hours or 0 for row in self._metadata.topics()]
         now = self._runtime.clock.now_ms()
-        self.expire(now - max([self._config.reserve_hours, *hours]) * HOUR_MS)
+        return now - max([self._config.reserve_hours, *hours]) * HOUR_MS
 
     def _copy_footers(self) -> None:
         for segment in self._uploaded.segments:
