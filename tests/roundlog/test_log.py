@@ -826,6 +826,28 @@ def test_one_that_joined_and_slept_appends_where_the_log_ends_now(
     assert tier.open(claims=False).follow().segments[1].size == 8
 
 
+@pytest.mark.parametrize("joins", [False, True])
+def test_a_writer_appends_behind_however_many_entries_of_others(
+    tier: Tier, monkeypatch: pytest.MonkeyPatch, joins: bool
+) -> None:
+    """The driver of a job claims, and its workers join: each of them appends on its own."""
+    monkeypatch.setattr(log_module, "MEETINGS_MAX", 20)
+    owner = tier.open(joins=joins)
+    other = tier.open(joins=True)
+    keys = [(f"broker/topic/{queue}", SegmentType.COMMIT_LOG, 0) for queue in range(2)]
+    for _ in range(50):
+        put(other, b"o", keys[1])
+    counts = tier.requests(lambda: put(owner, b"own", keys[0]), which=0)
+    assert counts["put"] <= 10
+    assert contents(tier, keys[0]) == b"own"
+    assert contents(tier, keys[1]) == b"o" * 50
+    for _ in range(50):
+        put(other, b"o", keys[1])
+    tier.open()
+    with pytest.raises(FencedError):
+        put(owner, b"late", keys[0])
+
+
 def test_one_that_joins_a_bucket_without_a_log_counts_no_objects_there(tier: Tier) -> None:
     """Only readers take them for segments, until an entry names them."""
     taken = ("broker/topic/9", SegmentType.COMMIT_LOG, 0)

@@ -65,6 +65,7 @@ BEGINNING_BYTES: Final = 1 << 20  # read of an entry first: nearly always all bu
 SIDE_BY_SIDE: Final = 8  # entries read, or small objects written, at a time
 UNDER_WAY_MAX: Final = 2  # data objects written at a time: 64 MiB
 MEETINGS_MAX: Final = 1_000  # entries of other writers that may take our sequence first
+MET_SINGLY: Final = 8  # of them, before all that follow are listed and read together
 RELOADS_MAX: Final = 5  # of the state, while another process deletes the entries before it
 LISTED_SECONDS_MAX: Final = 300  # a listing is believed this long: dead entries are kept longer
 CLAIMS_MAX: Final = 1_000
@@ -424,10 +425,13 @@ class BrokerLog:
         placed = place(drafts, inline_bytes_max=INLINE_BYTES_MAX)
         objects = self.put_data(placed.objects) if placed.objects else []
         self._follow_others()
-        for _ in range(MEETINGS_MAX):
+        for count in range(1, MEETINGS_MAX + 1):
             sent = self._composed(drafts, placed, objects)
             if sent is None or self._send(sent, looks=looks):
                 return
+            if count % MET_SINGLY == 0:  # there may be thousands, and each takes four requests
+                self._look()
+                self._believe(self._caught_up(self._state))
         raise BackendUnavailableError(self.key("log/"), "append", "other writers keep appending")
 
     def _composed(
