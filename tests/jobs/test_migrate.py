@@ -36,13 +36,16 @@ from tieredstore.codec.broker_tables import TopicConfig
 from tieredstore.driver.runtime import Runtime
 from tieredstore.flat.message_file import LOG_START_NOTE, log_start
 from tieredstore.index.watermarks import Watermarks
+from tieredstore.jobs import migrate
 from tieredstore.jobs.job import JobExit, JobState
 from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import BackendRefusedError, InvalidConfigError
 from tieredstore.model.findings import Severity
 from tieredstore.model.values import QueueKey
+from tieredstore.providers.fsspec import FsspecClient
 from tieredstore.providers.posix import PosixProvider
+from tieredstore.roundlog import log, upkeep
 
 
 def test_the_copy_is_the_original_byte_for_byte(tmp_path: Path) -> None:
@@ -137,6 +140,39 @@ def test_the_new_names_are_those_that_were_asked_for(tmp_path: Path) -> None:
         assert new.queues() == old.queues()
         found = new.get_message("GoldAa", 0, 0, count_max=5)
         assert found.messages == old.get_message("GoldAa", 0, 0, count_max=5).messages
+
+
+def test_a_bucket_is_moved_into_whatever_its_log_has_got(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each copy is an entry. The driver follows them, and writes states, so that no run and no
+    worker reads the entries of all copies."""
+    monkeypatch.setattr(log, "MEETINGS_MAX", 20)
+    monkeypatch.setattr(upkeep, "STATE_EVERY", 16)
+    monkeypatch.setattr(migrate, "TENDED_EVERY", 8)
+    source = posix_config(tmp_path / "source", index_enabled=False)
+    url = f"memory://{tmp_path.name}-{id(tmp_path)}"
+    target = posix_config(
+        tmp_path / "target", provider="fsspec", path="", url=url, index_enabled=False
+    )
+    queues = [QueueKey("orders", number) for number in range(4)]
+    read: list[str] = []
+    inner = FsspecClient.get_range
+
+    def reading(client: FsspecClient, key: str, start: int, length: int) -> bytes:
+        read.append(key)
+        return inner(client, key, start, length)
+
+    monkeypatch.setattr(FsspecClient, "get_range", reading)
+    for number in range(24):
+        rows = [rows_of(queue, range(number, number + 1)) for queue in queues]
+        loaded(source, [rows], run_id=f"run-{number}")
+        if number in (11, 23):
+            assert moved(source, target, cut_over=number == 23).state is JobState.DONE
+    read.clear()
+    for queue in queues:
+        assert bodies(target, queue) == names_of(queue, range(24))
+    assert len({key for key in read if "/log/" in key}) <= 16 + 8 + 4
 
 
 def test_only_the_topics_that_were_asked_for_are_moved(tmp_path: Path) -> None:

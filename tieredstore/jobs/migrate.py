@@ -19,6 +19,7 @@ from tieredstore.access.audit import TierFacts, orphan_findings
 from tieredstore.access.log_mark import LOG_MARK
 from tieredstore.access.queue_upload import history_note
 from tieredstore.access.rebuild import layout_of
+from tieredstore.access.upkeep import TendChore
 from tieredstore.access.wiring import (
     catalogue_of,
     claim,
@@ -96,6 +97,7 @@ from tieredstore.model.values import Json, QueueKey, SegmentRecord, SegmentType
 
 log = log_of(__name__)
 
+TENDED_EVERY: Final = 256  # copies
 _NAMES_SHOWN: Final = 5
 _WRITTEN_SINCE: Final = (
     "a broker has written to the source meanwhile, and the target lacks it: stop it"
@@ -287,10 +289,13 @@ class _Finish:
             self._check_not_over()
             if self._plan.items:
                 self._ask_target(self._plan.items[0])
+                self._tend()
                 self._remove_replaced(self._plan.items)
                 journal.begin(self._plan.items)
-            for row in self._rows:
+            for count, row in enumerate(self._rows, 1):
                 self._take(row, journal)
+                if count % TENDED_EVERY == 0:
+                    self._tend()
             journal.sync()
             self._explain_gone()
             lines = self._lines()
@@ -335,6 +340,12 @@ class _Finish:
         path = f"{self._job.target.broker_name}/{_PROBE_TOPIC}/0"
         with provider.open(path, item.row.type, 0) as segment:
             segment.delete()
+
+    def _tend(self) -> None:
+        """Keep a bucket's log short: it gets an entry with each copy, and whoever opens the target
+        reads all that no state replaces."""
+        target = self._job.target
+        TendChore(self._job.target_provider(), target.broker_name).step()
 
     def _remove_replaced(self, items: Sequence[CopyItem]) -> None:
         """Delete copies of a topic that was deleted and made anew since. The journal keeps their
