@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
@@ -12,6 +14,7 @@ from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import FileSegment
 from tieredstore.model.values import SegmentType
 from tieredstore.providers.object_provider import ObjectProvider
+from tieredstore.roundlog.state import LogSegmentState
 from tieredstore.testing.memory_objects import MemoryObjectClient, MemoryObjects
 from tieredstore.testing.provider_contract import SegmentProviderContract
 from tieredstore.testing.segment_contract import FileSegmentContract, SegmentMachine
@@ -63,3 +66,21 @@ class TestMeasuredObjectProvider(SegmentProviderContract):
     def open_provider(self, runtime: Runtime) -> SegmentProvider:
         provider = ObjectProvider(MemoryObjectClient(), CLUSTER, runtime)
         return MeasuredProvider(provider, NoMetrics(), runtime)
+
+
+def test_a_listing_of_one_queue_looks_at_no_other() -> None:
+    """A broker that opens ten thousand queues lists each of them."""
+
+    class Refusing(dict[int, LogSegmentState]):
+        def values(self) -> NoReturn:
+            raise AssertionError("all segments of the tier")
+
+    provider = ObjectProvider(MemoryObjectClient(), CLUSTER, Runtime.inline())
+    for queue in range(3):
+        for base in (0, 4):
+            with provider.open(f"broker/topic/{queue}", LOG, base) as segment:
+                segment.write(0, b"four")
+    (log,) = provider._logs.values()
+    log.state().segments = Refusing(log.state().segments)
+    assert [found.base for found in provider.list("broker/topic/1")] == [0, 4]
+    assert not list(provider.list("broker/topic/9"))

@@ -57,8 +57,10 @@ class Picture:
             rows |= {("note", note, key): text for key, text in values.items()}
         segments = {
             each.key: (each.number, each.size, None if each.sealed is None else each.sealed.key)
-            for each in state.segments.values()
+            for path in sorted({path for path, _, _ in state.numbers})
+            for each in state.of_path(path)
         }
+        assert len(segments) == len(state.segments)
         return cls(state.epoch, segments, rows)
 
 

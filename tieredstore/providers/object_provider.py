@@ -80,6 +80,7 @@ if TYPE_CHECKING:
 
 log = log_of(__name__)
 
+_QUEUE_PARTS: Final = 3  # broker, topic and queue id
 UPLOAD: Final = "abandoned-upload"
 LISTING_MS: Final = 1_000  # a reader lists the log again after this time
 
@@ -148,9 +149,11 @@ class ObjectProvider(SegmentProvider):
             broker_log = self._log_of(broker)
             state = broker_log.settled() if broker_log.is_writer else broker_log.follow()
             with broker_log.guard:
+                is_queue = len(wanted) == _QUEUE_PARTS  # each of ten thousand is asked for alone
+                segments = state.of_path(below) if is_queue else state.segments.values()
                 found = [
                     ListedSegment(*each.key, each.size)
-                    for each in state.segments.values()
+                    for each in segments
                     if each.size and (not below or f"{each.path}/".startswith(f"{below}/"))
                 ]
             yield from found

@@ -147,6 +147,7 @@ class LogState:
         self.next_number = 1
         self.segments: dict[int, LogSegmentState] = {}
         self.numbers: dict[SegmentKey, int] = {}
+        self._of_path: dict[str, dict[int, LogSegmentState]] = {}
         self.chunks: dict[int, Chunk] = {}
         self.dead: dict[str, int] = {}
         # Keys of sealed objects that died or were deleted, and when, until they have rested.
@@ -166,6 +167,10 @@ class LogState:
     def segment(self, key: SegmentKey) -> LogSegmentState | None:
         number = self.numbers.get(key)
         return None if number is None else self.segments[number]
+
+    def of_path(self, path: str) -> Iterable[LogSegmentState]:
+        """The segments of one queue."""
+        return self._of_path.get(path, {}).values()
 
     def places(self, number: int) -> list[Place]:
         """Where the bytes of an open segment lie, by position, without overlaps."""
@@ -283,8 +288,12 @@ class LogState:
         if (known := self.numbers.get(begun.key)) is not None:
             self._delete(known)
         self.next_number = begun.number + 1
-        self.segments[begun.number] = LogSegmentState(begun)
-        self.numbers[begun.key] = begun.number
+        self._add(LogSegmentState(begun))
+
+    def _add(self, segment: LogSegmentState) -> None:
+        self.segments[segment.number] = segment
+        self.numbers[segment.key] = segment.number
+        self._of_path.setdefault(segment.path, {})[segment.number] = segment
 
     def _grow(self, growth: _Growth) -> None:
         segments, grown = self.segments, self._grown
@@ -333,6 +342,10 @@ class LogState:
         segment = self.segments.pop(number, None)
         if segment is None:
             return
+        of_path = self._of_path[segment.path]
+        del of_path[number]
+        if not of_path:
+            del self._of_path[segment.path]
         if number in self._grown:
             self._grown.discard(number)
             self._settle_row(segment)
@@ -467,8 +480,7 @@ class LogState:
         number = segment.number
         if number in self.segments or segment.key in self.numbers or number >= self.next_number:
             raise ValueError(f"segment {number} has the number or the name of another")
-        self.segments[number] = segment
-        self.numbers[segment.key] = number
+        self._add(segment)
 
     def _take_sealed(self, sealed: Sealed) -> None:
         segment = self.segments.get(sealed.number)
