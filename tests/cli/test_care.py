@@ -541,6 +541,24 @@ def test_a_bucket_is_audited_and_rebuilt_from_any_machine(
     assert command.run("cat", "Orders", "--max", 20, *tier).out.count("Orders/0/") == 20
 
 
+def test_a_bucket_that_only_offloads_fill_keeps_a_short_log(
+    command: Command,
+    bucket: tuple[Path, list[object]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(upkeep, "GRACE_MS", 0)
+    monkeypatch.setattr(upkeep, "STATE_EVERY", 8)
+    there, tier = bucket
+    store = tmp_path / "store"
+    for number in range(12):
+        command.run("put", "Orders", "--store-path", store, "--body", f"hello {number}").done()
+        command.run("offload", "--config", tmp_path / "store.toml").done()
+    assert 0 < len(list(there.glob(".rounds/*/b/log/*"))) <= 8 * upkeep.STATES_KEPT + 8
+    assert len(list(there.glob(".rounds/*/b/state/*"))) == upkeep.STATES_KEPT
+    assert command.run("cat", "Orders", "--max", 40, *tier).out.count("Orders/0/") == 32
+
+
 def test_a_bucket_of_an_older_layout_is_refused_with_one_line(
     command: Command, bucket: tuple[Path, list[object]]
 ) -> None:

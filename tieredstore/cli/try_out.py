@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -184,15 +185,23 @@ def _put_row(message: Message, result: PutResult) -> Row:
 def _offloaded(tier: TierOptions, *, seal: bool) -> tuple[StoreConfig, list[Row]]:
     """Upload the messages; the settings of the tier, and how far each queue is in it now."""
     from tieredstore.access.store import TieredMessageStore
+    from tieredstore.access.upkeep import TendChore
+    from tieredstore.access.wiring import provider_of
     from tieredstore.cli.tier import library_at_work
     from tieredstore.driver.runtime import Runtime
 
     config = _config_of(tier)
     with library_at_work() as work, Runtime.threads() as runtime:
         local = _store(config.store_path, runtime, make=False, named=tier.config)
-        with TieredMessageStore(local, config, runtime=runtime, metrics=work) as store:
+        with (
+            closing(provider_of(config, runtime, work)) as provider,
+            TieredMessageStore(
+                local, config, runtime=runtime, provider=provider, metrics=work
+            ) as store,
+        ):
             work.of_messages(sum(_waiting(local, store, key) for key in local.queues()))
             done = store.flush(seal=seal)
+            TendChore(provider, config.broker_name).step()  # this store is not open for long
             rows = [
                 {
                     "topic": key.topic,
