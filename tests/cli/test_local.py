@@ -190,6 +190,17 @@ def test_info_for_people_is_tables(command: Command) -> None:
         assert word in ran.out
 
 
+def test_info_of_a_store_without_messages(command: Command, tmp_path: Path) -> None:
+    store = LocalMessageStore(LocalConfig(store_path=str(tmp_path), **SIZES), Runtime.inline())
+    store.load()
+    store.shutdown()
+    ran = command.run("local", "info", tmp_path).done()
+    assert [line.split() for line in ran.out.splitlines()[2:4]] == [
+        ["log", "offsets", "none"],
+        ["earliest", "message", "-"],
+    ]
+
+
 @pytest.fixture
 def writer(tmp_path: Path) -> Iterator[LocalMessageStore]:
     config = LocalConfig(

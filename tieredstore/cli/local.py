@@ -290,12 +290,12 @@ def _damage(damage: Damage) -> Row:
 
 
 def _write_tables(facts: Row, shown: Shown) -> None:
-    earliest = facts["earliest_timestamp"]
+    first, earliest = facts["min_log_offset"], facts["earliest_timestamp"]
     _write_facts(
         "store",
         {
             "directory": facts["directory"],
-            "log offsets": f"{facts['min_log_offset']:,} to {facts['max_log_offset']:,}",
+            "log offsets": "none" if first is None else f"{first:,} to {facts['max_log_offset']:,}",
             "earliest message": "-" if earliest is None else shown.time(earliest),
             "commit log files": facts["commit_log"]["file_count"],
             **{name.replace("_", " "): size for name, size in facts["sizes"].items()},
