@@ -223,12 +223,14 @@ def test_numbers_that_are_none_are_told_for_every_option(
         command.run(*bench.words(name), option.opts[0], "many").refused(2, option.opts[0])
 
 
-@pytest.mark.parametrize("name", ["cat", "catalogue show"])
+@pytest.mark.parametrize("name", ["cat", "catalogue show", "help"])
 def test_nobody_reading_any_more_is_no_error(bench: Bench, name: str) -> None:
-    """`cat` meets it while it writes rows, `catalogue show` when it sends the last at its end."""
+    """`cat` meets it while it writes rows, `catalogue show` when it sends the last at its end, and
+    Typer while it writes a help."""
+    words = ["--help"] if name == "help" else [*bench.words(name), *named(TIER), "--json"]
     reading, writing = os.pipe()
     os.close(reading)
-    with started(*bench.words(name), *named(TIER), "--json", stdout=writing) as process:
+    with started(*words, stdout=writing) as process:
         os.close(writing)
         _, said = process.communicate()
     assert (process.returncode, said) == (141, b"")

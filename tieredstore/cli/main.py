@@ -184,6 +184,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         complain(Asked(words=words).interrupted)
         return ExitCode.INTERRUPTED
+    except SystemExit as error:
+        # Typer ends this way if the reader of a help has gone.
+        if not isinstance(error.__context__, BrokenPipeError):
+            raise
+        silence_output()
+        return ExitCode.BROKEN_PIPE
     except Exception as error:  # noqa: BLE001 - the one place where all errors end
         code = _failed(error, words, debug=debug)
     try:
