@@ -268,6 +268,24 @@ def test_a_folder_is_refused_and_one_that_is_not_there_is_told(
 
 
 @pytest.mark.parametrize("verb", WRITING)
+def test_a_folder_that_takes_no_file_is_told_before_the_work(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    """The superuser may write everywhere: so this asks for what the system would answer others."""
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    code, out, err = written(command, verb, tmp_path / "file")
+    assert (code, out, err.count("\n")) == (5, "", 1), err
+    assert f"{tmp_path} cannot be written to" in err
+
+
+@pytest.mark.parametrize("verb", WRITING)
+def test_an_empty_name_is_refused(command: Command, verb: str) -> None:
+    code, out, err = written(command, verb, "")
+    assert (code, out, err.count("\n")) == (2, "", 1), err
+    assert "the name of the file is empty" in err
+
+
+@pytest.mark.parametrize("verb", WRITING)
 def test_what_goes_to_null_is_gone_and_null_stays(command: Command, verb: str) -> None:
     before = os.stat(os.devnull)
     assert written(command, verb, os.devnull)[0] == 0

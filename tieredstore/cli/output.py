@@ -289,18 +289,22 @@ class OutputFile:
 
     def check(self, *, json: bool = False) -> None:
         """Raise what `write` would raise; `json`: whether rows go to stdout."""
+        if not self.name:
+            raise CommandError(f"{self.option}: the name of the file is empty", ExitCode.USAGE)
         if self.is_stdout:
             if json:
                 text = f"{self._named} is stdout, and so is what --json prints: choose one"
                 raise CommandError(text, ExitCode.USAGE)
             return
-        mode = self._mode()
-        if mode is None:
-            if not os.path.isdir(os.path.dirname(self._path)):
-                raise CommandError(f"no such directory: {self._named}", ExitCode.NOT_THERE)
-        elif stat.S_ISREG(mode):
-            if self.must_be_new:
+        mode, folder = self._mode(), os.path.dirname(self._path)
+        if mode is None and not os.path.isdir(folder):
+            raise CommandError(f"no such directory: {self._named}", ExitCode.NOT_THERE)
+        if mode is None or stat.S_ISREG(mode):
+            if mode is not None and self.must_be_new:
                 raise CommandError(f"{self._named}: it is there already", ExitCode.REFUSED)
+            if not os.access(folder, os.W_OK | os.X_OK):  # a file is replaced whole, there
+                text = f"{self._named}: {folder} cannot be written to"
+                raise CommandError(text, ExitCode.REFUSED)
         elif not (stat.S_ISFIFO(mode) or (stat.S_ISCHR(mode) and self._is_harmless())):
             what = "a directory" if stat.S_ISDIR(mode) else "a device or a socket"
             raise CommandError(f"{self._named}: it is {what}, and no file", ExitCode.REFUSED)

@@ -84,7 +84,7 @@ def report(
     from tieredstore.cli.tier import opened_tier
     from tieredstore.driver.runtime import SystemClock
 
-    target = OutputFile("--out", out or "tier.html")
+    target = OutputFile("--out", "tier.html" if out is None else out)
     target.check(json=json)
     with opened_tier(tier) as opened:
         picture = picture_of(
