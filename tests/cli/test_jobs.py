@@ -319,6 +319,12 @@ def test_a_scrub_takes_no_engine_and_its_options_are_of_nothing_else(command: Co
         command.run("verify", *tier, "--continuous", "--pause", pause).refused(2, "--pause")
 
 
+def test_a_scrub_that_could_not_be_resumed_does_not_begin(command: Command, tmp_path: Path) -> None:
+    words = ("verify", *named(TIER), "--continuous", "--state")
+    command.run(*words, tmp_path / "no" / "state.json").refused(3, "--state", "no such directory")
+    command.run(*words, tmp_path).refused(5, "--state", "a directory")
+
+
 def test_a_port_that_is_taken_is_named(command: Command) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -378,6 +378,8 @@ def _scrub(job: VerifyJob, options: JobOptions, scrub: ScrubOptions) -> None:
     target = None if options.report is None else OutputFile("--report", options.report)
     if target is not None:
         target.check(json=options.json)
+    if scrub.state is not None:  # a run that cannot write it would go on, and not be resumed
+        OutputFile("--state", str(scrub.state)).check()
     write = note if target is not None and target.is_stdout else write_line
 
     def told(findings: Findings) -> None:
