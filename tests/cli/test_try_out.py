@@ -50,6 +50,14 @@ def test_lines_of_stdin_are_messages(
     assert [base64.b64decode(row["body"]) for row in bodies] == [b"one", b"two", b"\xff\xfe"]
 
 
+def test_an_empty_store_path_makes_no_store(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command.run("put", "Orders", "--store-path", "", "--body", "x").refused(2, "store_path")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("topic", ["%LMQ%a", "SCHEDULE_TOPIC_XXXX", "rmq_sys_x", "me"])
 def test_offload_says_which_topics_stay_out_of_the_tier(
     command: Command, tmp_path: Path, topic: str

@@ -174,6 +174,8 @@ class LocalConfig(Settings):
 
     def __post_init__(self) -> None:
         self._check()
+        if not self.store_path:  # such as that of an unset variable in a script
+            raise InvalidConfigError("store_path: it is empty")
         if self.flush_disk_type not in ("ASYNC_FLUSH", "SYNC_FLUSH"):
             raise InvalidConfigError("flush_disk_type: want ASYNC_FLUSH or SYNC_FLUSH")
         DelayLevels(self.message_delay_levels)  # raises an error that says what is wrong
