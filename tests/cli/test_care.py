@@ -559,6 +559,21 @@ def test_a_bucket_that_only_offloads_fill_keeps_a_short_log(
     assert command.run("cat", "Orders", "--max", 40, *tier).out.count("Orders/0/") == 32
 
 
+def test_a_bucket_that_waits_for_its_cut_over_is_told_to_be_empty(
+    command: Command, bucket: tuple[Path, list[object]], tmp_path: Path
+) -> None:
+    text = (tmp_path / "store.toml").read_text().replace(f"{bucket[0]}", f"{tmp_path}/moved")
+    target = tmp_path / "moved.toml"
+    target.write_text(text.replace(f"{tmp_path}/store", f"{tmp_path}/new"))
+    words = ("migrate", *bucket[1], "--to-config", target)
+    assert command.run(*words).code == 0
+    ran = command.run("queues", "--config", target)
+    assert (ran.code, ran.out, ran.err.count("\n")) == (0, "", 1)
+    assert "`migrate` with --cut-over" in ran.err
+    assert command.run(*words, "--cut-over").code == 0
+    assert "Orders" in command.run("queues", "--config", target).done().out
+
+
 def test_a_bucket_of_an_older_layout_is_refused_with_one_line(
     command: Command, bucket: tuple[Path, list[object]]
 ) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 from tieredstore.access.reader import TieredReader
 from tieredstore.access.upkeep import TendChore
@@ -43,6 +44,11 @@ from tieredstore.model.amounts import counted
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import MetadataError, OffsetOutOfRangeError, SegmentError
 from tieredstore.model.values import QueueKey
+
+_NOT_FINISHED: Final = (
+    "a migration to this tier is not finished: stop the broker and run `migrate` with --cut-over, "
+    "which"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +148,9 @@ def opened_backend(options: TierOptions) -> Iterator[OpenedBackend]:
             metadata = catalogue_to_read(config, runtime, provider)
             opened.callback(metadata.close)
             note_copy(metadata.facts)
+            if not metadata.queues() and _awaits_cut_over(config):
+                # The log of a bucket begins with the first copy, and a directory has no catalogue.
+                note(f"the catalogue is empty: {_NOT_FINISHED} fills it")
         except NoCatalogueError as error:
             failure = no_catalogue(error, config)
         except MetadataError as error:
@@ -191,16 +200,18 @@ def check_root(config: StoreConfig) -> None:
     )
 
 
-def no_catalogue(error: NoCatalogueError, config: StoreConfig) -> CommandError:
-    """The error for a missing catalogue, which says what to do."""
+def _awaits_cut_over(config: StoreConfig) -> bool:
+    """Whether a migration from this machine has copied to this tier and not finished."""
     from tieredstore.jobs.migrate_copy import journal_path
 
+    return journal_path(config).is_file()
+
+
+def no_catalogue(error: NoCatalogueError, config: StoreConfig) -> CommandError:
+    """The error for a missing catalogue, which says what to do."""
     text = f"{error.path}: {error.reason}"
-    if error.names_file and journal_path(config).is_file():
-        text += (
-            "; a migration to this tier is not finished: stop the broker and run `migrate` with "
-            "--cut-over, which makes it"
-        )
+    if error.names_file and _awaits_cut_over(config):
+        text += f"; {_NOT_FINISHED} makes it"
         return CommandError(printable(text), ExitCode.NOT_THERE)
     if error.names_file:
         text += (

@@ -110,7 +110,8 @@ class MigrateJob:
     """Copies everything that the target lacks, and turns the target into a tier on request.
 
     * The source is only read. Bytes that the target already has are compared, never overwritten.
-    * Before the cut-over the target has no catalogue, so no broker takes it for a complete tier.
+    * Before the cut-over the target has no catalogue, or in a bucket an empty one: nobody takes it
+      for a complete tier.
     * Except for the cut-over, the job may run while a broker writes to the source; each run copies
       what is new.
     * The target's names are those in its settings. With `adopt`, the queues join an existing tier
