@@ -101,6 +101,10 @@ class Elsewhere:
     def publish(self) -> None:
         self.broker.tier.publishing.step()
 
+    def silence(self) -> None:
+        """Publish nothing from now on, and take everything for published."""
+        vars(self.broker.tier.publishing)["step"] = lambda: True
+
     def config(self, **settings: Any) -> StoreConfig:
         nowhere = str(self._folder / "nowhere")
         return dataclasses.replace(self.broker.config, store_path=nowhere, **settings)

@@ -33,6 +33,7 @@ from tieredstore.model.config import MIB
 from tieredstore.model.errors import BackendUnavailableError
 from tieredstore.model.messages import GetResult, Message, MessageRun
 from tieredstore.model.values import INT64_MAX, GetStatus, QueueKey, StorageLevel
+from tieredstore.providers.posix import PosixFileSegment
 from tieredstore.testing.samples import STORE_TIMESTAMP, TOPIC
 
 
@@ -272,6 +273,54 @@ def test_a_catalogue_that_is_older_than_its_folder_lets_no_number_be_given_twice
     machine.put(2)
     assert store.flush()
     machine.check()
+
+
+@pytest.mark.parametrize("knows_of_it", [True, False])
+def test_an_older_catalogue_deletes_no_messages_of_a_topic_that_was_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, knows_of_it: bool
+) -> None:
+    """The segments of the new topic have the names of old ones, which the image still names."""
+    machine = Machine(tmp_path)
+    small = {"commit_log_segment_bytes": 1000, "reserve_hours": 1}
+    machine.open(**small)
+    machine._number = 1000  # messages of the same size
+    machine.put(45, ONE)
+    machine.flush()
+    if knows_of_it:
+        with monkeypatch.context() as patch:
+            patch.setattr(PosixFileSegment, "delete", is_away)
+            machine.store.delete_topics([TOPIC])
+            machine.end()
+    else:
+        machine.end()
+    shutil.copytree(machine.disk, tmp_path / "older")
+    machine.open(**small)
+    machine.store.delete_topics([TOPIC])
+    machine.put(50, ONE)
+    machine.flush()
+    machine.end()
+    written = tiered_files(machine)
+    assert len(written) > 5
+    machine.lose_disk()
+    shutil.copytree(tmp_path / "older", machine.disk)
+    opened = machine.open(**small)._loaded()
+    for _ in range(3):
+        opened.tier.runtime.clock.sleep(360_000)
+        opened.retention.step()
+        opened.tier.publish()
+    error = machine.store.health().catalogue.error
+    assert error is not None
+    assert "newer than this catalogue's file" in error
+    machine.end(drain=False)
+    assert tiered_files(machine) == written
+
+
+def is_away(segment: PosixFileSegment) -> None:
+    raise BackendUnavailableError(segment.path, "delete", "it is away")
+
+
+def tiered_files(machine: Machine) -> list[Path]:
+    return sorted((machine.root / "tier").rglob("*/COMMIT_LOG/*"))
 
 
 def test_a_queue_that_the_catalogue_lost_gives_no_number_twice(tmp_path: Path) -> None:

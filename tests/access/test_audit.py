@@ -311,7 +311,7 @@ def test_a_published_catalogue_that_is_up_to_date_has_nothing_to_tell(there: Els
 def test_one_that_lags_is_a_note_also_behind_expiry_and_a_deletion(there: Elsewhere) -> None:
     there.broker.fill(4, topic="Gone")
     there.publish()
-    there.broker.tier.publishing._is_stale = True  # publishes nothing from now on
+    there.silence()
     there.expire(12)
     there.broker.store.delete_topics(["Gone"])
     there.broker.fill(3, topic="New")
@@ -323,7 +323,7 @@ def test_one_that_lags_is_a_note_also_behind_expiry_and_a_deletion(there: Elsewh
 def test_one_that_lags_behind_a_topic_that_was_made_again_is_a_note(there: Elsewhere) -> None:
     """Its rows of the former topic are only as old as the rest of it."""
     there.publish()
-    there.broker.tier.publishing._is_stale = True
+    there.silence()
     there.broker.store.delete_topics([TOPIC])
     there.broker.fill(2)
     ((kind, detail),) = found(there)

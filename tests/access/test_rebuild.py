@@ -552,7 +552,7 @@ def test_an_empty_catalogue_starts_from_what_is_published(there: Elsewhere, tmp_
     assert topic is not None
     metadata.put(dataclasses.replace(topic, reserve_hours=7, topic_id=41))
     there.publish()
-    broker.tier.publishing._is_stale = True  # publishes nothing from now on
+    there.silence()
     broker.store.delete_topics(["Gone"])
     broker.put(9, first=12)
     assert broker.store.flush()
@@ -614,7 +614,7 @@ def test_a_topic_made_anew_is_not_taken_for_the_one_that_was_published_as_doomed
         assert list(broker.provider.list("broker-a/Gone")) == []
     broker.tier.files._announcement._publish = broker.tier.publishing.step
     assert broker.store.flush()
-    broker.tier.publishing._is_stale = True  # the disk is lost before the next publication
+    there.silence()  # the disk is lost before the next publication
     broker.store.shutdown()
     lost = Rebuilding(there, tmp_path / "new.json")
     assert lost.rebuild().problems == ()
@@ -630,7 +630,7 @@ def test_a_queue_whose_messages_had_all_expired_goes_on_behind_them(
     broker = there.broker
     broker.fill(12)
     there.publish()
-    broker.tier.publishing._is_stale = True  # the disk is lost before the next publication
+    there.silence()  # the disk is lost before the next publication
     broker.runtime.clock.sleep(3 * HOUR_S)
     broker.retention.step()
     assert list(broker.provider.list("broker-a")) == []
@@ -670,7 +670,7 @@ def test_the_index_takes_a_queue_that_was_made_again_since_it_was_published(
         ]
     )
     there.publish()
-    broker.tier.publishing._is_stale = True  # the disk is lost before the next publication
+    there.silence()  # the disk is lost before the next publication
     files = broker.tier.files
     files.destroy(key)
     file = files.create(*key)

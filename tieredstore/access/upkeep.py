@@ -67,6 +67,7 @@ class PublishChore:
     def __init__(self, publisher: Publisher | None) -> None:
         self._publisher = publisher
         self._is_stale = False
+        self._is_checked = False
 
     @property
     def is_enabled(self) -> bool:
@@ -78,20 +79,39 @@ class PublishChore:
         publisher = self._publisher
         return publisher is not None and not self._is_stale and publisher.has_changes
 
-    def step(self) -> bool:
-        """Publish changes; return whether readers elsewhere can see them now, or never will."""
+    def step(self) -> bool | None:
+        """Publish changes; return whether readers elsewhere can see them now. None if they never
+        will: a newer catalogue than this one says what is in the tier."""
         publisher = self._publisher
-        if publisher is None or self._is_stale:
+        if publisher is None:
             return True
+        if self._is_stale:
+            return None
         try:
             publisher.publish()
         except StaleCatalogueError as error:
             self._is_stale = True
             log.error("the catalogue is no longer published: %s", error)
+            return None
         except TieredStoreError as error:
             log.warning("the catalogue could not be published: %s", error)
             return publisher.is_unheard
         return True
+
+    def tell(self) -> bool | None:
+        """The same before bytes are deleted. It first makes sure, once, that what is published is
+        from this catalogue, which an unchanged one does not ask: it may be an older copy."""
+        publisher = self._publisher
+        if publisher is not None and not self._is_checked:
+            try:
+                publisher.check()
+                self._is_checked = True
+            except StaleCatalogueError:
+                pass  # `step` says so
+            except TieredStoreError as error:
+                log.warning("what is published could not be compared: %s", error)
+                return False
+        return self.step()
 
     def health(self) -> CatalogueHealth:
         publisher = self._publisher

@@ -39,6 +39,7 @@ from tieredstore.driver.registry import (
 )
 from tieredstore.driver.retry import RetryingProvider, RetryPolicy
 from tieredstore.driver.runtime import Deadline, Runtime, with_deadline
+from tieredstore.flat.append_file import Publish
 from tieredstore.flat.file_store import FlatFileStore
 from tieredstore.index.contract import Index, NoIndex
 from tieredstore.index.store import IndexStore
@@ -155,7 +156,7 @@ class Tier:
             metadata=metadata,
             runtime=runtime,
             read_only=read_only,
-            publish=publishing.step if publishing.is_enabled else None,
+            publish=publishing.tell if publishing.is_enabled else None,
         )
         self.fetcher = Fetcher(
             self.files,
@@ -281,7 +282,7 @@ def open_tier(
                 *(config, runtime, provider, metadata),
                 read_only=read_only,
                 local_folder=folder,
-                publish=publishing.step if publishing.is_enabled else None,
+                publish=publishing.tell if publishing.is_enabled else None,
             )
         tier = Tier(
             config,
@@ -531,7 +532,7 @@ def index_of(
     *,
     read_only: bool,
     local_folder: Path | None = None,
-    publish: Callable[[], bool] | None = None,
+    publish: Publish | None = None,
 ) -> Index:
     """The key index of the settings, not opened. `local_folder` is for readers only, `publish` for
     the writer only.

@@ -395,6 +395,7 @@ class FlatAppendFile:
 
 UNTOLD_SECONDS_MAX: Final = 600  # how long deletions wait for an announcement that fails
 
+Publish: TypeAlias = Callable[[], bool | None]
 SegmentKey: TypeAlias = tuple[str, SegmentType, int]
 
 
@@ -403,13 +404,16 @@ class Announcement:
     A reader that still has the old catalogue would take these bytes for lost.
 
     The wait is limited, because on a full disk these bytes may take the space that publishing
-    needs. Without `publish`, all readers read the catalogue itself.
+    needs. But if a newer catalogue is published than this one, whose disk was put back perhaps,
+    nothing is deleted: the names may be those of other segments by now. Then `publish` returns
+    None. Without `publish`, all readers read the catalogue itself.
     """
 
-    def __init__(self, publish: Callable[[], bool] | None, clock: Clock) -> None:
+    def __init__(self, publish: Publish | None, clock: Clock) -> None:
         self._publish = publish
         self._clock = clock
         self._untold_since: float | None = None
+        self.is_stale = False  # found when it was last made
 
     @property
     def is_needed(self) -> bool:
@@ -417,14 +421,17 @@ class Announcement:
 
     def make(self) -> bool:
         """Publish the catalogue, if needed; return whether readers can see it now."""
-        if self._publish is None or self._publish():
+        told = self._publish is None or self._publish()
+        self.is_stale = told is None
+        if told:
             self._untold_since = None
-            return True
-        return False
+        return bool(told)
 
     def is_overdue(self) -> bool:
         """Call it after `make` has failed: whether deletions have waited long enough. If so, the
         next ones wait anew."""
+        if self.is_stale:
+            return False
         now = self._clock.monotonic()
         if self._untold_since is None:
             self._untold_since = now

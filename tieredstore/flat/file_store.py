@@ -26,6 +26,7 @@ from tieredstore.flat.append_file import (
     WAIT_SECONDS,
     Announcement,
     PendingDeletions,
+    Publish,
     SegmentKey,
     mark_for_deletion,
 )
@@ -72,7 +73,7 @@ class FlatFileStore:
     * A read-only store changes nothing; `refresh` shows what a writer has done since.
     * `publish` shows the catalogue to readers elsewhere and returns whether it succeeded. Only then
       are the bytes of destroyed queues and expired segments deleted, as a reader with an older
-      catalogue would take a half-deleted queue for damage.
+      catalogue would take a half-deleted queue for damage. See `Announcement`.
     * Any thread may call `files` and `get`; only the thread that writes the queues may call the
       rest.
     """
@@ -85,7 +86,7 @@ class FlatFileStore:
         metadata: MetadataStore,
         runtime: Runtime,
         read_only: bool = False,
-        publish: Callable[[], bool] | None = None,
+        publish: Publish | None = None,
     ) -> None:
         self._config = config
         self._provider = provider
@@ -229,7 +230,8 @@ class FlatFileStore:
             left = pending.delete_path(file.path, seconds=WAIT_SECONDS, only=told)
         if left:
             raise BackendUnavailableError(file.path, "create", "an older queue is still there")
-        if self._is_doomed_elsewhere(file.path) and self._told() is None:
+        is_told = not self._is_doomed_elsewhere(file.path) or self._told() is not None
+        if not (is_told or self._announcement.is_stale):
             raise BackendUnavailableError(file.path, "create", "an older queue is still published")
         self._recover(file)
         with self._guard:

@@ -81,7 +81,7 @@ class IndexStore:
         provider: SegmentProvider,
         metadata: MetadataStore,
         runtime: Runtime,
-        publish: Callable[[], bool] | None = None,
+        publish: append_file.Publish | None = None,
     ) -> None:
         """`publish` tells readers elsewhere what the catalogue says; see `Announcement`."""
         self._config = config
