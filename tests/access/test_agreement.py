@@ -14,7 +14,7 @@ import pytest
 
 from tests.access import lost_disks
 from tests.access.lost_disks import ONE, OTHER, TWO, Machine
-from tests.jobs.load_kit import LOADED_MS, loaded, rows_of
+from tests.jobs.load_kit import LOADED_MS, loaded, recovered, rows_of
 from tieredstore.access import agreement, queue_upload
 from tieredstore.access.agreement import ContinuedQueue
 from tieredstore.access.rebuild import rebuild
@@ -22,7 +22,7 @@ from tieredstore.access.store import TieredMessageStore
 from tieredstore.access.upkeep import expire
 from tieredstore.codec.message import decode_message
 from tieredstore.codec.record import peek_store_timestamp
-from tieredstore.driver.metadata import DeleteQueue
+from tieredstore.driver.metadata import DeleteQueue, StaleCatalogueError
 from tieredstore.driver.runtime import Runtime
 from tieredstore.index.store import IndexStore
 from tieredstore.jobs.job import LocalEngine, run_job
@@ -313,6 +313,40 @@ def test_an_older_catalogue_deletes_no_messages_of_a_topic_that_was_made_again(
     assert "newer than this catalogue's file" in error
     machine.end(drain=False)
     assert tiered_files(machine) == written
+
+
+def test_an_older_catalogue_takes_no_keys_from_the_tier(tmp_path: Path) -> None:
+    """The next index file would have the name of one that the image does not know."""
+    machine = Machine(tmp_path)
+    small = {"consume_queue_segment_bytes": 200, "index_slot_count": 11}
+    machine.open(**small)
+    machine.put(7, ONE)
+    machine.flush()
+    machine.end()
+    shutil.copytree(machine.disk, tmp_path / "older")
+    machine.open(**small)
+    machine.put(20, ONE)
+    assert machine.store.flush(seal=True)
+    machine.end()
+    machine.lose_disk()
+    shutil.copytree(tmp_path / "older", machine.disk)
+    store = machine.open(**small)
+    assert machine.refusal(ONE)
+    machine.log_offsets.clear()  # the older catalogue knew fewer log offsets
+    machine.put(3, TWO)
+    with pytest.raises(StaleCatalogueError, match="newer"):
+        store.flush(seal=True)
+    index = store._loaded().tier.index
+    assert isinstance(index, IndexStore)
+    index.step()
+    assert "newer" in str(store.health().index_error)
+    machine.end(drain=False)
+    recovered(store.config)
+    store = machine.open(**small)
+    for number in range(1, 28):
+        found = store.query_message(TOPIC, f"key-{number}")
+        assert found.complete
+        assert [one.queue_offset for one in found.messages] == [number - 1]
 
 
 def is_away(segment: PosixFileSegment) -> None:

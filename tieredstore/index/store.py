@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from tieredstore.codec.checks import Buffer
 from tieredstore.codec.tiered_index import compacted_file_bytes
-from tieredstore.driver.metadata import MetadataStore
+from tieredstore.driver.metadata import MetadataStore, StaleCatalogueError
 from tieredstore.driver.one_process import OneProcess
 from tieredstore.driver.provider import SegmentProvider
 from tieredstore.driver.runtime import Runtime, Service
@@ -345,12 +345,24 @@ class IndexStore:
                 self._uploaded.settle()
             full = self._writer.full  # first: one that fills during the sync is not synced by it
             if full:
+                self._refuse_stale()
                 self._writer.sync()
             sound = self._writer.full  # without those that the disk could not sync
             for file in full:
                 if file in sound:
                     self._upload(file)
             self._next_upload = 0.0
+
+    def _refuse_stale(self) -> None:
+        """Raise StaleCatalogueError if a newer catalogue than ours is published: the name of our
+        next file may be that of a file which ours does not know."""
+        self._announcement.make()
+        if self._announcement.is_stale:
+            path, reason = (
+                self._uploaded.path,
+                "nothing is uploaded: a newer catalogue is published",
+            )
+            raise StaleCatalogueError(path, reason)
 
     def _upload(self, file: IndexStoreFile) -> None:
         """Upload the full file and remove it from the disk.
