@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -78,6 +79,7 @@ from tieredstore.model.errors import (
     FencedError,
     InvalidConfigError,
     MetadataError,
+    SegmentCorruptError,
     TieredStoreError,
 )
 from tieredstore.model.messages import LOOPBACK
@@ -935,6 +937,28 @@ def test_many_loads_into_a_bucket_that_no_broker_serves_read_no_long_log(
     entries = {key for key in read if "/log/" in key}
     assert 0 < len(entries) <= 8 + 4
     assert bodies(bucket, A) == names_of(A, range(13))
+
+
+def test_a_bucket_with_bytes_that_cannot_be_merged_has_no_long_log_either(
+    bucket: StoreConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeep, "STATE_EVERY", 8)
+    monkeypatch.setattr(upkeep, "ROUNDS_MERGED", 2)
+    written = WrittenTier(config=bucket, start_ms=LOADED_MS)
+    for _ in range(3):
+        written.add(*B, 2)
+    merged: list[object] = []
+
+    def damaged(*what: object) -> bytearray:
+        merged.append(what)
+        raise SegmentCorruptError("a round", "another checksum", position=0)
+
+    monkeypatch.setattr(upkeep, "_read", damaged)
+    for number in range(12):
+        loaded(bucket, [[rows_of(A, range(number, number + 1))]], run_id=f"run-{number}")
+    assert merged
+    root = bucket.url.removeprefix("memory:/")
+    assert [key for key in MemoryFileSystem.store if key.startswith(root) and "/state/" in key]
 
 
 def test_a_load_does_not_delete_again_what_earlier_loads_have_deleted(

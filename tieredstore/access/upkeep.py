@@ -31,6 +31,8 @@ from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import (
     BackendUnavailableError,
     FencedError,
+    OffsetOutOfRangeError,
+    SegmentError,
     SegmentNotFoundError,
     StoreClosedError,
     TieredStoreError,
@@ -145,16 +147,29 @@ class TendChore:
         return type(provider).tend is not SegmentProvider.tend
 
     def step(self) -> None:
-        """Do one round: until nothing is left to do, at most TENDED_AT_ONCE steps."""
+        """Do one round: until nothing is left to do, at most TENDED_AT_ONCE steps.
+
+        Damaged or missing bytes end only their step: the provider then passes them over.
+        """
         try:
             for _ in range(TENDED_AT_ONCE):
-                if self._is_stopped or not self._provider.tend(self._broker):
+                if self._is_stopped or not self._tended():
                     return
         except FencedError as error:
             self._is_stopped = True
             log.error("%s: its upkeep has ended: %s", self._broker, error)
         except TieredStoreError as error:
-            log.warning("%s: its upkeep failed in part: %s", self._broker, error)
+            self._warn(error)
+
+    def _tended(self) -> bool:
+        try:
+            return self._provider.tend(self._broker)
+        except (OffsetOutOfRangeError, SegmentError) as error:
+            self._warn(error)
+            return True
+
+    def _warn(self, error: TieredStoreError) -> None:
+        log.warning("%s: its upkeep failed in part: %s", self._broker, error)
 
     def stop(self) -> None:
         """Begin no further step."""
