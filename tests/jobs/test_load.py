@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -357,6 +359,48 @@ def test_what_a_broker_adds_behind_a_load_that_died_is_kept_though_the_disk_is_l
     with open_tier_of(config) as parts:
         delete_pending(parts.provider, parts.metadata)
         assert parts.files.get(A).commit_offset == 25
+
+
+def test_loads_go_into_a_directory_where_nothing_can_be_published(
+    config: StoreConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a file system without hard links."""
+
+    def refused(*_: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refused)
+    loaded(config, [[rows_of(A, range(20))]])
+    died_after_adopting(config, [[rows_of(A, range(20, 30))]], monkeypatch)
+    loaded(config, [[rows_of(A, range(20, 40))]], run_id="again")
+    assert bodies(config, A) == names_of(A, range(40))
+    assert_found(config, {A: range(40)})
+
+
+@pytest.mark.parametrize("is_marked", [True, False])
+def test_a_load_needs_no_new_publication_unless_the_last_one_marks_its_names(
+    config: StoreConfig, monkeypatch: pytest.MonkeyPatch, is_marked: bool
+) -> None:
+    loaded(config, [[rows_of(A, range(20))]])
+    if is_marked:
+        with open_tier_of(config) as parts, monkeypatch.context() as patch:
+            patch.setattr(PosixFileSegment, "delete", is_away)
+            parts.files.delete_topics([A.topic])
+        with monkeypatch.context() as patch, open_tier_of(config) as parts:
+            patch.setattr(CataloguePublisher, "publish", lambda publisher: None)
+            delete_pending(parts.provider, parts.metadata)
+
+    def too_large(*_: object) -> int:
+        raise MetadataError("the catalogue", "not published: it is too large")
+
+    monkeypatch.setattr(CataloguePublisher, "_create", too_large)
+    if is_marked:
+        with pytest.raises(MetadataError, match="too large"):
+            loaded(config, [[rows_of(A, range(5))]], run_id="more")
+    else:
+        loaded(config, [[rows_of(A, range(20, 30)), rows_of(C, range(5))]], run_id="more")
+        assert bodies(config, A) == names_of(A, range(30))
+        assert bodies(config, C) == names_of(C, range(5))
 
 
 def test_a_broker_waits_until_what_a_load_left_at_its_place_is_deleted(

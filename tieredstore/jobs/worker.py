@@ -22,7 +22,7 @@ from tieredstore.access.wiring import (
     written_catalogue,
 )
 from tieredstore.codec.names import index_queue_path
-from tieredstore.driver.metadata import MetadataStore, Publisher
+from tieredstore.driver.metadata import MetadataStore, Publisher, StaleCatalogueError
 from tieredstore.driver.metrics import GaugeRead, Labels, Metric, Metrics, NoMetrics
 from tieredstore.driver.provider import Scratch, SegmentProvider, refuse_existing
 from tieredstore.driver.runtime import Runtime
@@ -33,6 +33,7 @@ from tieredstore.flat.message_file import FlatMessageFile
 from tieredstore.index.watermarks import Watermarks
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import (
+    BackendError,
     BackendUnavailableError,
     InvalidConfigError,
     MetadataError,
@@ -277,7 +278,29 @@ class OwnedTier:
         marked = append_file.PendingDeletions(self.provider, self.metadata).marked()
         going = (key for key in marked if path in (None, key[0]))
         if self.publisher is not None and any(self.metadata.segment(*key) is None for key in going):
+            try:
+                self.publisher.publish()
+            except BackendError as error:
+                if not self.publisher.is_unheard:
+                    raise
+                log.warning("nobody elsewhere reads this tier's catalogue: %s", error)
+
+    def _publish_for(self, rows: Sequence[SegmentRecord]) -> None:
+        """Publish, unless that fails and what is published does not mark these names. It may still
+        mark older segments: whoever restored a lost catalogue from it would delete the new ones."""
+        if self.publisher is None:
+            return
+        try:
             self.publisher.publish()
+        except StaleCatalogueError:
+            raise
+        except TieredStoreError as error:
+            published = published_catalogue(self.config, self.provider)
+            if published is not None:
+                with closing(published):
+                    if any(append_file.is_marked(published, row.key) for row in rows):
+                        raise
+            log.warning("the catalogue could not be published: %s", error)
 
     def announce(self, rows: Sequence[SegmentRecord]) -> None:
         """Note that segments of these names are about to be made. Unless installed, they are
@@ -285,10 +308,7 @@ class OwnedTier:
 
         MetadataError if one exists already: an old catalogue may not name it, and it may be data.
         """
-        if self.publisher is not None:
-            # What is published may still mark older segments of these names: whoever restored a
-            # lost catalogue from it would delete the new ones.
-            self.publisher.publish()
+        self._publish_for(rows)
         for row in rows:
             with self.provider.open(*row.key) as segment:
                 try:
