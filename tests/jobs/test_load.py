@@ -361,6 +361,32 @@ def test_what_a_broker_adds_behind_a_load_that_died_is_kept_though_the_disk_is_l
         assert parts.files.get(A).commit_offset == 25
 
 
+@pytest.mark.parametrize("is_new", [True, False])
+@pytest.mark.parametrize("is_broker_next", [True, False])
+def test_nothing_of_a_load_that_died_counts_where_a_broker_has_begun_segments(
+    config: StoreConfig, monkeypatch: pytest.MonkeyPatch, is_new: bool, is_broker_next: bool
+) -> None:
+    """A broker that died before it wrote to them left their rows."""
+    end = 0 if is_new else 20
+    loaded(config, [[rows_of(B, range(5)), rows_of(A, range(end))]])
+    with open_tier_of(config) as parts:
+        file = parts.files.create(*A)
+        if is_new:
+            file.start_at(0)
+        else:
+            file.log.roll()
+            file.queue.roll()
+    died_after_adopting(config, [[rows_of(A, range(end, 30))]], monkeypatch)
+    if is_broker_next:
+        with open_tier_of(config) as parts:
+            delete_pending(parts.provider, parts.metadata)
+        assert bodies(config, A) == names_of(A, range(end))
+    loaded(config, [[rows_of(A, range(end, 40))]], run_id="again")
+    assert bodies(config, A) == names_of(A, range(40))
+    assert not report_of(config).damage
+    assert_found(config, {A: range(40), B: range(5)})
+
+
 def test_loads_go_into_a_directory_where_nothing_can_be_published(
     config: StoreConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,7 +26,7 @@ from typing import Final, TypeAlias, TypeVar
 
 from tieredstore.access.wiring import catalogue_lock, keeps_catalogue
 from tieredstore.codec.names import queue_path
-from tieredstore.driver.metadata import Change, DeleteNote, Put, PutNote
+from tieredstore.driver.metadata import Change, DeleteNote, DeleteSegment, Put, PutNote
 from tieredstore.driver.provider import LOAD_RUN, LOADED, STREAMED, Adoption
 from tieredstore.driver.runtime import Clock, SystemClock
 from tieredstore.driver.segment import Buffer
@@ -418,6 +418,8 @@ class _Commit:
                     "what is there with its own; start it once"
                 )
             place = () if self._is_one_step else _place_of(file)
+            if not (self._is_one_step or place):
+                self._forget_empty(file)
             return QueueTarget(
                 key=key,
                 path=path,
@@ -428,6 +430,19 @@ class _Commit:
             )
         finally:
             file.close()
+
+    def _forget_empty(self, file: FlatMessageFile) -> None:
+        """Forget the rows of empty last segments: the load's have the same names, and what a dead
+        load left there would count. The offsets follow from what comes before."""
+        starts = {file.queue: 0, file.log: log_start(file.path, self._tier.metadata)}
+        empty = []
+        for part, start in starts.items():
+            rows = [each.record for each in part.segments]
+            before = rows[-2].end_offset if len(rows) > 1 else start
+            is_known = len(rows) > 1 or not file.commit_offset
+            if rows and not rows[-1].size and is_known and rows[-1].base_offset == before:
+                empty.append(rows[-1])
+        self._tier.metadata.apply([DeleteSegment(*row.key) for row in empty])
 
     def _made(self, wanted: Sequence[_Item]) -> list[_Made]:
         """The result for each item, from the engine or an earlier try. Raises if any item fails."""
