@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 
@@ -13,11 +14,13 @@ from tests.access.tiered_kit import Broker
 from tieredstore.access.audit import AuditReport, audit
 from tieredstore.access.reader import TieredReader
 from tieredstore.access.rebuild import NewerCatalogueError, RebuildReport, rebuild
-from tieredstore.access.wiring import written_catalogue
+from tieredstore.access.upkeep import expire_tier
+from tieredstore.access.wiring import open_tier, written_catalogue
 from tieredstore.codec.message import decode_message
 from tieredstore.driver.metadata import Change, MetadataStore
+from tieredstore.index.contract import NoIndex
 from tieredstore.metadata.json_store import JsonMetadataStore
-from tieredstore.model.errors import BackendRefusedError
+from tieredstore.model.errors import BackendRefusedError, BackendUnavailableError
 from tieredstore.model.values import SegmentType, StorageLevel
 from tieredstore.providers.object_provider import ObjectProvider
 from tieredstore.roundlog.layout import ObjectLayout
@@ -125,6 +128,35 @@ def test_a_repair_loses_nothing_that_a_writer_beside_it_was_told(
     assert fence.epoch == 2
     assert broker.bodies() == told
     assert other.audit().is_clean
+
+
+def test_an_expiry_that_cannot_be_written_is_no_success(
+    broker: Machine, other: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.put(5)
+    told = flush(broker)
+    now_ms = other.runtime.clock.now_ms() + 1000 * 3_600_000
+
+    def is_away(key: str, *given: Any, **how: Any) -> NoReturn:
+        raise BackendUnavailableError(key, "put", "it is away")
+
+    def expire() -> None:
+        with monkeypatch.context() as patch, other.written() as metadata:
+            tier = open_tier(
+                other.config,
+                runtime=other.runtime,
+                provider=other.own,
+                metadata=metadata,
+                index=NoIndex(),
+            )
+            with closing(tier):
+                tier.load()
+                patch.setattr(other.client, "put", is_away)
+                list(expire_tier(tier.files, metadata, other.config, now_ms=now_ms))
+
+    with pytest.raises(BackendUnavailableError, match="it is away"):
+        expire()
+    assert broker.bodies() == told
 
 
 def test_objects_that_are_gone_or_cut_are_named(

@@ -572,6 +572,8 @@ def expire_tier(
 
     The caller holds the catalogue's lock, unless it is a dry run. The key index is left unchanged:
     its items of dropped messages find nothing. See `IndexStore.expire_unopened`.
+
+    Raises at the end what the catalogue raises if it cannot keep what was yielded.
     """
     for file in sorted(files.files(), key=lambda file: file.key):
         topic = metadata.topic(file.key.topic)
@@ -588,7 +590,10 @@ def expire_tier(
             continue
         if expired.segment_count:
             yield ExpiredQueue(key=file.key, expired=expired)
-    if files.tells_first and not dry_run:
+    if dry_run:
+        return
+    metadata.apply([])  # what is staged was not written yet if the bytes could not be deleted
+    if files.tells_first:
         files.delete_pending(is_stopped=lambda: False)
 
 

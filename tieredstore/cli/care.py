@@ -602,7 +602,7 @@ def _expired_queues(tier: TierOptions, *, dry_run: bool) -> Iterator[ExpiredQueu
                 provider=provider,
                 metadata=catalogue,
                 runtime=runtime,
-                publish=publishing.step if publishing.is_enabled else None,
+                publish=publishing.tell if publishing.is_enabled else None,
             ).expire_unopened()
 
 
