@@ -38,6 +38,7 @@ from tieredstore.driver import durable
 from tieredstore.driver.durable import FileLock
 from tieredstore.driver.metadata import DeleteQueue, DeleteSegment
 from tieredstore.driver.runtime import InlinePool, ManualClock, Runtime
+from tieredstore.jobs import migrate as migrate_job
 from tieredstore.jobs import migrate_plan
 from tieredstore.jobs.job import (
     ItemResult,
@@ -56,13 +57,16 @@ from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import (
     BackendRefusedError,
     BackendUnavailableError,
+    FencedError,
     InvalidConfigError,
     MetadataError,
     SegmentCorruptError,
     TieredStoreError,
 )
+from tieredstore.model.findings import Finding
 from tieredstore.model.values import QueueKey, SegmentType
 from tieredstore.providers.posix import PosixProvider
+from tieredstore.roundlog import log as broker_log
 from tieredstore.testing.disk import ForgetfulDisk
 from tieredstore.testing.faults import Fault, Faults, ObjectFaults, SimulatedCrash
 from tieredstore.testing.samples import TOPIC
@@ -384,6 +388,52 @@ def test_stopped_at_any_request_to_a_bucket_it_goes_on(
         lambda faults, step: faults.steps > step,
         steps=steps[FAULTS.index(fault) % apart :: apart],
     )
+
+
+def test_the_cut_over_of_a_bucket_does_not_run_into_each_entry_of_the_copies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker_log, "MEETINGS_MAX", 5)
+    source = tier_at(tmp_path / "old")
+    with broker_on(source) as broker:
+        broker.put(150)
+    target = replace(
+        source,
+        provider="tests.jobs.faulty_tiers:StruckObjects",
+        bucket=tmp_path.name,
+        path="",
+        store_path=str(tmp_path / "new"),
+    )
+    report = moved_inline(source, target)
+    assert report.counts["copied"] > 10
+    assert report.facts["cut_over"] == "done"
+    assert everything(target) == everything(source)
+    del faulty_tiers.BUCKETS[target.bucket]
+
+
+def test_a_run_that_another_writer_overtakes_just_before_its_cut_over_is_fenced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = a_small_tier(tmp_path / "old")
+    target = replace(
+        source,
+        provider="tests.jobs.faulty_tiers:StruckObjects",
+        bucket=tmp_path.name,
+        path="",
+        store_path=str(tmp_path / "new"),
+    )
+    looked = migrate_job._left_behind
+
+    def overtaken(job: MigrateJob) -> list[Finding]:
+        elsewhere = replace(target, store_path=str(tmp_path / "elsewhere"))
+        WrittenTier(config=elsewhere).add("of-another", 0, 5)
+        return looked(job)
+
+    monkeypatch.setattr(migrate_job, "_left_behind", overtaken)
+    with pytest.raises(FencedError):
+        moved_inline(source, target)
+    assert {key.topic for key in everything(target)} == {"of-another"}
+    del faulty_tiers.BUCKETS[target.bucket]
 
 
 @pytest.mark.parametrize("fault", [Fault.BEFORE, Fault.AFTER, Fault.HALF])
@@ -845,6 +895,7 @@ import sys
 from tieredstore.driver.runtime import Runtime
 from tieredstore.model.values import SegmentType
 from tieredstore.providers.posix import PosixProvider
+from tieredstore.roundlog import log as broker_log
 
 data = open(sys.argv[2], "rb").read()
 

@@ -396,7 +396,10 @@ class _Finish:
         def check() -> None:
             _check_same(now, read_source(job.source, topics=job.topics))
 
-        _publish(now, job.source, job.target, job.claimed_target(), check, adopt=job.adopt)
+        target, writer = job.target, job.claimed_target()
+        if self._plan.items:  # who claimed before the copies has not read what was written since
+            target, writer = replace(target, claim_epoch=False), provider
+        _publish(now, job.source, target, writer, check, adopt=job.adopt)
         here = {item.key: item.known for item in self._plan.items}
         job.forget_copies(journal, {**here, **self._plan.known})
         changed = _changed(now, read_source(job.source, topics=job.topics))
