@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from tests.every_step import every_step
 from tests.flat.tiers import run_of
+from tests.jobs import faulty_tiers
 from tests.jobs.dying import LOADED, NEW, OLD, config_in, dying, load
 from tests.jobs.job_kit import files
 from tests.jobs.load_kit import (
@@ -53,7 +54,7 @@ from tieredstore.driver.runtime import SystemClock
 from tieredstore.flat.append_file import delete_pending
 from tieredstore.index.contract import CommittedRun
 from tieredstore.index.keys import keys_of_run
-from tieredstore.jobs import load_records
+from tieredstore.jobs import load_records, worker
 from tieredstore.jobs.load import (
     RUN_NOTES_MAX,
     StreamBatch,
@@ -90,7 +91,7 @@ from tieredstore.providers.fsspec import FsspecClient
 from tieredstore.providers.object_provider import ObjectProvider, ObjectScratch
 from tieredstore.providers.posix import PosixFileSegment, PosixProvider
 from tieredstore.roundlog import upkeep
-from tieredstore.testing.faults import SimulatedCrash
+from tieredstore.testing.faults import Fault, Faults, SimulatedCrash
 
 A, B, C = QueueKey("orders", 0), QueueKey("orders", 3), QueueKey("größe", 1)
 
@@ -902,6 +903,37 @@ def test_a_driver_that_dies_at_any_request_loads_all_or_nothing_into_a_bucket(
 
     assert every_step(script, lambda life, _: life[1]) > 8
     assert counts == {10, 60}
+
+
+@pytest.mark.parametrize("fault", [Fault.BEFORE, Fault.AFTER])
+def test_a_load_into_a_bucket_fails_only_if_nothing_was_loaded(
+    tmp_path: Path, fault: Fault
+) -> None:
+    """Whoever reads that it failed makes it again, under another id."""
+    bucket = tmp_path.name
+    config = posix_config(
+        tmp_path, provider="tests.jobs.faulty_tiers:StruckObjects", path="", bucket=bucket
+    )
+    loaded(config, [[rows_of(A, range(10))]], run_id="before")
+    part = staged(config, "run", 0, [rows_of(A, range(10, 20))])
+    held = dict(faulty_tiers.BUCKETS[bucket].held)
+
+    def struck(step: int) -> int:
+        faulty_tiers.BUCKETS[bucket].held = dict(held)
+        worker._PARTS.providers.clear()  # they know the log that was put back
+        faults = faulty_tiers.REQUEST_FAULTS[0] = Faults({step: fault})
+        count = 10
+        with suppress(TieredStoreError):
+            count += commit_load(config, "run", [part]).message_count
+        faulty_tiers.REQUEST_FAULTS[0] = Faults()
+        worker._PARTS.providers.clear()
+        assert bodies(config, A) == names_of(A, range(count))
+        commit_load(config, "run", [part])
+        assert bodies(config, A) == names_of(A, range(20))
+        return faults.steps
+
+    every_step(struck, steps=range(struck(-1)))
+    del faulty_tiers.BUCKETS[bucket]
 
 
 def open_queue(config: StoreConfig, key: QueueKey) -> list[str]:

@@ -65,6 +65,7 @@ from tieredstore.jobs.worker import (
 )
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import (
+    BackendUnavailableError,
     CatalogueLockedError,
     FencedError,
     MetadataError,
@@ -184,7 +185,8 @@ def commit_load(
     adds nothing, even if the caller never learned that the first one succeeded. The same holds for
     a batch of a stream. If another load takes over in a bucket, this commit starts again, a bounded
     number of times. Raises LoadRefusedError, MetadataError or BackendError; then nothing was
-    loaded. The exception is a MetadataError in the last step: then only the catalogue can tell.
+    loaded. The exceptions are a MetadataError in the last step, and a bucket that does not answer
+    then: only the catalogue can tell.
     """
     clock = clock or SystemClock()
     known: dict[_Item, _Made] = {}  # what earlier tries have staged, for reuse
@@ -353,8 +355,12 @@ class _Commit:
         changes = [*self._changes(plan, rows), *of_index]
         broker = self._config.broker_name
         if self._is_one_step:
-            if not tier.provider.adopt(broker, adoptions, changes):
-                tier.metadata.apply(changes)
+            try:
+                if not tier.provider.adopt(broker, adoptions, changes):
+                    tier.metadata.apply(changes)
+            except BackendUnavailableError:
+                if not self._is_made_after_all():
+                    raise
         else:
             paths = [target.path for target in plan.targets.values()]
             with tier.installing([*paths, tier.index_path]):
@@ -367,6 +373,15 @@ class _Commit:
             queue_count=len(plan.targets),
             key_count=sum(run.count for run in keys),
         )
+
+    def _is_made_after_all(self) -> bool:
+        """Whether the change took effect, although its reply was lost: a load that is taken for
+        failed is made again by its user, under another id."""
+        try:
+            self._tier.metadata.apply([])  # the catalogue finds out what became of its changes
+        except BackendUnavailableError:
+            return False
+        return self._tier.metadata.note(LOAD_RUN, self._run_id) is not None
 
     @property
     def _now(self) -> int:
