@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -28,7 +29,9 @@ from tieredstore.driver.runtime import SystemClock
 from tieredstore.jobs.load import commit_load
 from tieredstore.jobs.load_records import LoadDefaults
 from tieredstore.metadata.json_store import JsonMetadataStore
+from tieredstore.model.errors import BackendRefusedError
 from tieredstore.model.values import QueueKey
+from tieredstore.providers.posix import PosixFileSegment
 from tieredstore.roundlog import upkeep
 
 ROOTS = {"tier-posix": TIER, "legacy": LEGACY}
@@ -433,6 +436,21 @@ def test_what_is_too_old_goes_and_the_rest_can_be_read(
     assert asked(command, root, "audit").code == 0
     again = command.run("expire", "--config", config, "--json")
     assert again.rows == []
+
+
+def test_bytes_that_an_expiry_cannot_delete_are_told(
+    command: Command, tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(segment: PosixFileSegment) -> NoReturn:
+        raise BackendRefusedError(segment.path, "delete", "no permission")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PosixFileSegment, "delete", refused)
+        ran = command.run("expire", "--config", settings(tmp_path, root, 1))
+    assert ran.code == 0
+    assert "unused segments are still there: `audit --repair` deletes them" in ran.err
+    assert asked(command, root, "audit", "--repair").code == 0
+    assert "nothing to tell" in asked(command, root, "audit").done().out
 
 
 def test_readers_elsewhere_see_what_went(command: Command, tmp_path: Path, root: Path) -> None:

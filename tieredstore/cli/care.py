@@ -31,6 +31,7 @@ from tieredstore.cli.output import (
     OutputFile,
     Row,
     hint,
+    note,
     printable,
     write_line,
     write_row,
@@ -519,8 +520,8 @@ def _rebuilt_rows(report: RebuildReport) -> Iterator[Row]:
         yield {"what": "topic", "topic": topic, "topic_id": number, "is_new_id": is_new}
     for problem in report.problems:
         yield {"what": "problem", "detail": problem}
-    for note in report.notes:
-        yield {"what": "note", "detail": note}
+    for text in report.notes:
+        yield {"what": "note", "detail": text}
 
 
 def _rebuilt_line(row: Row, shown: Shown) -> str:
@@ -565,6 +566,7 @@ def _expired_queues(tier: TierOptions, *, dry_run: bool) -> Iterator[ExpiredQueu
         locked,
         opened_backend,
     )
+    from tieredstore.flat.append_file import PendingDeletions
     from tieredstore.index.contract import NoIndex
     from tieredstore.index.store import IndexStore
 
@@ -604,6 +606,10 @@ def _expired_queues(tier: TierOptions, *, dry_run: bool) -> Iterator[ExpiredQueu
                 runtime=runtime,
                 publish=publishing.tell if publishing.is_enabled else None,
             ).expire_unopened()
+            left = PendingDeletions(provider, catalogue).count()
+            if left:
+                unused = counted(left, "unused segment")
+                note(f"the bytes of {unused} are still there: `audit --repair` deletes them")
 
 
 def _expired_row(queue: ExpiredQueue, *, dry_run: bool) -> Row:
