@@ -132,6 +132,16 @@ def test_a_disk_that_fails_where_notes_begin_is_an_error_and_leaves_nothing_open
         assert not open_below(tmp_path)
 
 
+def test_notes_that_the_system_does_not_open_are_an_error_of_ours(tmp_path: Path) -> None:
+    file = create(tmp_path)
+    file.close()
+    notes_path(file.path).unlink()
+    notes_path(file.path).mkdir()
+    with pytest.raises(BackendRefusedError, match="Is a directory"):
+        reopen(file.path)
+    assert not open_below(tmp_path)
+
+
 def test_an_empty_file_of_somebody_else_is_ours_from_then_on(tmp_path: Path) -> None:
     """Nothing could be put into it without notes of its keys."""
     file = create(tmp_path)

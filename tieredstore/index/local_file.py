@@ -135,7 +135,9 @@ class IndexStoreFile:
         mapped = MappedIndex.open(sizes, read_only=read_only)
         begin, notes = sizes.begin_timestamp, None
         try:
-            notes = KeyNotes.open(notes_path(path), begin_timestamp=begin, read_only=read_only)
+            beside = notes_path(path)
+            with refused_by_system(str(beside), "open"):
+                notes = KeyNotes.open(beside, begin_timestamp=begin, read_only=read_only)
             file = cls(mapped, notes, sizes)
             if read_only:
                 file.state = read_state(mapped.data, sizes)
