@@ -110,7 +110,7 @@ def test_bytes_that_expire_go_when_readers_elsewhere_were_told(there: Elsewhere)
     def segments() -> int:
         return len(list(parts.provider.list("broker-a")))
 
-    def publish() -> bool:
+    def publish() -> bool | None:
         sizes.append(segments())
         return is_answered and parts.publishing.step()
 

@@ -602,7 +602,7 @@ def test_a_topic_made_anew_is_not_taken_for_the_one_that_was_published_as_doomed
     there.publish()
     publish, answers = PublishChore.step, iter([True])
 
-    def only_once(chore: PublishChore) -> bool:
+    def only_once(chore: PublishChore) -> bool | None:
         return next(answers, False) and publish(chore)
 
     with monkeypatch.context() as patched:
