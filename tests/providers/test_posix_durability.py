@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.codec.golden_files import contents
+from tieredstore.driver.provider import Adoption
 from tieredstore.driver.runtime import Runtime
 from tieredstore.model.errors import (
     BackendError,
@@ -66,6 +67,42 @@ class TestDurability:
             assert disk.syncs == []
             assert provider.open("b/t/0", LOG, 0).size() == 28
             assert (str(unsynced), 28) in disk.syncs
+
+    def test_of_what_is_adopted_the_log_is_there_before_its_units(self, tmp_path: Path) -> None:
+        """A power cut may lose any name whose folder was not synced, and keep any other."""
+
+        def stopped(folder: Path, step: int) -> ForgetfulDisk:
+            provider = PosixProvider(folder, "GoldenCluster", Runtime.inline())
+            scratch = provider.scratch("b")
+            assert scratch is not None
+            adoptions = [
+                Adoption(
+                    path=f"b/t/{number}",
+                    type=kind,
+                    base=0,
+                    name=f"load/run/{kind.name}-{number}",
+                    size=scratch.put(f"load/run/{kind.name}-{number}", [b"bytes"]),
+                    crc=0,
+                )
+                for number in range(2)
+                for kind in (QUEUE, LOG)
+            ]
+            with ForgetfulDisk(folder, stop_at=step) as disk:
+                provider.adopt("b", adoptions, [])
+            return disk
+
+        step = 1
+        while True:
+            disk = stopped(tmp_path / str(step), step)
+            written = contents(disk.written(tmp_path / f"{step}-written"))
+            synced = contents(disk.synced(tmp_path / f"{step}-synced"))
+            for name in written:
+                if f"/{QUEUE.name}/" in str(name):
+                    assert Path(str(name).replace(QUEUE.name, LOG.name)) in map(Path, synced)
+            if not disk.died:
+                break
+            step += 1
+        assert step > 10
 
     def test_what_is_staged_has_its_name_when_the_power_fails(
         self, provider: PosixProvider, tmp_path: Path

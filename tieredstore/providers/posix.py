@@ -291,7 +291,14 @@ class PosixProvider(SegmentProvider):
         return PosixScratch(self._root.parent, self._root.name, broker)
 
     def adopt(self, broker: str, adoptions: Sequence[Adoption], changes: Sequence[Change]) -> bool:
-        """Links each staged file to its segment's name, so that it still exists if this fails."""
+        """Links each staged file to its segment's name, so that it still exists if this fails.
+        Whatever a power cut leaves, the log is there before the units that name its bytes."""
+        logs = [each for each in adoptions if each.type is SegmentType.COMMIT_LOG]
+        self._link(broker, logs)
+        self._link(broker, [each for each in adoptions if each.type is not SegmentType.COMMIT_LOG])
+        return False
+
+    def _link(self, broker: str, adoptions: Sequence[Adoption]) -> None:
         scratch = self.scratch(broker)
         folders: set[Path] = set()
         for each in adoptions:
@@ -311,7 +318,6 @@ class PosixProvider(SegmentProvider):
         for folder in folders:
             with translated(folder, "adopt"):
                 fsync_directory(folder)
-        return False
 
     def leftovers(self, prefix: str = "") -> Sequence[Leftover]:
         return staged_leftovers(prefix, self.scratch, now_ms=self._runtime.clock.now_ms())
