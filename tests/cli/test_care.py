@@ -588,7 +588,10 @@ def test_a_bucket_that_waits_for_its_cut_over_is_told_to_be_empty(
     ran = command.run("queues", "--config", target)
     assert (ran.code, ran.out, ran.err.count("\n")) == (0, "", 1)
     assert "`migrate` with --cut-over" in ran.err
+    ran = command.run("recover", "--config", target)
+    assert ("`migrate` with --cut-over" in ran.err, "next:" in ran.out) == (True, False)
     assert command.run(*words, "--cut-over").code == 0
+    assert command.run("recover", "--config", target).out.endswith("next: start the broker\n")
     assert "Orders" in command.run("queues", "--config", target).done().out
 
 

@@ -12,6 +12,7 @@ from tests.access.lost_disks import ONE, OTHER, TWO, Machine
 from tests.cli.cli_kit import Command, picture
 from tests.every_step import every_step
 from tieredstore.access.wiring import NoCatalogueError
+from tieredstore.cli.output import ExitCode
 from tieredstore.driver import durable
 from tieredstore.testing.disk import ForgetfulDisk
 
@@ -80,6 +81,22 @@ def test_an_empty_machine_goes_on_with_its_folder(
     machine.flush()
     machine.check()
     machine.end()
+
+
+def test_half_a_migration_is_no_tier_to_continue_with(machine: Machine, command: Command) -> None:
+    target = machine.root / "target.toml"
+    target.write_text(
+        '[tieredstore]\nbroker_name = "broker-a"\ncluster_name = "cluster-a"\nprovider = "posix"\n'
+        f'path = "{machine.root / "moved"}"\nstore_path = "{machine.disk / "new"}"\n'
+    )
+    command.run("recover", "--apply", *words(machine)).done()
+    migrate = ["migrate", *words(machine), "--to-config", target]
+    assert command.run(*migrate).code == 0
+    for apply in ([], ["--apply"]):
+        ran = command.run("recover", *apply, "--config", target)
+        ran.refused(ExitCode.NOT_THERE, "`migrate` with --cut-over")
+    assert command.run(*migrate, "--cut-over").code == 0
+    assert "nothing has to be made" in command.run("recover", "--config", target).done().out
 
 
 def test_with_a_damaged_copy_the_bytes_alone_are_asked(machine: Machine, command: Command) -> None:

@@ -49,7 +49,7 @@ def recover(
     starts, its queues continue where the tier ends.
     """
     from tieredstore.cli.look import queue_rows, write_queues
-    from tieredstore.cli.tier import TierDamage, opened_tier
+    from tieredstore.cli.tier import TierDamage, awaits_cut_over, opened_tier
 
     state = _state_of(tier)
     report = None
@@ -61,6 +61,7 @@ def recover(
     with opened_tier(named) as opened:
         rows = queue_rows(opened, None, damage)
         groups, topics = sorted(opened.reader.consumer_offsets()), opened.reader.topic_configs()
+        is_half = not rows and awaits_cut_over(opened.config)  # a note has said what to do
     if not shown.csv:
         write_row({"what": "machine", **state}, *_lines_of(state, applied=apply), json=shown.json)
     write_queues(rows, shown)
@@ -83,7 +84,8 @@ def recover(
         )
         missing = state["catalogue"] == "missing"
         then = command_line().with_word("--apply") if missing else "start the broker"
-        hint(printable(f"next: {then}"))
+        if not is_half:
+            hint(printable(f"next: {then}"))
     if report is not None and report.problems:
         text = f"{len(report.problems)} not sound, the first: {report.problems[0]}"
         raise CommandError(printable(text), ExitCode.DAMAGE)
@@ -97,9 +99,14 @@ def _count_of(row: Row) -> int:
 
 def _state_of(tier: TierOptions) -> Row:
     """What this machine has, and which catalogue the queues are read from for now."""
-    from tieredstore.access.wiring import has_file, keeps_catalogue, published_catalogue
+    from tieredstore.access.wiring import (
+        NoCatalogueError,
+        has_file,
+        keeps_catalogue,
+        published_catalogue,
+    )
     from tieredstore.cli.care import check_there_is_data
-    from tieredstore.cli.tier import opened_provider
+    from tieredstore.cli.tier import awaits_cut_over, no_catalogue, opened_provider
     from tieredstore.model.errors import MetadataError
 
     with ExitStack() as opened:
@@ -120,6 +127,10 @@ def _state_of(tier: TierOptions) -> Row:
             if found is not None:
                 opened.callback(found.close)
                 source = "published"
+            elif awaits_cut_over(config):  # half a tier, and a catalogue would refuse the rest
+                reason = "there is no such file"
+                missing = NoCatalogueError(config.catalogue_path, reason, names_file=True)
+                raise no_catalogue(missing, config)
         return {
             "catalogue": catalogue,
             "source": source,

@@ -148,7 +148,7 @@ def opened_backend(options: TierOptions) -> Iterator[OpenedBackend]:
             metadata = catalogue_to_read(config, runtime, provider)
             opened.callback(metadata.close)
             note_copy(metadata.facts)
-            if not metadata.queues() and _awaits_cut_over(config):
+            if not metadata.queues() and awaits_cut_over(config):
                 # The log of a bucket begins with the first copy, and a directory has no catalogue.
                 note(f"the catalogue is empty: {_NOT_FINISHED} fills it")
         except NoCatalogueError as error:
@@ -200,7 +200,7 @@ def check_root(config: StoreConfig) -> None:
     )
 
 
-def _awaits_cut_over(config: StoreConfig) -> bool:
+def awaits_cut_over(config: StoreConfig) -> bool:
     """Whether a migration from this machine has copied to this tier and not finished."""
     from tieredstore.jobs.migrate_copy import journal_path
 
@@ -210,7 +210,7 @@ def _awaits_cut_over(config: StoreConfig) -> bool:
 def no_catalogue(error: NoCatalogueError, config: StoreConfig) -> CommandError:
     """The error for a missing catalogue, which says what to do."""
     text = f"{error.path}: {error.reason}"
-    if error.names_file and _awaits_cut_over(config):
+    if error.names_file and awaits_cut_over(config):
         text += f"; {_NOT_FINISHED} makes it"
         return CommandError(printable(text), ExitCode.NOT_THERE)
     if error.names_file:
