@@ -30,6 +30,8 @@ def everything_small() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(log_module, "INLINE_BYTES_MAX", 150)
+        patch.setattr(log_module, "MET_SINGLY", 2)
+        patch.setattr(log_module, "LISTED_MAX", 2)
         patch.setattr(draft, "PIECE_BYTES_MAX", 120)
         patch.setattr(draft, "DATA_BYTES_MAX", 120)
         patch.setattr(upkeep, "ROUNDS_MERGED", 3)

@@ -847,6 +847,33 @@ def test_a_writer_appends_behind_however_many_entries_of_others(
         put(owner, b"late", keys[0])
 
 
+@pytest.mark.parametrize("joins", [False, True])
+def test_a_writer_that_reads_many_entries_of_others_takes_in_nothing_of_its_successor(
+    tier: Tier, monkeypatch: pytest.MonkeyPatch, joins: bool
+) -> None:
+    """What it has listed is deleted before it is read, and a state of the successor replaces it."""
+    owner, other = tier.open(joins=joins), tier.open(joins=True)
+    for _ in range(20):
+        put(other, b"o")
+    inner = tier.clients[0].get_ranges
+    successors: list[BrokerLog] = []
+
+    def overtaken(ranges: Sequence[Range]) -> Sequence[bytes | TieredStoreError]:
+        if not successors:
+            successors.append(tier.open())
+            state = successors[0].state()
+            successors[0].calls.put(owner.key(state_name(state.sequence)), state.encoded())
+            for sequence in range(1, state.sequence + 1):
+                tier.drop(log_name(sequence))
+        return inner(ranges)
+
+    monkeypatch.setattr(tier.clients[0], "get_ranges", overtaken)
+    with pytest.raises(FencedError):
+        put(owner, b"own", ("broker/topic/9", SegmentType.COMMIT_LOG, 0))
+    assert successors
+    assert owner.state().epoch < 2
+
+
 def test_one_that_joins_a_bucket_without_a_log_counts_no_objects_there(tier: Tier) -> None:
     """Only readers take them for segments, until an entry names them."""
     taken = ("broker/topic/9", SegmentType.COMMIT_LOG, 0)

@@ -614,6 +614,7 @@ class BrokerLog:
             except _GapError as gap:
                 missing, reloads = gap.missing, reloads + 1
                 state = self._newest_state()
+                self._refuse_overtaken(state.epoch)
             else:
                 if is_all:
                     return state
