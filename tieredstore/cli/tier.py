@@ -354,8 +354,9 @@ def for_writing(there: OpenedProvider, *, create: bool = False) -> Iterator[Meta
                 raise
             text = f"{error}; move it away, with all files of its name, and a new one is made"
             raise CommandError(printable(text), ExitCode.DAMAGE) from error
-        TendChore(provider, config.broker_name).step()  # no broker may ever run here
         yield metadata
+        # No broker may ever run here. It may take minutes, in which others may take over.
+        TendChore(provider, config.broker_name).step()
 
 
 def checked_publisher(backend: OpenedBackend, metadata: MetadataStore) -> Publisher | None:

@@ -410,7 +410,6 @@ def owned_tier(config: StoreConfig, *, threads: int) -> Iterator[OwnedTier]:
         made = provider_of(config, runtime, _MEASURED)
         opened.callback(made.close)
         metadata, _ = opened.enter_context(written_catalogue(config, runtime, made))
-        TendChore(made, config.broker_name).step()  # no broker may ever run here
         publisher = publisher_of(config, made, metadata)
         if publisher is not None:
             publisher.check()
@@ -422,6 +421,8 @@ def owned_tier(config: StoreConfig, *, threads: int) -> Iterator[OwnedTier]:
             scratch=scratch_of(config, made),
             publisher=publisher,
         )
+        # No broker may ever run here. It may take minutes, in which others may take over.
+        TendChore(made, config.broker_name).step()
 
 
 @contextmanager
