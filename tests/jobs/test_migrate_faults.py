@@ -37,6 +37,7 @@ from tieredstore.access.wiring import Tier, open_tier
 from tieredstore.driver import durable
 from tieredstore.driver.durable import FileLock
 from tieredstore.driver.metadata import DeleteQueue, DeleteSegment
+from tieredstore.driver.provider import SegmentProvider
 from tieredstore.driver.runtime import InlinePool, ManualClock, Runtime
 from tieredstore.jobs import migrate as migrate_job
 from tieredstore.jobs import migrate_plan
@@ -430,6 +431,34 @@ def test_a_run_that_another_writer_overtakes_just_before_its_cut_over_is_fenced(
         return looked(job)
 
     monkeypatch.setattr(migrate_job, "_left_behind", overtaken)
+    with pytest.raises(FencedError):
+        moved_inline(source, target)
+    assert {key.topic for key in everything(target)} == {"of-another"}
+    del faulty_tiers.BUCKETS[target.bucket]
+
+
+def test_so_is_one_that_another_writer_overtakes_before_its_processes_have_joined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are in the other writer's epoch then, and it does not fence them."""
+    source = a_small_tier(tmp_path / "old")
+    target = replace(
+        source,
+        provider="tests.jobs.faulty_tiers:StruckObjects",
+        bucket=tmp_path.name,
+        path="",
+        store_path=str(tmp_path / "new"),
+    )
+    claimed, others = MigrateJob.claimed_target, ["of-another"]
+
+    def overtaken(job: MigrateJob) -> SegmentProvider:
+        found = claimed(job)
+        while others:
+            elsewhere = replace(target, store_path=str(tmp_path / "elsewhere"))
+            WrittenTier(config=elsewhere).add(others.pop(), 0, 5)
+        return found
+
+    monkeypatch.setattr(MigrateJob, "claimed_target", overtaken)
     with pytest.raises(FencedError):
         moved_inline(source, target)
     assert {key.topic for key in everything(target)} == {"of-another"}

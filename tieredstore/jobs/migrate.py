@@ -84,6 +84,7 @@ from tieredstore.model.amounts import counted, shown_size
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import (
     BackendRefusedError,
+    FencedError,
     InvalidConfigError,
     MetadataError,
     OffsetOutOfRangeError,
@@ -398,6 +399,7 @@ class _Finish:
 
         target, writer = job.target, job.claimed_target()
         if self._plan.items:  # who claimed before the copies has not read what was written since
+            _check_joined(target, provider, claimed=writer)
             target, writer = replace(target, claim_epoch=False), provider
         _publish(now, job.source, target, writer, check, adopt=job.adopt)
         here = {item.key: item.known for item in self._plan.items}
@@ -535,6 +537,23 @@ def _take_epoch(config: StoreConfig) -> None:
             provider.claim(config.broker_name)
         finally:
             provider.close()
+
+
+def _check_joined(
+    target: StoreConfig, provider: SegmentProvider, *, claimed: SegmentProvider
+) -> None:
+    """Refuse if this provider has joined the epoch of another writer, which came right after our
+    claim and so does not fence it."""
+    epochs = []
+    for each in (claimed, provider):
+        metadata = own_catalogue(target, each, read_only=True)
+        if metadata is None:
+            return
+        with closing(metadata):
+            epochs.append(metadata.facts.epoch)
+    ours, joined = epochs
+    if joined is not None and joined != ours:
+        raise FencedError(target.broker_name, "cut over", epoch=joined)
 
 
 def _check_same(before: SourceTier, now: SourceTier) -> None:
