@@ -651,7 +651,9 @@ def test_a_broker_without_a_lock_that_makes_a_topic_anew_with_as_many_bytes_is_n
     tier.add("t", 0, 5)
 
     def make_anew(_plan: object) -> None:
-        lockless = replace(source, metadata_path=str(tmp_path / "copy" / "metadata.json"))
+        copied = str(tmp_path / "copy" / "metadata.json")
+        # Java publishes no catalogue, so none keeps it from deleting.
+        lockless = replace(source, metadata_path=copied, publish_interval_ms=0)
         Path(lockless.catalogue_path).parent.mkdir()
         Path(lockless.catalogue_path).write_bytes(Path(source.catalogue_path).read_bytes())
         java = WrittenTier(config=lockless, start_ms=tier.start_ms + 60_000)
