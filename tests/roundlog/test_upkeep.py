@@ -539,6 +539,21 @@ def test_a_request_that_is_full_is_sent_before_its_time(
     assert not upkeep.step()  # each only once
 
 
+def test_a_job_says_of_all_that_it_has_deleted_that_it_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It does one round, and appends nothing later."""
+    monkeypatch.setattr(upkeep_module, "KEYS_PER_REQUEST", 3)
+    tier = Tier()
+    log, _ = tier.opened()
+    log.claim()
+    names = {f"data/{number}" for number in range(9)}
+    log.state().dead = dict.fromkeys(names, tier.clock.now_ms())
+    tier.clock.advance(GRACE_MS)
+    run(Upkeep(log))
+    assert not names & log.state().dead.keys()
+
+
 @pytest.mark.parametrize("is_first", [False, True])
 def test_dead_objects_are_deleted_when_readers_have_had_their_time(is_first: bool) -> None:
     tier = Tier()

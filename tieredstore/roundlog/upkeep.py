@@ -290,13 +290,17 @@ class Upkeep:
         self._dropped: set[str] = set()  # deleted, but no entry says so yet
         self._undeleted: set[str] = set()  # their deletion failed: others come first
         self._released_at = float("-inf")
+        self._says_at_once = True  # what it deletes, in its first round that deletes anything
 
     def step(self) -> bool:
         """Do what is due next. True if anything was done: then more may be due."""
         with self._turn:
             if not self._log.is_writer or self._log.fence is not None:
                 return False
-            return self._merge() or self._save(STATE_EVERY) or self._release()
+            if self._merge() or self._save(STATE_EVERY) or self._release():
+                return True
+            self._says_at_once = self._says_at_once and self._released_at == float("-inf")
+            return False
 
     def save(self, *, entries_min: int) -> bool:
         """Write the state if at least `entries_min` entries have come since the last one."""
@@ -468,7 +472,7 @@ class Upkeep:
         self._undeleted.difference_update(some)
         self._undeleted |= failed
         self._released_at = broker.clock.monotonic()
-        if since_s == float("inf") and self._dropped:
+        if self._says_at_once and self._dropped:
             self._append(Draft())  # else a job, which appends nothing later, never says so
         for error in errors.values():
             raise error
