@@ -29,7 +29,7 @@ from tieredstore.driver.runtime import Runtime
 from tieredstore.index.uploaded import UploadedIndex
 from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.model.config import StoreConfig
-from tieredstore.model.errors import CatalogueLockedError, FencedError
+from tieredstore.model.errors import CatalogueLockedError, FencedError, SegmentNotFoundError
 from tieredstore.model.values import QueueKey, StorageLevel
 from tieredstore.providers.memory import MemoryProvider
 from tieredstore.testing.message_store_contract import ListMessageStore
@@ -365,6 +365,20 @@ def test_one_round_of_tending_is_bounded(broker: LogBroker) -> None:
     broker.own.left_to_tend = 10 * TENDED_AT_ONCE
     broker.store._loaded().tending.step()
     assert broker.own.tended == TENDED_AT_ONCE
+
+
+def test_a_round_of_tending_does_not_try_what_is_gone_a_thousand_times(
+    broker: LogBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[str] = []
+
+    def gone(name: str) -> bool:
+        tried.append(name)
+        raise SegmentNotFoundError("the bucket")
+
+    monkeypatch.setattr(broker.own, "tend", gone)
+    broker.store._loaded().tending.step()
+    assert len(tried) == 2
 
 
 def test_nothing_is_tended_while_the_store_ends(broker: LogBroker) -> None:

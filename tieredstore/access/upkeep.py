@@ -149,24 +149,25 @@ class TendChore:
     def step(self) -> None:
         """Do one round: until nothing is left to do, at most TENDED_AT_ONCE steps.
 
-        Damaged or missing bytes end only their step: the provider then passes them over.
+        Damaged or missing bytes end only their step: the provider then passes them over. The same
+        error twice is of something else, perhaps a bucket that is gone.
         """
+        told = ""
         try:
             for _ in range(TENDED_AT_ONCE):
-                if self._is_stopped or not self._tended():
-                    return
+                try:
+                    if self._is_stopped or not self._provider.tend(self._broker):
+                        return
+                except (OffsetOutOfRangeError, SegmentError) as error:
+                    if str(error) == told:
+                        return
+                    told = str(error)
+                    self._warn(error)
         except FencedError as error:
             self._is_stopped = True
             log.error("%s: its upkeep has ended: %s", self._broker, error)
         except TieredStoreError as error:
             self._warn(error)
-
-    def _tended(self) -> bool:
-        try:
-            return self._provider.tend(self._broker)
-        except (OffsetOutOfRangeError, SegmentError) as error:
-            self._warn(error)
-            return True
 
     def _warn(self, error: TieredStoreError) -> None:
         log.warning("%s: its upkeep failed in part: %s", self._broker, error)
