@@ -351,6 +351,20 @@ def test_a_file_of_rocketmq_with_a_senseless_end_expires_a_day_after_its_upload(
     assert shop.index.expire(STORE_TIMESTAMP + day + 1) == 1
 
 
+@pytest.mark.parametrize("length", [0, 1, 60, 200])
+def test_a_file_that_lost_its_end_expires_by_its_row(tmp_path: Path, length: int) -> None:
+    """Otherwise no file after it would expire either."""
+    shop = Shop(tmp_path, items=20)
+    for number in range(2):
+        shop.put([f"k{number}"], times=[STORE_TIMESTAMP + number])
+        shop.index.seal()
+    row = shop.segments()[0]
+    shop.replace_uploaded(bytes(shop.provider.open(*row.key).read(0, length)))
+    shop.catalogue.put(row)
+    shop.reopen()
+    assert shop.index.expire(STORE_TIMESTAMP + HOUR_MS) == 2
+
+
 def test_an_old_file_behind_a_younger_one_stays(tmp_path: Path) -> None:
     """The rows of files must be adjacent, so none in the middle can be deleted."""
     shop = Shop(tmp_path, items=20)

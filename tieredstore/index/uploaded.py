@@ -81,6 +81,7 @@ from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import (
     BackendError,
     BackendRefusedError,
+    OffsetOutOfRangeError,
     SegmentCorruptError,
     SegmentError,
     SegmentNotFoundError,
@@ -451,7 +452,7 @@ class UploadedTable:
             return record.end_timestamp  # without reading the file
         try:
             footer = segment.file().footer
-        except SegmentError as error:
+        except (SegmentError, OffsetOutOfRangeError) as error:
             log.warning("an index file that is to expire cannot be read: %s", error)
             footer = None
         if footer is not None and footer.filter_blocks:
