@@ -430,6 +430,23 @@ def test_a_load_needs_no_new_publication_unless_the_last_one_marks_its_names(
         assert bodies(config, C) == names_of(C, range(5))
 
 
+def test_what_a_load_that_died_left_goes_without_a_word_to_readers_who_never_knew_it(
+    config: StoreConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise no load was possible any more where the catalogue cannot be published again."""
+    loaded(config, [[rows_of(A, range(20))]])
+
+    def too_large(*_: object) -> int:
+        raise MetadataError("the catalogue", "not published: it is too large")
+
+    monkeypatch.setattr(CataloguePublisher, "_create", too_large)
+    loaded(config, [[rows_of(A, range(20, 30))]], run_id="more")
+    died_after_adopting(config, [[rows_of(A, range(30, 35))]], monkeypatch)
+    loaded(config, [[rows_of(A, range(30, 40))]], run_id="again")
+    assert bodies(config, A) == names_of(A, range(40))
+    assert_found(config, {A: range(40)})
+
+
 def test_a_broker_waits_until_what_a_load_left_at_its_place_is_deleted(
     config: StoreConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

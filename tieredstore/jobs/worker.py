@@ -274,16 +274,22 @@ class OwnedTier:
 
     def _tell(self, path: str | None) -> None:
         """Tell readers elsewhere, by publishing, what is about to be deleted at `path` or anywhere.
-        Marked segments that the catalogue names are not deleted: they only lose the mark."""
+        Marked segments that the catalogue names are not deleted: they only lose the mark. No reader
+        knows those that were only announced."""
         marked = append_file.PendingDeletions(self.provider, self.metadata).marked()
         going = (key for key in marked if path in (None, key[0]))
-        if self.publisher is not None and any(self.metadata.segment(*key) is None for key in going):
+        if self.publisher is not None and any(map(self._was_named, going)):
             try:
                 self.publisher.publish()
             except BackendError as error:
                 if not self.publisher.is_unheard:
                     raise
                 log.warning("nobody elsewhere reads this tier's catalogue: %s", error)
+
+    def _was_named(self, segment: append_file.SegmentKey) -> bool:
+        """Whether the catalogue has forgotten this segment, which it named before."""
+        mark = self.metadata.note(append_file.DELETION_NOTE, append_file.deletion_key(*segment))
+        return mark is not None and self.metadata.segment(*segment) is None
 
     def _publish_for(self, rows: Sequence[SegmentRecord]) -> None:
         """Publish, unless that fails and what is published does not mark these names. It may still
