@@ -388,6 +388,30 @@ def test_nothing_of_a_load_that_died_counts_where_a_broker_has_begun_segments(
     assert_found(config, {A: range(40), B: range(5)})
 
 
+@pytest.mark.parametrize("is_log_new", [True, False])
+def test_nothing_of_a_load_that_died_counts_where_a_broker_has_left_a_gap(
+    config: StoreConfig, monkeypatch: pytest.MonkeyPatch, is_log_new: bool
+) -> None:
+    """Only the row behind the gap, still empty, says where the queue goes on."""
+    loaded(config, [[rows_of(A, range(20))]])
+    with open_tier_of(config) as parts:
+        file = parts.files.create(*A)
+        file.skip_to(25)
+        if is_log_new:
+            file.log.roll()
+    died_after_adopting(config, [[rows_of(A, range(20, 30))]], monkeypatch)
+    with open_tier_of(config) as parts:
+        delete_pending(parts.provider, parts.metadata)
+        file = parts.files.get(A)
+        assert (file.commit_offset, file.problem) == (25, None)
+    loaded(config, [[rows_of(A, range(20, 30))]], run_id="again")
+    with TieredReader(config) as reader:
+        offsets = [each.queue_offset for each in reader.messages(*A)]
+    assert offsets == [*range(20), *range(26, 36)]
+    assert not report_of(config).damage
+    assert_found(config, {A: range(30)})
+
+
 def test_loads_go_into_a_directory_where_nothing_can_be_published(
     config: StoreConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -433,29 +433,31 @@ class _Commit:
                     "what is there with its own; start it once"
                 )
             place = () if self._is_one_step else _place_of(file)
-            if not (self._is_one_step or place):
-                self._forget_empty(file)
+            if not self._is_one_step:
+                self._forget_empty(file, place)
             return QueueTarget(
                 key=key,
                 path=path,
                 topic_id=topic.topic_id,
                 queue_offset=file.commit_offset + bool(place),
-                log_offset=file.log.commit_offset + bool(place),
+                log_offset=file.log.commit_offset + any(row.type is file.log.type for row in place),
                 place=place,
             )
         finally:
             file.close()
 
-    def _forget_empty(self, file: FlatMessageFile) -> None:
-        """Forget the rows of empty last segments: the load's have the same names, and what a dead
-        load left there would count. The offsets follow from what comes before."""
+    def _forget_empty(self, file: FlatMessageFile, place: Sequence[SegmentRecord]) -> None:
+        """Forget the rows of other empty last segments: the load's have the same names, and what a
+        dead load left there would count. The offsets follow from what comes before."""
         starts = {file.queue: 0, file.log: log_start(file.path, self._tier.metadata)}
         empty = []
         for part, start in starts.items():
             rows = [each.record for each in part.segments]
+            if not rows or rows[-1].size or rows[-1] in place:
+                continue
             before = rows[-2].end_offset if len(rows) > 1 else start
             is_known = len(rows) > 1 or not file.commit_offset
-            if rows and not rows[-1].size and is_known and rows[-1].base_offset == before:
+            if is_known and rows[-1].base_offset == before:
                 empty.append(rows[-1])
         self._tier.metadata.apply([DeleteSegment(*row.key) for row in empty])
 
@@ -612,8 +614,8 @@ class QueueTarget:
     queue_offset: int = 0
     log_offset: int = 0
     place: tuple[SegmentRecord, ...] = ()
-    """The only rows that say where an empty queue continues. They stay until the load is committed,
-    so the load begins one further: its segments need names of their own."""
+    """The only rows that say where an empty queue continues, or one behind a gap. They stay until
+    the load is committed, so the load begins one further: its segments need names of their own."""
 
     @property
     def end_before(self) -> int:
@@ -646,11 +648,16 @@ class LoadPlan:
 
 
 def _place_of(file: FlatMessageFile) -> tuple[SegmentRecord, ...]:
-    """The empty rows of a queue whose messages have all expired."""
-    if not file.commit_offset or any(each.record.size for each in file.queue.segments):
+    """The empty rows of a queue whose messages have all expired, or the one behind a gap."""
+    if not file.commit_offset:
         return ()
-    rows = (each.record for each in (*file.log.segments, *file.queue.segments))
-    return tuple(row for row in rows if not row.size)
+    names = [each.record for each in file.queue.segments]
+    if any(row.size for row in names):
+        is_behind_gap = not names[-1].size and names[-1].base_offset > names[-2].end_offset
+        return (names[-1],) if is_behind_gap else ()
+    return tuple(
+        row for row in (*(each.record for each in file.log.segments), *names) if not row.size
+    )
 
 
 def plan_load(
