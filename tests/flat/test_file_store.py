@@ -416,6 +416,23 @@ def test_a_name_comes_again_only_when_nobody_elsewhere_takes_it_for_doomed() -> 
     assert marked == [0, 2, 0, 0, 0]
 
 
+def test_new_queues_wait_together_where_nothing_can_be_published() -> None:
+    """Each waited for ten minutes of its own, one after the other."""
+    tier = Tier()
+    append(tier.file(), numbered(0, 3))
+    tier.catalogue().put_note(LINEAGE, "broker-a", {"generation": 1})  # an earlier life's
+    tier.publish = lambda: False
+    store = tier.open()
+    with pytest.raises(BackendUnavailableError, match="an older queue is still published"):
+        store.create("other", 0)
+    tier.clock.advance(UNTOLD_SECONDS_MAX * 1000)
+    for number in range(3):
+        store.create("other", number)
+    store.destroy(KEY)
+    with pytest.raises(BackendUnavailableError, match="an older queue is still there"):
+        store.create(*KEY)
+
+
 def test_what_a_crash_left_to_be_deleted_is_told_to_readers_first() -> None:
     tier = Tier()
     append(tier.file(), numbered(0, 3))

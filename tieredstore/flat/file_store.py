@@ -95,7 +95,7 @@ class FlatFileStore:
         self._read_only = read_only
         self._announcement = Announcement(publish, runtime.clock)
         # Queue paths with marks in the published catalogue. None if it is from an earlier process,
-        # which may have marked any.
+        # which may have marked any; these have waited long enough once any deletion has.
         self._doomed_elsewhere: set[str] | None = None
         self._files: dict[QueueKey, FlatMessageFile] = {}
         self._unrecovered: dict[QueueKey, _Unrecovered] = {}
@@ -350,7 +350,11 @@ class FlatFileStore:
         if self._announcement.make():
             self._doomed_elsewhere = before | self._pending_deletions.paths()
             return marked
-        return marked if self._announcement.is_overdue() else None
+        if not self._announcement.is_overdue():
+            return None
+        if self._doomed_elsewhere is None:  # otherwise new queues wait as long, one after another
+            self._doomed_elsewhere = before
+        return marked
 
     def _doubt(self, keys: Collection[QueueKey], error: TieredStoreError) -> None:
         """Stop writing to these queues while nobody knows whether their deletion took effect or
