@@ -51,10 +51,11 @@ from tieredstore.driver.metadata import DeleteSegment, PutNote
 from tieredstore.driver.object_client import ObjectFacts
 from tieredstore.driver.provider import LOAD_MS_MAX, LOAD_RUN
 from tieredstore.driver.runtime import ManualClock, SystemClock
-from tieredstore.flat.append_file import delete_pending
+from tieredstore.flat.append_file import PendingDeletions, delete_pending
 from tieredstore.index.contract import CommittedRun
 from tieredstore.index.keys import keys_of_run
 from tieredstore.jobs import load_records, worker
+from tieredstore.jobs.job import LocalEngine
 from tieredstore.jobs.load import (
     RUN_NOTES_MAX,
     StreamBatch,
@@ -70,6 +71,7 @@ from tieredstore.jobs.load_records import (
     encode_batch,
 )
 from tieredstore.jobs.load_segments import StagedPart, Stager
+from tieredstore.jobs.reindex import reindex
 from tieredstore.jobs.worker import OwnedTier, owned_tier, worker_scratch
 from tieredstore.metadata.journal import JournalFile
 from tieredstore.metadata.json_store import JsonMetadataStore
@@ -469,6 +471,34 @@ def test_what_a_load_that_died_left_goes_without_a_word_to_readers_who_never_kne
     loaded(config, [[rows_of(A, range(30, 40))]], run_id="again")
     assert bodies(config, A) == names_of(A, range(40))
     assert_found(config, {A: range(40)})
+
+
+@pytest.mark.parametrize("is_name_needed", [True, False])
+def test_only_names_that_a_load_needs_wait_for_a_publication_that_fails(
+    config: StoreConfig, monkeypatch: pytest.MonkeyPatch, is_name_needed: bool
+) -> None:
+    """Readers elsewhere still read what is to be deleted."""
+    loaded(config, [[rows_of(A, range(20)), rows_of(C, range(5))]])
+
+    def too_large(*_: object) -> int:
+        raise MetadataError("the catalogue", "not published: it is too large")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CataloguePublisher, "_create", too_large)
+        reindex(config, LocalEngine(threads=1), clock=SystemClock())
+        if is_name_needed:
+            with open_tier_of(config) as parts:
+                parts.files.delete_topics([A.topic])
+            with pytest.raises(LoadRefusedError, match="deleted queue"):
+                loaded(config, [[rows_of(A, range(5))]], run_id="refused")
+        loaded(config, [[rows_of(C, range(5, 9))]], run_id="more")
+        with TieredReader.open(replace(config, store_path="elsewhere")) as elsewhere:
+            assert elsewhere.query_message(C.topic, "all").complete
+    loaded(config, [[rows_of(A, range(20, 30))]], run_id="again")
+    with open_tier_of(config) as parts:
+        assert PendingDeletions(parts.provider, parts.metadata).count() == 0
+    assert bodies(config, A) == names_of(A, range(20 * is_name_needed, 30))
+    assert_found(config, {A: range(20 * is_name_needed, 30), C: range(9)})
 
 
 def test_a_broker_waits_until_what_a_load_left_at_its_place_is_deleted(

@@ -406,6 +406,11 @@ class _Commit:
         topic = tier.metadata.add_topic(key.topic)
         rows = tier.metadata.segments(path)
         if not rows:
+            if append_file.PendingDeletions(tier.provider, tier.metadata).count(path):
+                raise LoadRefusedError(
+                    f"{path}: a deleted queue of this name is still there, until the catalogue can "
+                    "be published again"
+                )
             if any(True for _ in tier.provider.list(path)):
                 raise LoadRefusedError(
                     f"{path}: there are segments that the catalogue does not know: rebuild it first"

@@ -313,9 +313,14 @@ class OwnedTier:
         deleted.
 
         MetadataError if one exists already: an old catalogue may not name it, and it may be data.
+        BackendUnavailableError if an older one of that name is still to be deleted.
         """
         self._publish_for(rows)
         for row in rows:
+            if append_file.is_marked(self.metadata, row.key):
+                raise BackendUnavailableError(
+                    row.path, "create", "a deleted segment is still there"
+                )
             with self.provider.open(*row.key) as segment:
                 try:
                     refuse_existing(segment)
@@ -346,9 +351,19 @@ class OwnedTier:
 
     def delete_pending(self, path: str | None = None) -> None:
         """Delete what an earlier writer left to be deleted at `path`, or anywhere, after telling
-        readers elsewhere. BackendUnavailableError if something remains: its name is needed."""
-        self._tell(path)
-        if append_file.delete_pending(self.provider, self.metadata, path):
+        readers elsewhere. If that fails, what they may know stays; `announce` refuses its names.
+        BackendUnavailableError if something else remains: its name is needed."""
+        pending = append_file.PendingDeletions(self.provider, self.metadata)
+        going = {key for key in pending.marked() if path in (None, key[0])}
+        try:
+            self._tell(path)
+        except StaleCatalogueError:
+            raise
+        except TieredStoreError as error:
+            log.warning("deleted segments that readers elsewhere may know stay: %s", error)
+            going = {key for key in going if not self._was_named(key)}
+        pending.delete(only=going)
+        if going & pending.marked():
             place = path or self.config.broker_name
             raise BackendUnavailableError(place, "create", "a deleted segment is still there")
 
