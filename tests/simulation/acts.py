@@ -369,6 +369,8 @@ def audit_all(client: Client, life: Life) -> None:
         answer = store.query_message(topic, question.key, **question.limits)
         is_whole = not rot.flips and topic not in {queue.topic for queue in stopped}
         is_whole &= world.adoption.finds_keys_of(topic) and not world.histories.is_in_gap(topic)
+        # The key of an expired message may name bytes that a new log does not have yet.
+        is_whole &= topic not in {queue.topic for queue in world.forgotten}
         assert answer.complete or not is_whole, f"{question}: not complete though all is sound"
         model.check_answer(topic, question, answer, before, model.deletions.get(topic, 0))
     tier = store._loaded().tier
