@@ -589,6 +589,7 @@ class BeginQueuesContract:
             a_body(15),
             a_body(16),
         ]
+        assert store.offset_by_time(*_QUEUE, 0) == 15
         store.shutdown()
 
     def test_a_queue_that_begins_anew_has_nothing_of_before(self) -> None:
@@ -876,11 +877,12 @@ class ListMessageStore(MessageStore):
         queue = self._queue(topic, queue_id)
         if not queue:
             return None
-        times = [peek_store_timestamp(one.record) for one in queue]
-        found = sum(time < timestamp for time in times)
+        first = self._first(QueueKey(topic, queue_id))  # what lies before it may have no record
+        times = [peek_store_timestamp(one.record) for one in queue[first:]]
+        found = first + sum(time < timestamp for time in times)
         if boundary is Boundary.UPPER:
             found += max(0, times.count(timestamp) - 1)
-        return max(found, self._first(QueueKey(topic, queue_id)))
+        return found
 
     def store_time(self, topic: str, queue_id: int, offset: int) -> int | None:
         self.calls.append("store_time")
