@@ -517,6 +517,28 @@ def test_a_broker_waits_until_what_a_load_left_at_its_place_is_deleted(
         parts.files.get(A).log.roll()
 
 
+def test_what_a_dead_load_left_is_deleted_from_its_end_and_units_before_their_log(
+    config: StoreConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader that goes by the bytes would call units damaged that name nothing."""
+    died_after_adopting(config, [[rows_of(A, range(200))]], monkeypatch)
+    gone: list[tuple[SegmentType, int]] = []
+    delete = PosixFileSegment.delete
+
+    def deleting(segment: PosixFileSegment) -> None:
+        if segment.type is not SegmentType.INDEX:
+            gone.append((segment.type, segment.base))
+        delete(segment)
+
+    monkeypatch.setattr(PosixFileSegment, "delete", deleting)
+    with open_tier_of(config) as parts:
+        delete_pending(parts.provider, parts.metadata)
+    units = [base for kind, base in gone if kind is SegmentType.CONSUME_QUEUE]
+    logs = [base for kind, base in gone if kind is SegmentType.COMMIT_LOG]
+    assert len(units) > 1 < len(logs)
+    assert [base for _, base in gone] == [*sorted(units, reverse=True), *sorted(logs, reverse=True)]
+
+
 def is_away(segment: PosixFileSegment) -> None:
     raise BackendUnavailableError(segment.path, "delete", "it is away")
 

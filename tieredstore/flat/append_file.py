@@ -545,7 +545,14 @@ class PendingDeletions:
         return is_reached
 
     def _marked(self) -> Iterator[SegmentKey]:
-        for key in marks(self._metadata):
+        yield from self._places(DELETION_NOTE)
+        # What was only announced is not published. Who lists it meanwhile must not find units whose
+        # log is gone, nor later ones behind a gap.
+        announced = self._places(ANNOUNCED)
+        yield from sorted(announced, key=lambda at: (at[1] is SegmentType.COMMIT_LOG, -at[2]))
+
+    def _places(self, kind: str) -> Iterator[SegmentKey]:
+        for key in self._metadata.notes(kind):
             try:
                 path, type_name, base = key.rsplit("/", 2)
                 place = path, SegmentType[type_name], int(base)
