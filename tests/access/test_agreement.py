@@ -242,11 +242,9 @@ def test_a_disk_that_was_copied_by_halves_gives_no_number_twice(
     machine.check()
 
 
-def test_a_catalogue_that_is_older_than_its_folder_lets_no_number_be_given_twice(
-    tmp_path: Path,
-) -> None:
+def ahead_of_its_copy(tmp_path: Path, **small: int) -> Machine:
+    """A machine at work: its disk was copied to `older`, and more messages were put since."""
     machine = Machine(tmp_path)
-    small = {"consume_queue_segment_bytes": 200}
     machine.open(**small)
     machine.put(7, ONE)
     machine.flush()
@@ -254,6 +252,14 @@ def test_a_catalogue_that_is_older_than_its_folder_lets_no_number_be_given_twice
     shutil.copytree(machine.disk, tmp_path / "older")
     machine.open(**small)
     machine.put(20, ONE)
+    return machine
+
+
+def test_a_catalogue_that_is_older_than_its_folder_lets_no_number_be_given_twice(
+    tmp_path: Path,
+) -> None:
+    small = {"consume_queue_segment_bytes": 200}
+    machine = ahead_of_its_copy(tmp_path, **small)
     machine.put(5, OTHER)
     machine.flush()
     machine.end()
@@ -317,15 +323,8 @@ def test_an_older_catalogue_deletes_no_messages_of_a_topic_that_was_made_again(
 
 def test_an_older_catalogue_takes_no_keys_from_the_tier(tmp_path: Path) -> None:
     """The next index file would have the name of one that the image does not know."""
-    machine = Machine(tmp_path)
     small = {"consume_queue_segment_bytes": 200, "index_slot_count": 11}
-    machine.open(**small)
-    machine.put(7, ONE)
-    machine.flush()
-    machine.end()
-    shutil.copytree(machine.disk, tmp_path / "older")
-    machine.open(**small)
-    machine.put(20, ONE)
+    machine = ahead_of_its_copy(tmp_path, **small)
     assert machine.store.flush(seal=True)
     machine.end()
     machine.lose_disk()

@@ -5,14 +5,18 @@ The faults and the objects in memory belong to this process.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Self
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import Any, Self
 
 from tests.providers.object_kit import StruckClient
 from tieredstore.driver.retry import RetryPolicy
 from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import Buffer, FileSegment
+from tieredstore.jobs import worker
 from tieredstore.model.config import StoreConfig
+from tieredstore.model.errors import TieredStoreError
 from tieredstore.model.values import SegmentType
 from tieredstore.providers.object_provider import ObjectProvider
 from tieredstore.providers.posix import PosixProvider
@@ -62,6 +66,27 @@ class StruckObjects(ObjectProvider):
             joins_epoch=not config.claim_epoch,
             retry=RetryPolicy(retries_max=0),
         )
+
+
+def in_struck_bucket(config: StoreConfig, name: str, **settings: Any) -> StoreConfig:
+    """The same settings for a bucket of `StruckObjects`."""
+    provider = f"{__name__}:{StruckObjects.__name__}"
+    return replace(config, provider=provider, bucket=name, path="", **settings)
+
+
+@contextmanager
+def struck(bucket: str, held: Mapping[str, Any], faults: Faults) -> Iterator[None]:
+    """The process of this block finds these objects in its bucket, and may fail of these faults.
+    Another process follows."""
+    BUCKETS[bucket].held = dict(held)
+    worker._PARTS.providers.clear()  # they know the log that was put back
+    REQUEST_FAULTS[0] = faults
+    try:
+        with suppress(TieredStoreError):
+            yield
+    finally:
+        REQUEST_FAULTS[0] = Faults()
+        worker._PARTS.providers.clear()
 
 
 class FaultyObjects(ObjectProvider):

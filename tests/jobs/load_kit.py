@@ -8,6 +8,7 @@ from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from tieredstore.access.audit import AuditReport, audit
@@ -30,6 +31,7 @@ from tieredstore.jobs.load_segments import StagedPart, Stager
 from tieredstore.jobs.worker import owned_tier, worker_provider
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.values import QueueKey
+from tieredstore.providers.fsspec import FsspecClient
 
 LOADED_MS = 1_700_000_900_000
 DEFAULTS = LoadDefaults(store_time_ms=LOADED_MS)
@@ -132,6 +134,19 @@ def assert_found(
             count = sum(len(list(ns)) for key, ns in expected.items() if key.topic == topic)
             answer = tier.query_message(topic, "all", count_max=10 * count + 10)
             assert len(answer.messages) == count
+
+
+def keys_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The keys that are read from now on, one after the other."""
+    read: list[str] = []
+    inner = FsspecClient.get_range
+
+    def reading(client: FsspecClient, key: str, start: int, length: int) -> bytes:
+        read.append(key)
+        return inner(client, key, start, length)
+
+    monkeypatch.setattr(FsspecClient, "get_range", reading)
+    return read
 
 
 def lose_the_log(config: StoreConfig) -> None:

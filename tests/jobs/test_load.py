@@ -29,6 +29,7 @@ from tests.jobs.load_kit import (
     assert_found,
     bodies,
     joined,
+    keys_read,
     loaded,
     lose_the_log,
     messages,
@@ -54,7 +55,7 @@ from tieredstore.driver.runtime import ManualClock, SystemClock
 from tieredstore.flat.append_file import PendingDeletions, delete_pending
 from tieredstore.index.contract import CommittedRun
 from tieredstore.index.keys import keys_of_run
-from tieredstore.jobs import load_records, worker
+from tieredstore.jobs import load_records
 from tieredstore.jobs.job import LocalEngine
 from tieredstore.jobs.load import (
     RUN_NOTES_MAX,
@@ -443,9 +444,6 @@ def test_a_load_needs_no_new_publication_unless_the_last_one_marks_its_names(
             patch.setattr(CataloguePublisher, "publish", lambda publisher: None)
             delete_pending(parts.provider, parts.metadata)
 
-    def too_large(*_: object) -> int:
-        raise MetadataError("the catalogue", "not published: it is too large")
-
     monkeypatch.setattr(CataloguePublisher, "_create", too_large)
     if is_marked:
         with pytest.raises(MetadataError, match="too large"):
@@ -462,9 +460,6 @@ def test_what_a_load_that_died_left_goes_without_a_word_to_readers_who_never_kne
     """Otherwise no load was possible any more where the catalogue cannot be published again."""
     loaded(config, [[rows_of(A, range(20))]])
 
-    def too_large(*_: object) -> int:
-        raise MetadataError("the catalogue", "not published: it is too large")
-
     monkeypatch.setattr(CataloguePublisher, "_create", too_large)
     loaded(config, [[rows_of(A, range(20, 30))]], run_id="more")
     died_after_adopting(config, [[rows_of(A, range(30, 35))]], monkeypatch)
@@ -479,9 +474,6 @@ def test_only_names_that_a_load_needs_wait_for_a_publication_that_fails(
 ) -> None:
     """Readers elsewhere still read what is to be deleted."""
     loaded(config, [[rows_of(A, range(20)), rows_of(C, range(5))]])
-
-    def too_large(*_: object) -> int:
-        raise MetadataError("the catalogue", "not published: it is too large")
 
     with monkeypatch.context() as patch:
         patch.setattr(CataloguePublisher, "_create", too_large)
@@ -537,6 +529,10 @@ def test_what_a_dead_load_left_is_deleted_from_its_end_and_units_before_their_lo
     logs = [base for kind, base in gone if kind is SegmentType.COMMIT_LOG]
     assert len(units) > 1 < len(logs)
     assert [base for _, base in gone] == [*sorted(units, reverse=True), *sorted(logs, reverse=True)]
+
+
+def too_large(*_: object) -> int:
+    raise MetadataError("the catalogue", "not published: it is too large")
 
 
 def is_away(segment: PosixFileSegment) -> None:
@@ -1004,22 +1000,15 @@ def test_a_load_into_a_bucket_fails_only_if_nothing_was_loaded(
 ) -> None:
     """Whoever reads that it failed makes it again, under another id."""
     bucket = tmp_path.name
-    config = posix_config(
-        tmp_path, provider="tests.jobs.faulty_tiers:StruckObjects", path="", bucket=bucket
-    )
+    config = faulty_tiers.in_struck_bucket(posix_config(tmp_path), bucket)
     loaded(config, [[rows_of(A, range(10))]], run_id="before")
     part = staged(config, "run", 0, [rows_of(A, range(10, 20))])
     held = dict(faulty_tiers.BUCKETS[bucket].held)
 
     def struck(step: int) -> int:
-        faulty_tiers.BUCKETS[bucket].held = dict(held)
-        worker._PARTS.providers.clear()  # they know the log that was put back
-        faults = faulty_tiers.REQUEST_FAULTS[0] = Faults({step: fault})
-        count = 10
-        with suppress(TieredStoreError):
+        faults, count = Faults({step: fault}), 10
+        with faulty_tiers.struck(bucket, held, faults):
             count += commit_load(config, "run", [part]).message_count
-        faulty_tiers.REQUEST_FAULTS[0] = Faults()
-        worker._PARTS.providers.clear()
         assert bodies(config, A) == names_of(A, range(count))
         commit_load(config, "run", [part])
         assert bodies(config, A) == names_of(A, range(20))
@@ -1117,14 +1106,7 @@ def test_many_loads_into_a_bucket_that_no_broker_serves_read_no_long_log(
     bucket: StoreConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(upkeep, "STATE_EVERY", 8)
-    read: list[str] = []
-    inner = FsspecClient.get_range
-
-    def reading(client: FsspecClient, key: str, start: int, length: int) -> bytes:
-        read.append(key)
-        return inner(client, key, start, length)
-
-    monkeypatch.setattr(FsspecClient, "get_range", reading)
+    read = keys_read(monkeypatch)
     for number in range(12):
         loaded(bucket, [[rows_of(A, range(number, number + 1))]], run_id=f"run-{number}")
     read.clear()

@@ -24,7 +24,7 @@ from tests.jobs.job_kit import (
     posix,
     verified,
 )
-from tests.jobs.load_kit import bodies, loaded, names_of, rows_of
+from tests.jobs.load_kit import bodies, keys_read, loaded, names_of, rows_of
 from tests.jobs.written_tier import posix_config
 from tieredstore.access.audit import audit
 from tieredstore.access.log_mark import LOG_MARK, LogMark
@@ -43,7 +43,6 @@ from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import BackendRefusedError, InvalidConfigError
 from tieredstore.model.findings import Severity
 from tieredstore.model.values import QueueKey
-from tieredstore.providers.fsspec import FsspecClient
 from tieredstore.providers.posix import PosixProvider
 from tieredstore.roundlog import log, upkeep
 
@@ -156,14 +155,7 @@ def test_a_bucket_is_moved_into_whatever_its_log_has_got(
         tmp_path / "target", provider="fsspec", path="", url=url, index_enabled=False
     )
     queues = [QueueKey("orders", number) for number in range(4)]
-    read: list[str] = []
-    inner = FsspecClient.get_range
-
-    def reading(client: FsspecClient, key: str, start: int, length: int) -> bytes:
-        read.append(key)
-        return inner(client, key, start, length)
-
-    monkeypatch.setattr(FsspecClient, "get_range", reading)
+    read = keys_read(monkeypatch)
     for number in range(24):
         rows = [rows_of(queue, range(number, number + 1)) for queue in queues]
         loaded(source, [rows], run_id=f"run-{number}")

@@ -364,13 +364,7 @@ def test_stopped_at_any_request_to_a_bucket_it_goes_on(
 
     def stopped(step: int) -> Faults:
         name = f"{tmp_path.name}-{step}"
-        target = replace(
-            source,
-            provider="tests.jobs.faulty_tiers:StruckObjects",
-            bucket=name,
-            path="",
-            store_path=str(tmp_path / name),
-        )
+        target = faulty_tiers.in_struck_bucket(source, name, store_path=str(tmp_path / name))
         faults = Faults({step: fault})
         faulty_tiers.REQUEST_FAULTS[0] = faults
         with suppress(SimulatedCrash, TieredStoreError):
@@ -398,13 +392,7 @@ def test_the_cut_over_of_a_bucket_does_not_run_into_each_entry_of_the_copies(
     source = tier_at(tmp_path / "old")
     with broker_on(source) as broker:
         broker.put(150)
-    target = replace(
-        source,
-        provider="tests.jobs.faulty_tiers:StruckObjects",
-        bucket=tmp_path.name,
-        path="",
-        store_path=str(tmp_path / "new"),
-    )
+    target = faulty_tiers.in_struck_bucket(source, tmp_path.name, store_path=str(tmp_path / "new"))
     report = moved_inline(source, target)
     assert report.counts["copied"] > 10
     assert report.facts["cut_over"] == "done"
@@ -416,13 +404,7 @@ def test_a_run_that_another_writer_overtakes_just_before_its_cut_over_is_fenced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = a_small_tier(tmp_path / "old")
-    target = replace(
-        source,
-        provider="tests.jobs.faulty_tiers:StruckObjects",
-        bucket=tmp_path.name,
-        path="",
-        store_path=str(tmp_path / "new"),
-    )
+    target = faulty_tiers.in_struck_bucket(source, tmp_path.name, store_path=str(tmp_path / "new"))
     looked = migrate_job._left_behind
 
     def overtaken(job: MigrateJob) -> list[Finding]:
@@ -442,13 +424,7 @@ def test_so_is_one_that_another_writer_overtakes_before_its_processes_have_joine
 ) -> None:
     """They are in the other writer's epoch then, and it does not fence them."""
     source = a_small_tier(tmp_path / "old")
-    target = replace(
-        source,
-        provider="tests.jobs.faulty_tiers:StruckObjects",
-        bucket=tmp_path.name,
-        path="",
-        store_path=str(tmp_path / "new"),
-    )
+    target = faulty_tiers.in_struck_bucket(source, tmp_path.name, store_path=str(tmp_path / "new"))
     claimed, others = MigrateJob.claimed_target, ["of-another"]
 
     def overtaken(job: MigrateJob) -> SegmentProvider:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 import random
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from tieredstore.driver.runtime import ManualClock, Runtime, SystemClock
 from tieredstore.index.contract import CommittedRun
 from tieredstore.index.keys import IndexColumns
 from tieredstore.index.store import IndexStore
-from tieredstore.jobs import key_runs, worker
+from tieredstore.jobs import key_runs
 from tieredstore.jobs.job import JobExit, JobReport, JobState, LocalEngine, run_job
 from tieredstore.jobs.key_runs import KeyRun, RunWriter, file_plans, in_order, merged, staged_runs
 from tieredstore.jobs.reindex import ReindexKeys, begin_timestamps, reindex
@@ -44,7 +43,6 @@ from tieredstore.model.errors import (
     InvalidConfigError,
     MetadataError,
     SegmentCorruptError,
-    TieredStoreError,
 )
 from tieredstore.model.messages import MessageRun
 from tieredstore.model.values import QueueKey, SegmentRecord, SegmentType
@@ -100,20 +98,14 @@ def test_of_a_bucket_a_request_that_fails_or_loses_its_reply_takes_no_key(
 ) -> None:
     """The change that names the new files may have taken effect when its reply is lost."""
     bucket = tmp_path.name
-    config = posix_config(
-        tmp_path, provider="tests.jobs.faulty_tiers:StruckObjects", path="", bucket=bucket
-    )
+    config = faulty_tiers.in_struck_bucket(posix_config(tmp_path), bucket)
     loaded(config, [[rows_of(NEW, range(20))]])
     held = dict(faulty_tiers.BUCKETS[bucket].held)
 
     def struck(step: int) -> int:
-        faulty_tiers.BUCKETS[bucket].held = dict(held)
-        worker._PARTS.providers.clear()  # they know the log that was put back
-        faults = faulty_tiers.REQUEST_FAULTS[0] = Faults({step: fault})
-        with suppress(TieredStoreError):
+        faults = Faults({step: fault})
+        with faulty_tiers.struck(bucket, held, faults):
             run(config)
-        faulty_tiers.REQUEST_FAULTS[0] = Faults()
-        worker._PARTS.providers.clear()
         assert not report_of(config).damage
         assert_found(config, {NEW: range(20)}, samples=3)
         return faults.steps

@@ -650,14 +650,8 @@ def test_each_claim_is_the_object_of_the_first_number_that_nobody_has(tier: Tier
     assert epochs == [prefix + epoch_name(number) for number in range(1, 5)]
 
 
-def test_of_many_claims_opening_reads_only_some(
-    tier: Tier, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A job claims for each load, and claims are never deleted."""
-    last = [tier.open() for _ in range(9)][-1]
-    state = last.state()
-    last.calls.put(last.key(state_name(state.sequence)), state.encoded())
-    monkeypatch.setattr(log_module, "LISTED_MAX", 4)
+def keys_listed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The keys that listings return from now on, as far as somebody looks at them."""
     read: list[str] = []
     inner = MemoryObjectClient.list
 
@@ -667,6 +661,18 @@ def test_of_many_claims_opening_reads_only_some(
             yield each
 
     monkeypatch.setattr(MemoryObjectClient, "list", listed)
+    return read
+
+
+def test_of_many_claims_opening_reads_only_some(
+    tier: Tier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job claims for each load, and claims are never deleted."""
+    last = [tier.open() for _ in range(9)][-1]
+    state = last.state()
+    last.calls.put(last.key(state_name(state.sequence)), state.encoded())
+    monkeypatch.setattr(log_module, "LISTED_MAX", 4)
+    read = keys_listed(monkeypatch)
     assert tier.open().epoch == 10
     assert sum("/epoch/" in key for key in read) <= 5
 
@@ -680,15 +686,7 @@ def test_claiming_does_not_list_all_objects_of_loads(
     for number in range(40):
         log.calls.put(log.key(f"load/run/{number:013d}.part"), b"1")
     monkeypatch.setattr(log_module, "LISTED_MAX", 4)
-    read: list[str] = []
-    inner = MemoryObjectClient.list
-
-    def listed(client: MemoryObjectClient, prefix: str = "", **how: Any) -> Iterator[ListedKey]:
-        for each in inner(client, prefix, **how):
-            read.append(each.key)
-            yield each
-
-    monkeypatch.setattr(MemoryObjectClient, "list", listed)
+    read = keys_listed(monkeypatch)
     assert tier.open().epoch == 2
     assert sum("/load/" in key for key in read) <= 5
     assert contents(tier) == b"one"

@@ -15,7 +15,7 @@ from tieredstore.driver.metadata import MetadataStore, Publisher, StaleCatalogue
 from tieredstore.driver.provider import ProviderWrapper, SegmentProvider
 from tieredstore.driver.runtime import Clock, Deadline, InlinePool, Pool, Runtime, with_deadline
 from tieredstore.driver.segment import FileSegment
-from tieredstore.flat.append_file import FlatAppendFile, FlatSegment
+from tieredstore.flat.append_file import FlatAppendFile, FlatSegment, Publish
 from tieredstore.flat.file_store import FlatFileStore
 from tieredstore.flat.message_file import HOUR_MS, FlatMessageFile, UnitSpans
 from tieredstore.flat.reading import DIRECT, ByteSource
@@ -114,6 +114,11 @@ class PublishChore:
                 log.warning("what is published could not be compared: %s", error)
                 return False
         return self.step()
+
+    @property
+    def announces(self) -> Publish | None:
+        """What the parts that delete bytes call first; None if nothing is ever published."""
+        return self.tell if self.is_enabled else None
 
     def health(self) -> CatalogueHealth:
         publisher = self._publisher

@@ -156,7 +156,7 @@ class Tier:
             metadata=metadata,
             runtime=runtime,
             read_only=read_only,
-            publish=publishing.tell if publishing.is_enabled else None,
+            publish=publishing.announces,
         )
         self.fetcher = Fetcher(
             self.files,
@@ -282,7 +282,7 @@ def open_tier(
                 *(config, runtime, provider, metadata),
                 read_only=read_only,
                 local_folder=folder,
-                publish=publishing.tell if publishing.is_enabled else None,
+                publish=publishing.announces,
             )
         tier = Tier(
             config,

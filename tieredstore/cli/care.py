@@ -598,13 +598,12 @@ def _expired_queues(tier: TierOptions, *, dry_run: bool) -> Iterator[ExpiredQueu
                 check_answers(config, provider)
             yield queue
         if not dry_run:
-            publishing = opened_tier.publishing
             IndexStore(
                 config,
                 provider=provider,
                 metadata=catalogue,
                 runtime=runtime,
-                publish=publishing.tell if publishing.is_enabled else None,
+                publish=opened_tier.publishing.announces,
             ).expire_unopened()
             left = PendingDeletions(provider, catalogue).count()
             if left:
