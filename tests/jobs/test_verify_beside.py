@@ -32,6 +32,7 @@ from tieredstore.jobs.job import (
 )
 from tieredstore.jobs.verify import TierPicture, VerifyItem, VerifyJob
 from tieredstore.jobs.verify_findings import Sums, VerifyRow
+from tieredstore.jobs.verify_slice import SegmentBytes
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import BackendError, BackendUnavailableError
 from tieredstore.model.values import QueueKey, SegmentType
@@ -262,6 +263,40 @@ def test_what_goes_while_the_keys_are_compared_is_no_damage(
 
     monkeypatch.setattr(verify_keys.KeyComparison, "compare", as_it_goes)
     report = verified_beside(tier.config, planned=nothing)
+    assert kinds(report) <= {"keys-expired"}, report.findings
+
+
+def test_bytes_that_go_while_suspects_are_read_again_are_no_damage(
+    tier: WrittenTier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The catalogue forgets a segment before its bytes go, and one read may want bytes of it and of
+    the next one."""
+    compare, read = verify_keys.KeyComparison.compare, SegmentBytes.read
+    there, later = Path(tier.config.path), tmp_path / "later"
+
+    def forgotten() -> None:
+        shutil.copytree(there, earlier := tmp_path / "earlier")
+        expire(tier, seconds=140)
+        shutil.move(there, later)
+        shutil.move(earlier, there)
+
+    def as_suspects(comparison: verify_keys.KeyComparison, sums: Sums) -> dict[str, int]:
+        sums = sums.chosen(sums["held"] > 0)
+        sums["held"] -= 1  # as if an index file had been dropped
+        sums["print"] += np.uint64(1)
+        monkeypatch.setattr(SegmentBytes, "read", as_bytes_go)
+        return compare(comparison, sums)
+
+    def as_bytes_go(bytes_: SegmentBytes, start: int, stop: int) -> bytes:
+        if bytes_.rows[0].type is SegmentType.COMMIT_LOG and later.exists():
+            shutil.rmtree(there)
+            shutil.move(later, there)
+        return read(bytes_, start, stop)
+
+    monkeypatch.setattr(verify_keys, "LOOKED_AT_BYTES_MAX", 1 << 20)
+    monkeypatch.setattr(verify_keys.KeyComparison, "compare", as_suspects)
+    report = verified_beside(tier.config, worked=forgotten)
+    assert not later.exists()
     assert kinds(report) <= {"keys-expired"}, report.findings
 
 

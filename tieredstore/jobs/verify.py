@@ -424,8 +424,9 @@ class TierPicture:
         )
 
     def gone_from(self, queues: Mapping[QueueId, IndexedQueue]) -> dict[QueueId, IndexedQueue]:
-        """The queues as they are now. What has expired or was deleted lies before their start, and
-        keys that the index has lost since are no longer sure."""
+        """The queues as they are now: of their rows those that are left. What has expired or was
+        deleted lies before their start, and keys that the index has lost since are no longer sure.
+        """
         there = {
             QueueId(self.topic_ids.get(rows.key.topic, -1), rows.key.queue_id): rows
             for rows in self.queues
@@ -438,8 +439,10 @@ class TierPicture:
                 found[number] = replace(queue, log_start=queue.log_end, sure_below=0)
                 continue
             noted = [queue.sure_below, self.sure_below.get(number)]
+            left = {row.key for row in (*now.log, *now.queue)}
             found[number] = replace(
                 queue,
+                rows=tuple(row for row in queue.rows if row.key in left),
                 log_start=max(queue.log_start, now.log[0].base_offset),
                 oldest_offset=now.min_offset,
                 sure_below=min((each for each in noted if each is not None), default=None),
