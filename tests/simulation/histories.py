@@ -200,16 +200,17 @@ class Histories:
         return self.world.model.deletions.get(queue.topic, 0) % 2 == 1
 
     def begin_deletion(self, topic: str) -> None:
-        """Whatever was known of the queues of a topic ends."""
+        """Whatever was known of the queues of a topic ends. If it stops half way, local messages
+        may still follow those that the tier gave up."""
         for queue in (each for each in QUEUES if each.topic == topic):
-            for put in self._grown_tier(queue).puts.values():
+            for put in (*self._grown_tier(queue).puts.values(), *self._grown_local(queue).values()):
                 self.past[put.name] = self._turn(topic)
             self.forks.pop(queue, None)
             self.world.model.closed.discard(queue)
 
     def end_deletion(self, topic: str) -> None:
         for queue in (each for each in QUEUES if each.topic == topic):
-            for put in self._grown_tier(queue).puts.values():
+            for put in (*self._grown_tier(queue).puts.values(), *self._grown_local(queue).values()):
                 self.past[put.name] = self._turn(topic) - 1
             for put in {**self.local[queue].puts, **self.tier[queue].puts}.values():
                 put.state = GONE
