@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from tieredstore.access.reader import TieredReader, reconcile
 from tieredstore.access.wiring import NoCatalogueError
 from tieredstore.driver.provider import generation_name
 from tieredstore.driver.runtime import Runtime
+from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.model.errors import (
     InvalidConfigError,
     MetadataError,
@@ -279,6 +281,29 @@ def test_with_nothing_published_the_error_says_what_to_do(there: Elsewhere) -> N
         there.reader(catalogue="published").load()
     with pytest.raises(NoCatalogueError, match="no such file"):
         there.reader(catalogue="file").load()
+
+
+@pytest.mark.parametrize("is_published", [False, True])
+def test_a_catalogue_whose_disk_goes_while_it_is_opened_is_not_an_empty_one(
+    there: Elsewhere, monkeypatch: pytest.MonkeyPatch, is_published: bool
+) -> None:
+    there.broker.fill(3)
+    if is_published:
+        there.publish()
+    config, opened = there.broker.config, JsonMetadataStore.open
+
+    def as_it_goes(*arguments: Any, **named: Any) -> JsonMetadataStore:
+        shutil.rmtree(Path(config.catalogue_path).parent)
+        return opened(*arguments, **named)
+
+    monkeypatch.setattr(JsonMetadataStore, "open", as_it_goes)
+    reader = TieredReader(config, provider=there.opened(Runtime.inline()))
+    if is_published:
+        with reader:
+            assert offsets(reader) == [0, 1, 2]
+    else:
+        with pytest.raises(NoCatalogueError, match="no such file"):
+            reader.load()
 
 
 def test_where_nothing_is_published_the_error_names_the_tiers_that_are_there(

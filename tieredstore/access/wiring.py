@@ -464,10 +464,10 @@ def catalogue_to_read(
             raise NoCatalogueError(config.broker_name, reason, is_log_missing=True, there=there)
     names_file = choice != "published"
     if names_file:
-        if has_file(config):
-            if keeps_catalogue(config, provider):
-                return _copy_here(config)
-            return catalogue_of(config, runtime, read_only=True)
+        is_copy = keeps_catalogue(config, provider)
+        file = file_catalogue(config, runtime, is_copy=is_copy)
+        if file is not None:
+            return file
         if choice == "file":
             raise NoCatalogueError(config.catalogue_path, "there is no such file", names_file=True)
     found = published_catalogue(config, provider)
@@ -491,6 +491,20 @@ def published_catalogue(config: StoreConfig, provider: SegmentProvider) -> Metad
     kind: Any = resolve(CATALOGUE_COPIES, "published", MetadataStore)
     found: MetadataStore | None = kind.open(generations)
     return found
+
+
+def file_catalogue(
+    config: StoreConfig, runtime: Runtime, *, is_copy: bool = False
+) -> MetadataStore | None:
+    """The catalogue's file, or the copy of the log's catalogue, opened to read; None if there is
+    none."""
+    if not has_file(config):
+        return None
+    found = _copy_here(config) if is_copy else catalogue_of(config, runtime, read_only=True)
+    if has_file(config):
+        return found
+    found.close()  # it went meanwhile: what was read may be nothing, and means nothing
+    return None
 
 
 def _copy_here(config: StoreConfig) -> MetadataStore:

@@ -13,9 +13,8 @@ from typing import Any, Final, NoReturn
 from tieredstore.access.audit import TierFacts, orphan_findings
 from tieredstore.access.upkeep import TendChore
 from tieredstore.access.wiring import (
-    catalogue_of,
     check_queues,
-    has_file,
+    file_catalogue,
     provider_of,
     published_catalogue,
     publisher_of,
@@ -155,9 +154,8 @@ def newest_catalogue(config: StoreConfig) -> MetadataStore | None:
     found = provider.catalogue(config.broker_name, read_only=True)
     if found is not None or config.catalogue == "rebuild":
         return found
-    if has_file(config):
-        return catalogue_of(config, worker_runtime(), read_only=True)
-    return published_catalogue(config, provider)
+    file = file_catalogue(config, worker_runtime())
+    return published_catalogue(config, provider) if file is None else file
 
 
 def check_catalogue(config: StoreConfig, *, wanted: Callable[[str], bool]) -> None:
