@@ -526,7 +526,7 @@ class Histories:
 
     def _grown_local(self, queue: QueueKey) -> dict[int, Put]:
         known, local = self.world.model.queues.get(queue, {}), self.local[queue]
-        end = self.local_ends[queue]
+        end = self.local_ends.get(queue, 0)
         return {at: put for at, put in known.items() if at in local.puts or at >= end}
 
     def _grown_tier(self, queue: QueueKey) -> Side:
