@@ -10,7 +10,7 @@ import pytest
 
 from tests.access.dispatch_kit import KEY, RecordingIndex, Tier, a_tier
 from tests.local.store_audit import crash, opened
-from tieredstore.access.queue_upload import stop_queue
+from tieredstore.access.queue_upload import ask_to_resume, stop_queue
 from tieredstore.access.reader import TieredReader
 from tieredstore.access.rebuild import rebuild
 from tieredstore.access.store import TieredMessageStore
@@ -502,6 +502,26 @@ def test_a_wrong_answer_after_a_failed_upload_does_not_stop_the_queue_for_good(
     wrong.wrong_reads = 0
     tier.later(AGAIN_SECONDS * SECOND_MS)
     tier.dispatch(force=True)
+    assert tier.flush()
+    assert tier.span() == (0, 10)
+    tier.check()
+
+
+def test_a_queue_that_is_about_to_be_resumed_keeps_its_messages(tmp_path: Path) -> None:
+    """Its broker compares it when it starts, and uploads it only some time later."""
+    store, tier, _ = a_tier(tmp_path)
+    store.fill(5)
+    assert tier.flush()
+    stop_queue(tier.file(), "somebody stopped it", tier.metadata)
+    store.fill(5)
+    tier = tier.reopened()
+    tier.dispatcher.was_compared([KEY])
+    assert tier.dispatcher.needed_from() is None
+    assert ask_to_resume(tier.file().path, tier.metadata)
+    tier = tier.reopened()
+    tier.dispatcher.was_compared([KEY])
+    needed = store.read_range(*KEY, 5, count_max=1, bytes_max=1 << 20)
+    assert tier.dispatcher.needed_from() == needed.log_offsets[0]
     assert tier.flush()
     assert tier.span() == (0, 10)
     tier.check()

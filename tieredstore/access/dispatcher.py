@@ -369,8 +369,8 @@ class LocalNeeds:
     """Finds the smallest local log offset that is still needed.
 
     Queues without uploads need nothing: those of filtered topics, and stopped ones, which would
-    keep everything for ever. A queue that may still be recovered is different: it needs everything
-    that the catalogue does not have. Damaged messages are not needed, but the first sound message
+    keep everything for ever. A queue that may still be recovered, or that is about to be resumed,
+    is different: it needs everything that the catalogue does not have. Damaged messages are not needed, but the first sound message
     after them is: the upload continues there once the damaged ones have expired, or have waited
     long enough.
     """
@@ -404,7 +404,8 @@ class LocalNeeds:
         """The smallest needed offset of one queue whose topic is not filtered."""
         work, file = self._work_of(key), self._files.get(key)
         has_problem = file is not None and file.problem is not None
-        if work.stopped is not None or (has_problem and not self._files.may_recover(key)):
+        is_stopped = work.stopped is not None and not work.is_to_resume
+        if is_stopped or (has_problem and not self._files.may_recover(key)):
             return None
         minimum, maximum = self._store.min_offset(*key), self._store.max_offset(*key)
         if minimum is None or maximum is None:
