@@ -17,6 +17,7 @@ from tests.simulation.model import Model, Put, Question
 from tests.simulation.moves import FORMER, nothing_there
 from tieredstore.access.audit import AuditKind, audit
 from tieredstore.access.reader import TieredReader, reconcile
+from tieredstore.access.upkeep import TendChore
 from tieredstore.access.wiring import (
     catalogue_to_read,
     has_file,
@@ -697,6 +698,7 @@ def written_tier(
             return
         catalogue, _ = opened.enter_context(written_catalogue(config, runtime, provider))
         yield provider, catalogue, publisher_of(config, provider, catalogue)
+        TendChore(provider, config.broker_name).step()
 
 
 def audit_beside(outsider: Outsider) -> None:

@@ -310,6 +310,8 @@ class Histories:
         assert is_told, f"{queue}: it differs at {differs}, nothing says so"
         given = [at for at in self.local[queue].sure if self.local[queue].puts[at].state == STORED]
         last = max([end - 1 if not (is_refused or is_murky) else -1, *given])
+        if self.world.has_expired and self._may_differ(queue):
+            self.stopped.add(queue)  # perhaps by a load that died before what differs expired
         self.local_ends[queue] = life.local.max_offset(*queue) or 0
         assert self.local_ends[queue] > last, f"{queue} gives out {last} again"
         self._place(queue, mine, theirs, fork, is_murky=is_murky, is_known=is_known)

@@ -437,11 +437,11 @@ class Model:
             if put.state == SENT:
                 self.never_came(put)
 
-    def never_came(self, put: Put) -> None:
+    def never_came(self, put: Put, *, may_have_expired: bool = False) -> None:
         """It is not there and will not appear. If somebody has read it, or it is a load's that is
         old by now, it may have expired, and a reader may still have an older picture."""
         was_read = put.offset is not None
-        may_have_expired = 0 < put.store_ms <= self.newest_ms - self.kept_ms
+        may_have_expired |= 0 < put.store_ms <= self.newest_ms - self.kept_ms
         put.state = DOUBTFUL if was_read or may_have_expired else GONE
 
     # Deletions

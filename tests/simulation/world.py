@@ -16,7 +16,7 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -74,14 +74,19 @@ from tieredstore.access.rebuild import (
     rebuild_beside_published,
 )
 from tieredstore.access.store import TieredMessageStore
+from tieredstore.access.upkeep import expire_tier
 from tieredstore.access.wiring import (
     NoCatalogueError,
+    open_tier,
     published_catalogue,
 )
 from tieredstore.aio import AsyncTieredStore
 from tieredstore.codec.message import decode_message
 from tieredstore.driver import durable
+from tieredstore.driver.metadata import StaleCatalogueError
 from tieredstore.driver.runtime import Runtime
+from tieredstore.index.contract import NoIndex
+from tieredstore.index.store import IndexStore
 from tieredstore.jobs import load, worker
 from tieredstore.jobs.job import JobState, LocalEngine
 from tieredstore.jobs.load_records import LoadRefusedError
@@ -116,13 +121,14 @@ REPAIR: Final = "repair"  # between two lives: what `audit --repair` does
 REINDEX: Final = "reindex"  # between two lives: all index files are made anew
 AWAITER: Final = "awaiter"
 SETTINGS: Final = "settings"  # each life may have others
+EXPIRE: Final = "expire"  # between two lives: what `expire` does
 LOAD: Final = "load"  # between two lives: messages are loaded
 ADOPT: Final = "adopt"  # between two lives: the queues of another broker are added
 MOVE: Final = "move"  # between two lives: the tier moves, once
 CUTTER: Final = "cutter"  # the tier moves while the broker writes
 SEALER: Final = "sealer"  # in the last life before a tool copies the tier
 NEIGHBOUR: Final = "neighbour"
-CARES: Final = (REPAIR, REINDEX, LOAD, ADOPT)
+CARES: Final = (REPAIR, REINDEX, EXPIRE, LOAD, ADOPT)
 START_MS: Final = 4_000_000_000_000  # after all times of real files, so these are always old
 HOUR_MS: Final = 3_600_000
 CLIENTS: Final = {**ACTS, AWAITER: await_things, HISTORIES: ask_again, SEALER: seal}
@@ -172,6 +178,7 @@ EXTRAS: Final = (
     REWIND,
     REPAIR,
     REINDEX,
+    EXPIRE,
     LOAD,
     ADOPT,
     MOVE,
@@ -463,6 +470,7 @@ class World:
         """Of the local log, since it was last opened; None: all of it was on disk then."""
         self.is_sound = False  # faults have stopped
         self.has_lost_disk = False
+        self.has_expired = False  # perhaps something, between two lives
         self.carer: Process | None = None  # an operator's, while no broker runs
         self.care_kill_odds = CARE_KILL_ODDS
 
@@ -807,6 +815,7 @@ class World:
         calls: dict[str, Callable[[StoreConfig], None]] = {
             REPAIR: self.repair,
             REINDEX: self.reindex,
+            EXPIRE: self.expire,
             LOAD: self._load,
             ADOPT: self._adopt,
         }
@@ -942,6 +951,34 @@ class World:
             self.adoption.is_searched = self.adoption.is_done
         self.rot.passes_damaged |= report.counts.get("damaged", 0) > 0
         assert self.rot.harms_tier or not self.rot.passes_damaged, f"reindex: {report}"
+
+    def expire(self, config: StoreConfig) -> None:
+        runtime = self.runtime_here()
+        runtime.clock.sleep(self.dice.choice([0, 0, HOUR_MS / 1_000]))
+        with ExitStack() as stack:
+            stack.callback(self.saw_time)
+            opened = stack.enter_context(written_tier(config, runtime))
+            if opened is None:
+                return
+            provider, catalogue, publisher = opened
+            try:
+                if publisher is not None:
+                    publisher.check()
+            except StaleCatalogueError as error:
+                if not (self.has_lost_disk or self.histories.is_on or self.rewind.is_done):
+                    raise
+                self.scheduler.note(f"{error!r:.200}")
+                return
+            parts: dict[str, Any] = {"runtime": runtime, "provider": provider}
+            parts["metadata"] = catalogue
+            tier = stack.enter_context(closing(open_tier(config, index=NoIndex(), **parts)))
+            tier.load()
+            self.has_expired = True
+            now_ms = runtime.clock.now_ms()
+            gone = [*expire_tier(tier.files, catalogue, config, now_ms=now_ms)]
+            announces = tier.publishing.announces
+            IndexStore(config, publish=announces, **parts).expire_unopened()
+        self.scheduler.note(f"expired: {gone}")
 
     def _adopt(self, config: StoreConfig) -> None:
         self.adoption.take(config, self.runtime_here())
@@ -1183,7 +1220,7 @@ class World:
             model.settle(queue, end, seen)
         for put in life_puts:
             if put.state == SENT and put.queue not in unread:
-                model.never_came(put)
+                model.never_came(put, may_have_expired=self.has_expired)
         self.loads.settle()
 
     def _wait_for_ends(self, life: Life) -> None:
