@@ -397,6 +397,31 @@ def test_offsets_that_were_given_again_are_not_called_exported(tmp_path: Path) -
     assert max(messages(target).values()) == 1
 
 
+@pytest.mark.parametrize("behind", [0, 5])
+def test_another_history_is_told_where_it_lacks_what_was_exported_last(
+    tmp_path: Path, behind: int
+) -> None:
+    """It ends before that message, or has a gap there: then only its own messages are later."""
+    target, key = tmp_path / "parquet", QueueKey("Orders", 0)
+    first = WrittenTier(config=posix_config(tmp_path / "first"))
+    second = WrittenTier(config=posix_config(tmp_path / "second"), start_ms=START_MS + 60_000)
+    first.add("Orders", 0, 20)
+    second.add("Orders", 0, 10)
+    if behind:
+        with second.open() as parts:
+            parts.files.create(*key).skip_to(25)
+        second.ends[key] = 25
+        second.add("Orders", 0, behind)
+    exported(first.config, target)
+    older = WrittenTier(config=posix_config(tmp_path / "older"))
+    older.add("Orders", 0, 10)
+    assert exported(older.config, target).state is JobState.DONE  # a copy of the first one
+    report = exported(second.config, target)
+    assert (report.state, report.counts["messages"]) == (JobState.INCOMPLETE, 0)
+    (failure,) = report.failures
+    assert "Orders/0: message 19 is not the one that was exported" in failure.text
+
+
 def test_another_history_is_told_where_it_is_as_long_as_what_was_exported(tmp_path: Path) -> None:
     target = tmp_path / "parquet"
     first = WrittenTier(config=posix_config(tmp_path / "first"))

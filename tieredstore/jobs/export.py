@@ -86,6 +86,7 @@ from tieredstore.jobs.slices import (
     TopicPatterns,
     is_gone,
     plan_slices,
+    spans_within,
 )
 from tieredstore.jobs.worker import check_catalogue, newest_catalogue, queue_file
 from tieredstore.model.amounts import counted, shown_size
@@ -122,8 +123,9 @@ class ExportItem:
     """A range of a queue, and the directory or bucket where its files are staged. It is empty if
     the queue has nothing new, and only `exported` is to be compared.
 
-    `exported`: the newest message of this queue that the target has, if the tier still has it, and
-    its store time, in ms.
+    `exported`: the store time, in ms, of the newest message of this queue that the target has, and
+    the queue up to it from the last message that the tier still has of it: from that one itself,
+    unless the queue ends before it or has a gap there.
     """
 
     source: str
@@ -468,8 +470,12 @@ class ExportJob:
         if newest is None:
             return None
         offset, time = newest
-        slices = self._slices(rows, (offset, offset + 1))
-        return (slices[0], time) if slices else None
+        spans = spans_within(rows.queue, 0, offset + 1)
+        if not spans:
+            return None
+        last = spans[-1].stop - 1
+        (there,) = self._slices(rows, (last, last + 1))
+        return replace(there, end_offset=offset + 1), time
 
     def _finding(self, topic: str, queue_id: int, offset: int, reason: str) -> Finding:
         return self._left_out(f"{topic}/{queue_id}", f"message {offset}: {reason}")
@@ -581,19 +587,21 @@ def stage_range(job: ExportJob, item: ExportItem) -> ExportRow:
 
 
 def _another_history(job: ExportJob, item: ExportItem) -> str | None:
-    """Says so if the message that was exported last is another one now."""
+    """Says so if the message that was exported last is another one now, or one before it is later.
+    An older copy of the catalogue may lack it, but has no later one."""
     if item.exported is None:
         return None
     last, exported_at = item.exported
+    newest = last.end_offset - 1
     file = queue_file(job.config, last.key, last.path, last.rows)
     try:
         stored_at = store_time(file, last.first_offset)
     except SegmentError:
         return None  # it has expired or is damaged: that says nothing about the others
-    if stored_at == exported_at:
+    if stored_at == exported_at or (last.first_offset < newest and stored_at < exported_at):
         return None
     return (
-        f"{last.path}: message {last.first_offset} is not the one that was exported: offsets"
+        f"{last.path}: message {newest} is not the one that was exported: offsets"
         " were given again, or this is another tier; export it to another target"
     )
 
