@@ -370,9 +370,9 @@ class LocalNeeds:
 
     Queues without uploads need nothing: those of filtered topics, and stopped ones, which would
     keep everything for ever. A queue that may still be recovered, or that is about to be resumed,
-    is different: it needs everything that the catalogue does not have. Damaged messages are not needed, but the first sound message
-    after them is: the upload continues there once the damaged ones have expired, or have waited
-    long enough.
+    is different: it needs everything that the catalogue does not have. Damaged messages are not
+    needed, but the first sound message after them is: the upload continues there once the damaged
+    ones have expired, or have waited long enough.
     """
 
     def __init__(
