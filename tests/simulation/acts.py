@@ -359,7 +359,7 @@ def audit_all(client: Client, life: Life) -> None:
     for queue in world.queues:
         for level in LEVELS:
             store.level = level
-            walk(world, store.get_message, queue, model.end(queue))
+            walk(world, model, store.get_message, queue, model.end(queue))
         committed = store.committed_offset(*queue) or 0
         model.saw_committed(queue, committed, model.deletions.get(queue.topic, 0))
         if model.required(queue) and not rot.is_hit(queue) and queue not in stopped:
@@ -389,9 +389,9 @@ def tier_config_of(life: Life) -> Any:
     return life.store.config
 
 
-def walk(world: World, get: Callable[..., Any], queue: QueueKey, end: int) -> None:
+def walk(world: World, model: Model, get: Callable[..., Any], queue: QueueKey, end: int) -> None:
     """Read from the first to the last: following `next_offset` must yield every message."""
-    model, offset = world.model, 0
+    offset = 0
     for _ in range(PAGES_MAX):
         if offset >= end:
             return
@@ -427,6 +427,7 @@ class Reading:
     """A reader whose picture may be old, and what the tier had when it last refreshed."""
 
     reader: TieredReader
+    place: str  # where the tier was
     is_here: bool
     ends: dict[QueueKey, tuple[int, int]]
 
@@ -441,11 +442,13 @@ def read_elsewhere(outsider: Outsider) -> None:
         ends = durable_ends(world, is_here=is_here)
         if not world.has_segments(world.machine):
             return  # without a tier a reader raises
-        held = Reading(TieredReader(outsider.config), is_here, ends)
+        held = Reading(TieredReader(outsider.config), world.place, is_here, ends)
         held.reader.load()
-    if dice.random() < 0.5:
+    if dice.random() < 0.5 and world.place == held.place:
         outsider.reading = held
     for _ in range(dice.choice([1, 3, 6])):
+        if world.place != held.place:
+            break
         draw = dice.random()
         if draw < 0.2:
             now = durable_ends(world, is_here=held.is_here)
@@ -816,14 +819,15 @@ def grow_copy(outsider: Outsider) -> None:
 
 def cut_over(outsider: Outsider) -> None:
     """The writer has ended: cut over to the copy, which must have everything."""
-    world, model = outsider.world, outsider.world.model
+    world, model = outsider.world, outsider.world.elsewhere
     report = migrated(outsider, cut_over=True)
     if world.adoption.is_half_done and {each.kind for each in report.findings} == {"not-named"}:
         return
     assert report.facts["cut_over"] == "done", f"migrate: {report}"
     with TieredReader(target_of(outsider)) as reader:
         for queue in world.queues:
-            walk(world, reader.get_message, queue, max(world.uploaded(queue), default=-1) + 1)
+            end = max(world.uploaded(queue), default=-1) + 1
+            walk(world, model, reader.get_message, queue, end)
         puts = list(model.puts.values())
         for put in outsider.dice.sample(puts, min(KEYS_ASKED, len(puts))):
             topic, question = put.queue.topic, Question(put.keys[1])

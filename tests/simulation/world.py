@@ -132,10 +132,11 @@ CARES: Final = (REPAIR, REINDEX, EXPIRE, LOAD, ADOPT)
 START_MS: Final = 4_000_000_000_000  # after all times of real files, so these are always old
 HOUR_MS: Final = 3_600_000
 CLIENTS: Final = {**ACTS, AWAITER: await_things, HISTORIES: ask_again, SEALER: seal}
-ONE_HISTORY: Final = frozenset({RECOVER, RESTORE, "mover", "successor"})
+ONE_HISTORY: Final = frozenset({RECOVER, RESTORE, "successor"})
 """Those that nobody has told yet what is true of two."""
 ONE_TIER: Final = ONE_HISTORY | {
     CUTTER,
+    "mover",
     "deleter",
     "reader",
     "scanner",
