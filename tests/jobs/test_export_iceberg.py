@@ -273,6 +273,9 @@ def test_a_table_rolled_back_behind_its_offsets_is_told_apart(
     found.maintenance.expire_snapshots().by_id(first).commit()
     with pytest.raises(MetadataError, match="rolled back"):
         table.read()
+    add_others(table, other, 6, 9)  # whose snapshot is newer than all that have offsets
+    with pytest.raises(MetadataError, match="rolled back"):
+        table.read()
 
 
 def test_offsets_of_many_queues_are_in_a_file(

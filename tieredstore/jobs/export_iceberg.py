@@ -114,7 +114,7 @@ class IcebergTarget:
         self._refuse_other_shape()
         metadata = self._table.metadata
         snapshots = {each.snapshot_id: each for each in metadata.snapshots}
-        snapshot = newest = snapshots.pop(metadata.current_snapshot_id, None)
+        snapshot = snapshots.pop(metadata.current_snapshot_id, None)
         oldest = None
         while snapshot is not None:
             text = _offsets_of(snapshot)
@@ -124,7 +124,8 @@ class IcebergTarget:
         text = metadata.properties.get(OFFSETS)
         if oldest is None or oldest.sequence_number == 1 or not text:
             return Ledger()  # empty, or rolled back to the very first snapshot
-        if newest.sequence_number < _number(metadata.properties.get(SEQUENCE)):
+        # Others may have committed since: then only their snapshots are newer than ours was.
+        if oldest.sequence_number < _number(metadata.properties.get(SEQUENCE)):
             raise MetadataError(self.name, "it was rolled back behind all that has its offsets")
         return self._unpacked(self.name, text)
 
