@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import json
 import random
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -265,6 +266,19 @@ def test_a_topic_that_is_deleted_behind_the_plan_of_a_batch_stops_no_stream(
         again.stop()
 
 
+def test_a_batch_that_the_options_leave_out_now_is_not_called_expired(tier: WrittenTier) -> None:
+    """A driver died in the batch, and the query is started again with fewer queues."""
+    planning = stream_reader(tier)
+    begun = planning.initialOffset()
+    planned = planning.latestOffset(begun, ReadAllAvailable())
+    planning.stop()
+    line = "orders, queue 0: the batch was planned with messages before 30 of it, and the options"
+    with closing_stream(tier, queues="1") as strict, pytest.raises(DataLossError, match=line):
+        strict.partitions(begun, planned)
+    with closing_stream(tier, queues="1", fail_on_data_loss="false") as patient:
+        assert rows_of(patient, begun, planned) == {("orders", 1): (0, 9)}
+
+
 def test_a_stream_reads_each_queue_from_and_up_to_the_offsets_that_it_is_told(
     tier: WrittenTier,
 ) -> None:
@@ -332,6 +346,15 @@ def stream_reader(tier: WrittenTier, **options: str) -> TierStreamReader:
     """The reader as Spark makes it, but in this process."""
     parsed = ReadOptions.parse({**options_of(tier.config), **options})
     return TierStreamReader(parsed, spark_schema(parsed.scan.columns))
+
+
+@contextmanager
+def closing_stream(tier: WrittenTier, **options: str) -> Iterator[TierStreamReader]:
+    reader = stream_reader(tier, **options)
+    try:
+        yield reader
+    finally:
+        reader.stop()
 
 
 def rows_of(

@@ -211,6 +211,14 @@ class TierStreamReader(ScanReader, DataSourceStreamReader, SupportsTriggerAvaila
         """The queue offsets of one queue that are in this batch."""
         if start == end:
             return end, end
+        if not self._options.selection.wants(key):
+            self._lose(
+                f"{key.topic}, queue {key.queue_id}: the batch was planned with messages before"
+                f" {end} of it, and the options leave it out now; read this batch with the former"
+                " options",
+                "to go on without them",
+            )
+            return end, end
         if rows is None and _is_deleted(tier, key.topic):
             return end, end  # messages that were not read are gone with the topic
         first = 0 if rows is None else self._first(tier, rows)
