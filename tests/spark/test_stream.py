@@ -279,6 +279,16 @@ def test_a_batch_that_the_options_leave_out_now_is_not_called_expired(tier: Writ
         assert rows_of(patient, begun, planned) == {("orders", 1): (0, 9)}
 
 
+def test_a_batch_beyond_what_is_left_of_a_queue_brings_nothing_again(tier: WrittenTier) -> None:
+    begun = {"orders": {"0": 25, "1": 9, "topic_id": 0}}
+    planned = {"orders": {"0": 40, "1": 9, "topic_id": 0}}
+    line = "orders, queue 0: the batch goes up to message 40, but the tier ends at 30"
+    with closing_stream(tier) as strict, pytest.raises(DataLossError, match=line):
+        strict.partitions(begun, planned)
+    with closing_stream(tier, fail_on_data_loss="false") as patient:
+        assert rows_of(patient, begun, planned) == {("orders", 0): (25, 30)}
+
+
 def test_a_stream_reads_each_queue_from_and_up_to_the_offsets_that_it_is_told(
     tier: WrittenTier,
 ) -> None:

@@ -225,8 +225,14 @@ class TierStreamReader(ScanReader, DataSourceStreamReader, SupportsTriggerAvaila
         stop = 0 if rows is None else rows.end_offset
         if start is None:
             start = min(first, end)
-        if start < first or start > end or end > stop:
+        if start < first or start > min(end, stop):
             start = self._restarted(key, start, first, stop)
+        elif end > stop:
+            self._lose(
+                f"{key.topic}, queue {key.queue_id}: the batch goes up to message {end}, but the"
+                f" tier ends at {stop}",
+                "to go on without what it lacks",
+            )
         return start, end
 
     def _of_one_life(
