@@ -315,6 +315,21 @@ def test_a_table_of_another_shape_is_refused(opened: Any, other: IceCatalog) -> 
         opened().read()
 
 
+def test_a_table_whose_place_is_written_as_hadoop_does_has_its_files_there(
+    opened: Any, other: IceCatalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    other.create_namespace("lake")
+    other.create_table(NAME, SCHEMA, location=f"file:{tmp_path}/elsewhere")
+    table = opened()
+    table.read()
+    committed(table, orders(table, 0, 10), run="one")
+    assert len(held(other)) == 10
+    assert len([*(tmp_path / "elsewhere" / "data").glob("*.parquet")]) == 1
+    assert [*Path().iterdir()] == []
+
+
 def test_a_table_made_by_two_at_once_is_one(opened: Any) -> None:
     assert at_once(*(opened().make for _ in range(3))) == [None] * 3
 

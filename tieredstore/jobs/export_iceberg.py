@@ -42,6 +42,7 @@ _FILE: Final = "file:"  # the colon does not occur in Base64
 _NUMBERED: Final = re.compile(r"(\d{20})-[0-9a-f]{16}\.packed")
 _PARTITIONS: Final = (("topic", "identity"), ("store_time", "day"))
 _RETRIES: Final = "commit.retry.num-retries"
+_HADOOPS: Final = re.compile("file:/(?!/)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +81,8 @@ class IcebergTarget:
 
     @property
     def target(self) -> ExportTarget:
-        return ExportTarget(self._loaded().location(), self._options)
+        # Hadoop, and so Spark, writes `file:/` for `file:///`.
+        return ExportTarget(_HADOOPS.sub("file:///", self._loaded().location()), self._options)
 
     def exists(self) -> bool:
         try:
