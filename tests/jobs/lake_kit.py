@@ -21,6 +21,7 @@ from tieredstore.jobs.export_ledger import (
     range_name,
 )
 from tieredstore.jobs.export_target import ExportTarget
+from tieredstore.model.errors import BackendUnavailableError
 
 DAY: Final = 20_000  # 2024-10-04
 DAY_US: Final = 86_400_000_000
@@ -107,6 +108,18 @@ def committed(
     table: ExportTable, *ranges: StagedRange, run: str
 ) -> tuple[list[StagedRange], Ledger]:
     return commit_staged(table, SETTINGS, ranges, run)
+
+
+def failing_in(folder: str) -> Callable[[ExportTarget, str], list[str]]:
+    """A listing that fails in this folder."""
+    inner = ExportTarget.names
+
+    def names(target: ExportTarget, path: str) -> list[str]:
+        if path == folder:
+            raise BackendUnavailableError(path, "list", "503 slow down")
+        return inner(target, path)
+
+    return names
 
 
 def at_once(*works: Callable[[], Any]) -> list[Any]:

@@ -59,7 +59,11 @@ from tieredstore.jobs.job import (
 )
 from tieredstore.jobs.scan import OnCorrupt
 from tieredstore.metadata.json_store import JsonMetadataStore
-from tieredstore.model.errors import InvalidConfigError, MetadataError
+from tieredstore.model.errors import (
+    BackendUnavailableError,
+    InvalidConfigError,
+    MetadataError,
+)
 from tieredstore.model.values import QueueKey
 
 
@@ -100,6 +104,24 @@ def test_the_next_run_adds_what_is_new_and_nothing_else(tmp_path: Path) -> None:
     new = exported_files(str(target), after=1)
     assert sum(pq.read_metadata(path).num_rows for path in new) == 35
     assert len(exported_files(str(target))) == len(list(target.glob("commit=*/**/*.parquet")))
+
+
+def test_a_run_whose_cleanup_fails_has_exported_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(target: ExportTarget, path: str) -> None:
+        raise BackendUnavailableError(path, "delete", "503 slow down")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(ExportTarget, "delete", fails)
+        report = exported(golden_config(), tmp_path)
+    assert report.state is JobState.DONE
+    assert report.counts["messages"] == 533
+    assert staged(tmp_path)
+    again = exported(golden_config(), tmp_path)
+    assert (again.state, again.counts["messages"]) == (JobState.DONE, 0)
+    assert staged(tmp_path) == []
+    assert max(messages(tmp_path).values()) == 1
 
 
 def test_a_run_that_is_killed_anywhere_shows_all_or_nothing(tmp_path: Path) -> None:

@@ -14,7 +14,18 @@ import pyarrow.compute as pc
 import pytest
 
 from tests.jobs.job_kit import golden_config, run_inline
-from tests.jobs.lake_kit import DAY, KEY, SCHEMA, at_once, committed, in_order, made, rows, staged
+from tests.jobs.lake_kit import (
+    DAY,
+    KEY,
+    SCHEMA,
+    at_once,
+    committed,
+    failing_in,
+    in_order,
+    made,
+    rows,
+    staged,
+)
 from tieredstore.driver.runtime import InlinePool, ManualClock
 from tieredstore.jobs.export import ExportJob, TableFormat
 from tieredstore.jobs.export_delta import NUMBERS_KEPT, OFFSETS, DeltaTarget
@@ -197,6 +208,15 @@ def test_only_the_newest_files_of_offsets_are_kept(table: DeltaTarget) -> None:
         committed(table, orders(table, number, number + 1), run=f"run-{number}")
     assert len(table.target.names(OFFSETS)) == NUMBERS_KEPT
     assert table.read().exported == {KEY: [(0, NUMBERS_KEPT + 3)]}
+
+
+def test_a_commit_whose_older_offsets_cannot_be_removed_is_made(
+    table: DeltaTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ExportTarget, "names", failing_in(OFFSETS))
+    added, _ = committed(table, orders(table, 0, 10), run="one")
+    assert [each.part for each in added] == [(0, 10)]
+    assert len(held(table)) == 10
 
 
 def test_offsets_that_are_gone_or_no_offsets_are_an_error(table: DeltaTarget) -> None:

@@ -21,6 +21,7 @@ from tests.jobs.lake_kit import (
     SETTINGS,
     at_once,
     committed,
+    failing_in,
     in_order,
     made,
     rows,
@@ -29,7 +30,7 @@ from tests.jobs.lake_kit import (
 from tieredstore.jobs import export_iceberg
 from tieredstore.jobs.export_iceberg import OFFSETS, RUN, Catalog, IcebergTarget
 from tieredstore.jobs.export_ledger import Ledger, StagedRange, TableChangedError
-from tieredstore.jobs.export_target import TargetOptions
+from tieredstore.jobs.export_target import ExportTarget, TargetOptions
 from tieredstore.model.errors import BackendError, InvalidConfigError, MetadataError
 
 NAME = "lake.messages"
@@ -300,6 +301,15 @@ def test_offsets_of_many_queues_are_in_a_file(
         table.read()
     with other.load_table(NAME).transaction() as changing:
         changing.set_properties({OFFSETS: "file:../../elsewhere"})
+
+
+def test_a_commit_whose_older_offsets_cannot_be_removed_is_made(
+    table: IcebergTarget, other: IceCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ExportTarget, "names", failing_in("_tieredstore/offsets"))
+    added, _ = committed(table, orders(table, 0, 10), run="one")
+    assert [each.part for each in added] == [(0, 10)]
+    assert len(held(other)) == 10
 
 
 def test_other_settings_are_refused(table: IcebergTarget) -> None:

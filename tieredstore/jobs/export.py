@@ -44,6 +44,7 @@ from tieredstore.jobs.export_ledger import (
     StagedFile,
     StagedRange,
     addable,
+    cleaning_up,
     commit_staged,
     drop_mark,
     drop_marks,
@@ -309,8 +310,9 @@ class ExportJob:
                 staged = self._staged(table.target, names)
                 seen = {each.name for each in staged}
                 added, ledger = commit_staged(table, self.settings, staged, uuid4().hex)
-                drop_marks(table.target, ledger)
-                table.target.drop_unpublished()
+                with cleaning_up():
+                    drop_marks(table.target, ledger)
+                    table.target.drop_unpublished()
         state = rows.state
         left = self._not_there(plan, ledger)
         lacks = [name for name in left if name not in refused]

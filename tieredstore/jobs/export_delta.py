@@ -25,7 +25,13 @@ from tieredstore.model.extras import brought_by
 with brought_by("delta"):
     import pyarrow as pa
 
-from tieredstore.jobs.export_ledger import Ledger, StagedFile, StagedRange, TableChangedError
+from tieredstore.jobs.export_ledger import (
+    Ledger,
+    StagedFile,
+    StagedRange,
+    TableChangedError,
+    cleaning_up,
+)
 from tieredstore.jobs.export_parquet import commit_numbers
 from tieredstore.jobs.export_target import ExportTarget, TargetOptions
 from tieredstore.model.errors import (
@@ -138,7 +144,8 @@ class DeltaTarget:
             if self._is_changed():
                 raise TableChangedError from error
             raise self._failed(error, "append to") from error
-        self._drop_older(after.commits)
+        with cleaning_up():
+            self._drop_older(after.commits)
 
     def _is_changed(self) -> bool:
         """Whether there is a newer version than the one that was read; it may be ours."""

@@ -21,7 +21,12 @@ from tieredstore.model.extras import brought_by
 with brought_by("iceberg"):
     import pyarrow as pa
 
-from tieredstore.jobs.export_ledger import Ledger, StagedRange, TableChangedError
+from tieredstore.jobs.export_ledger import (
+    Ledger,
+    StagedRange,
+    TableChangedError,
+    cleaning_up,
+)
 from tieredstore.jobs.export_target import ExportTarget, TargetOptions
 from tieredstore.model.errors import (
     BackendError,
@@ -153,7 +158,8 @@ class IcebergTarget:
             if self._load().metadata_location != was:
                 raise TableChangedError from error
             raise self._failed(error, "append to") from error
-        self._drop_older(table.metadata, after.commits)
+        with cleaning_up():
+            self._drop_older(table.metadata, after.commits)
 
     def _packed(self, ledger: Ledger) -> str:
         packed = ledger.packed()

@@ -16,15 +16,24 @@ import base64
 import json
 import re
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from hashlib import md5
 from typing import Any, ClassVar, Final, Protocol, Self, TypeAlias
 
 from tieredstore.jobs.export_target import ExportTarget
 from tieredstore.jobs.worker import worker_runtime
-from tieredstore.model.errors import BackendUnavailableError, InvalidConfigError, MetadataError
+from tieredstore.model.errors import (
+    BackendError,
+    BackendUnavailableError,
+    InvalidConfigError,
+    MetadataError,
+)
+from tieredstore.model.printable import log_of
 from tieredstore.model.values import Json
+
+log = log_of(__name__)
 
 STAGED: Final = "_tieredstore/staged"
 COMMIT_TRIES: Final = 20
@@ -270,6 +279,16 @@ def commit_staged(
             continue
         return added, after
     raise BackendUnavailableError(table.name, "commit", f"{COMMIT_TRIES} commits came in between")
+
+
+@contextmanager
+def cleaning_up() -> Iterator[None]:
+    """Remove what a commit has made useless. A failure is only logged: everything is in the table,
+    and the next run makes up for it."""
+    try:
+        yield
+    except BackendError as error:
+        log.warning("everything is exported, but the cleanup is not complete: %s", error)
 
 
 def known_topics(ledger: Ledger, more: Sequence[StagedRange]) -> dict[str, int]:
