@@ -83,6 +83,28 @@ def test_an_empty_machine_goes_on_with_its_folder(
     machine.end()
 
 
+def test_a_backup_that_was_made_while_the_broker_ran_is_a_tier(
+    tmp_path: Path, command: Command
+) -> None:
+    """As the guide makes it: what is published first, then the segments."""
+    machine = Machine(tmp_path)
+    machine.open()
+    machine.put(10)
+    assert machine.store.flush(seal=True)
+    tier, copy = machine.root / "tier", machine.root / "copy"
+    shutil.copytree(tier / ".catalog", copy / ".catalog")
+    machine.put(7)
+    machine.flush()
+    others = shutil.ignore_patterns(".catalog")
+    shutil.copytree(tier, copy, ignore=others, dirs_exist_ok=True)
+    machine.end()
+    shutil.rmtree(tier)
+    copy.rename(tier)
+    machine.lose_disk()
+    assert "3 queues, 51 messages" in command.run("recover", "--apply", *words(machine)).done().out
+    command.run("audit", *words(machine)).done()
+
+
 def test_half_a_migration_is_no_tier_to_continue_with(machine: Machine, command: Command) -> None:
     target = machine.root / "target.toml"
     target.write_text(
