@@ -247,6 +247,18 @@ def test_a_batch_that_was_planned_for_a_topic_before_it_was_made_again_has_none_
         strict.stop()
 
 
+def test_a_topic_of_which_a_stream_reads_nothing_may_be_made_again(tier: WrittenTier) -> None:
+    tier.add("payments", 3, 4)
+    with closing_stream(tier, queues="0") as reader:
+        begun = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+        tier.delete("payments")
+        tier.add("payments", 3, 5)
+        assert reader.latestOffset(begun, ReadAllAvailable()) == begun
+        tier.add("payments", 0, 2)
+        end = reader.latestOffset(begun, ReadAllAvailable())
+        assert rows_of(reader, begun, end) == {("payments", 0): (0, 2)}
+
+
 def test_a_topic_that_is_deleted_behind_the_plan_of_a_batch_stops_no_stream(
     tier: WrittenTier,
 ) -> None:

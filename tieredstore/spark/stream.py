@@ -165,7 +165,11 @@ class TierStreamReader(ScanReader, DataSourceStreamReader, SupportsTriggerAvaila
 
     def _kept(self, offsets: StreamOffsets) -> dict[str, Any]:
         """The JSON that Spark keeps. Spark passes it back with the next call; remembering it saves
-        decoding it again."""
+        decoding it again. It has no topic without queues, and what is remembered must not either:
+        nothing of such a topic was ever read."""
+        read = {key.topic for key in offsets.offsets}
+        numbers = {topic: at for topic, at in offsets.topic_ids.items() if topic in read}
+        offsets = replace(offsets, topic_ids=numbers)
         if self._last is None or self._last[1] != offsets:
             self._last = to_json(offsets), offsets
         return self._last[0]
