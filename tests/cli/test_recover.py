@@ -14,6 +14,7 @@ from tests.every_step import every_step
 from tieredstore.access.wiring import NoCatalogueError
 from tieredstore.cli.output import ExitCode
 from tieredstore.driver import durable
+from tieredstore.roundlog.layout import ObjectLayout
 from tieredstore.testing.disk import ForgetfulDisk
 
 
@@ -103,6 +104,17 @@ def test_a_backup_that_was_made_while_the_broker_ran_is_a_tier(
     machine.lose_disk()
     assert "3 queues, 51 messages" in command.run("recover", "--apply", *words(machine)).done().out
     command.run("audit", *words(machine)).done()
+
+
+def test_it_tells_what_a_folder_lacks_that_was_copied_from_a_bucket(
+    machine: Machine, command: Command
+) -> None:
+    (machine.root / "tier" / ObjectLayout("cluster-a").rounds("broker-a")).mkdir(parents=True)
+    for apply in ([], ["--apply"]):
+        ran = command.run("recover", *apply, *words(machine))
+        assert ran.code == 0
+        assert "came from a bucket" in ran.err
+        assert "are missing here; `tieredstore migrate` copies them" in ran.err
 
 
 def test_half_a_migration_is_no_tier_to_continue_with(machine: Machine, command: Command) -> None:

@@ -469,10 +469,10 @@ def rebuilt(tier: TierOptions) -> RebuildReport:
         except NewerCatalogueError as error:
             text = f"{catalogue.facts.place} is not written over: {error}"
             raise CommandError(printable(text), ExitCode.REFUSED) from error
-    return replace(report, notes=(*report.notes, *_log_of_a_bucket(config)))
+    return replace(report, notes=(*report.notes, *log_of_a_bucket(config)))
 
 
-def _log_of_a_bucket(config: StoreConfig) -> Iterator[str]:
+def log_of_a_bucket(config: StoreConfig) -> Iterator[str]:
     """A note if another tool has copied the log of a bucket into this directory."""
     from tieredstore.roundlog.layout import ObjectLayout
 

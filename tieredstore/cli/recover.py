@@ -48,10 +48,13 @@ def recover(
     copy and from the bytes. An existing catalogue or local store is never touched. When the broker
     starts, its queues continue where the tier ends.
     """
+    from tieredstore.cli.care import log_of_a_bucket
     from tieredstore.cli.look import queue_rows, write_queues
     from tieredstore.cli.tier import TierDamage, awaits_cut_over, opened_tier
 
     state = _state_of(tier)
+    for text in log_of_a_bucket(config_of(tier)):
+        note(printable(text))
     report = None
     if apply and state["catalogue"] == "missing":
         report = _made(tier)
