@@ -165,7 +165,26 @@ def test_instead_of_damaged_bytes_those_of_another_object_are_taken() -> None:
     tier.check()
 
 
-def test_of_bytes_that_lie_in_several_objects_the_longest_are_taken() -> None:
+@pytest.mark.parametrize("rounds", [1, 20])
+def test_a_segment_that_was_deleted_does_not_replace_the_one_made_again(rounds: int) -> None:
+    """The object that has its bytes stays, for the sake of others."""
+    tier = Tier()
+    log, _ = tier.opened()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(log_module, "INLINE_BYTES_MAX", 0)
+        tier.write(log, {A: b"old" * 100, B: b"other" * 100})
+        tier.delete(log, A)
+        for _ in range(rounds):
+            tier.write(log, {A: b"new" * 10})
+    lose_the_log(tier)
+    log, _ = tier.opened()
+    taken = taking.take_in(log)
+    tier.check(log)
+    tier.check()
+    assert len(taken.losses) == 1
+
+
+def test_of_bytes_that_lie_in_several_objects_the_newest_are_taken() -> None:
     found = [
         _Found(position, end, name, 0, 0)
         for position, end, name in [
@@ -177,7 +196,8 @@ def test_of_bytes_that_lie_in_several_objects_the_longest_are_taken() -> None:
             (13, 20, "behind a gap"),
         ]
     ]
-    assert [row.key for row in _following(found, 0)] == ["b", "d"]
+    assert [row.key for row in _following(found, 0)] == ["a", "b", "d"]
+    assert [row.key for row in _following(found[::-1], 0)] == ["b", "e"]
     assert [row.key for row in _following(found, 12)] == []
     assert [row.key for row in _following(found, 13)] == ["behind a gap"]
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
+from heapq import heappop, heappush
 from typing import Final, NamedTuple
 
 import msgspec
@@ -227,15 +227,22 @@ def _append(log: BrokerLog, key: SegmentKey, found: Sequence[_Found], salvaged: 
         return
     before = at
     waiting: list[DraftWrite] = []
-    sound = list(found)
+    sound, wanted = list(found), list(found)
     rows = _following(sound, at)
+    start, taken = at, b""  # the last bytes that were taken, and where they begin
     while (row := next(rows, None)) is not None:
         data = log.calls.ranges([Range(row.key, row.offset, row.end - row.position)])[0]
-        if crc32c(data) != row.crc:
+        is_damaged = crc32c(data) != row.crc
+        is_other = not is_damaged and not _agree(start, taken, row.position, data)
+        if is_damaged:
             salvaged.losses.append(f"{row.key} is damaged at byte {row.offset}")
+        if is_other:
+            wanted.remove(row)  # it is of an earlier topic of this name, or was never committed
+        if is_damaged or is_other:
             sound.remove(row)
             rows = _following(sound, at)  # what was merged may lie in another object too
             continue
+        start, taken = row.position, data
         waiting.append(DraftWrite(key, at, memoryview(data)[at - row.position :]))
         at = row.end
         if at - waiting[0].position >= APPENDED_BYTES:
@@ -243,25 +250,35 @@ def _append(log: BrokerLog, key: SegmentKey, found: Sequence[_Found], salvaged: 
     _send(log, waiting)
     salvaged.segment_count += at > 0
     salvaged.size += at - before
-    end = max(row.end for row in found)
+    end = max(row.end for row in wanted)
     if at < end:
         lost = f"bytes {at} and on are gone, though some up to {end} are there"
         salvaged.losses.append(f"{segment_path(key)}: {lost}")
 
 
+def _agree(first_at: int, first: bytes, second_at: int, second: bytes) -> bool:
+    """Whether two parts of a segment have the same bytes where they overlap."""
+    start = max(first_at, second_at)
+    end = max(start, min(first_at + len(first), second_at + len(second)))
+    return first[start - first_at : end - first_at] == second[start - second_at : end - second_at]
+
+
 def _following(found: Sequence[_Found], at: int) -> Iterator[_Found]:
-    """Rows that continue at `at`, then each where the last one ends. Of several rows, the one that
-    reaches farthest; of equal ones, the newest."""
-    ordered = sorted(found, key=attrgetter("position"))
+    """Rows that continue at `at`, then each where the last one ends. Of several rows, the first one
+    in `found`, which is the newest: older objects may have what was deleted since, or bytes of a
+    fenced writer, which nobody committed."""
+    ordered = sorted(enumerate(found), key=lambda each: each[1].position)
     number = 0
+    here: list[tuple[int, _Found]] = []
     while True:
-        best: _Found | None = None
-        while number < len(ordered) and ordered[number].position <= at:
-            if best is None or ordered[number].end > best.end:
-                best = ordered[number]
+        while number < len(ordered) and ordered[number][1].position <= at:
+            heappush(here, ordered[number])
             number += 1
-        if best is None or best.end <= at:
+        while here and here[0][1].end <= at:
+            heappop(here)
+        if not here:
             return
+        best = here[0][1]
         yield best
         at = best.end
 
