@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -44,7 +45,7 @@ from tieredstore.jobs.export_ledger import (
     marked,
 )
 from tieredstore.jobs.export_parquet import NO_DAY, ParquetTable, escaped, exported_files
-from tieredstore.jobs.export_target import ExportTarget, TargetOptions
+from tieredstore.jobs.export_target import MAKING, ExportTarget, TargetOptions
 from tieredstore.jobs.job import (
     HOPELESS_FAILURES,
     ItemResult,
@@ -122,6 +123,21 @@ def test_a_run_whose_cleanup_fails_has_exported_all_the_same(
     assert (again.state, again.counts["messages"]) == (JobState.DONE, 0)
     assert staged(tmp_path) == []
     assert max(messages(tmp_path).values()) == 1
+
+
+def test_what_another_user_left_unpublished_fails_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / MAKING / "left").mkdir(parents=True)
+    rename = os.rename
+
+    def renamed(old: Path, new: Path) -> None:
+        if old.name == "left":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        rename(old, new)
+
+    monkeypatch.setattr(os, "rename", renamed)
+    assert exported(golden_config(), tmp_path).state is JobState.DONE
 
 
 def test_a_run_that_is_killed_anywhere_shows_all_or_nothing(tmp_path: Path) -> None:

@@ -237,6 +237,8 @@ class ExportTarget:
                 os.rename(making / name, trash / name)
             except FileNotFoundError:
                 pass
+            except OSError as error:
+                raise self._failed(error, f"{MAKING}/{name}", "delete") from error
         rmtree(self._local / TRASH, ignore_errors=True)
 
     def delete(self, path: str) -> None:
