@@ -14,7 +14,8 @@ from tests.access.care_kit import Elsewhere, offsets
 from tests.access.tiered_kit import numbers
 from tieredstore.access.reader import TieredReader, reconcile
 from tieredstore.access.wiring import NoCatalogueError
-from tieredstore.driver.provider import generation_name
+from tieredstore.codec.names import segment_name
+from tieredstore.driver.provider import ListedSegment, generation_name
 from tieredstore.driver.runtime import Runtime
 from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.model.errors import (
@@ -24,7 +25,7 @@ from tieredstore.model.errors import (
     SegmentNotFoundError,
 )
 from tieredstore.model.values import GetStatus, QueueKey
-from tieredstore.providers.posix import PosixFileSegment
+from tieredstore.providers.posix import PosixFileSegment, PosixProvider
 from tieredstore.testing.samples import STORE_TIMESTAMP, TOPIC
 
 
@@ -304,6 +305,66 @@ def test_a_catalogue_whose_disk_goes_while_it_is_opened_is_not_an_empty_one(
     else:
         with pytest.raises(NoCatalogueError, match="no such file"):
             reader.load()
+
+
+@pytest.mark.parametrize("choice", ["published", "rebuild"])
+def test_a_folder_that_goes_with_its_disk_has_not_expired(
+    there: Elsewhere, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, choice: str
+) -> None:
+    there.broker.fill(12)
+    there.publish()
+    place, away, listed = tmp_path / "tier", tmp_path / "away", PosixProvider.list
+
+    def as_it_goes(*arguments: Any) -> Iterator[ListedSegment]:
+        if place.exists():  # the catalogue was there when it was read again
+            place.rename(away)
+        return listed(*arguments)
+
+    with there.reader(catalogue=choice) as reader, monkeypatch.context() as patch:
+        assert offsets(reader) == list(range(12))
+        patch.setattr(PosixProvider, "list", as_it_goes)
+        last = next(place.rglob("CONSUME_QUEUE")).joinpath(segment_name(160))
+        units = last.read_bytes()
+        last.unlink()
+        for ask in (lambda: reader.get_message(TOPIC, 0, 9), lambda: offsets(reader)):
+            with pytest.raises(MetadataError, match="was there|is there any more"):
+                ask()
+        assert not place.exists()
+        away.rename(place)
+        last.write_bytes(units)
+        patch.undo()
+        reader.refresh()
+        assert offsets(reader) == list(range(12))
+
+
+@pytest.mark.parametrize("is_restored", [True, False])
+def test_a_place_that_is_gone_or_restored_is_not_taken_for_the_one_that_was_read(
+    there: Elsewhere, tmp_path: Path, is_restored: bool
+) -> None:
+    there.broker.fill(12)
+    there.publish()
+    place = tmp_path / "tier"
+    shutil.copytree(place, tmp_path / "older")
+    there.broker.put(2, topic="Later")
+    there.broker.put(9, first=12)
+    assert there.broker.store.flush()
+    there.publish()
+    with there.reader() as reader:
+        assert reader.catalogue.generation == 2
+        place.rename(tmp_path / "away")
+        if is_restored:
+            shutil.copytree(tmp_path / "older", place)
+        for ask in (
+            lambda: offsets(reader),
+            lambda: offsets(reader, "Later"),
+            lambda: reader.get_message(TOPIC, 0, 20),
+            reader.refresh,
+        ):
+            with pytest.raises(MetadataError, match="generation 2 was there"):
+                ask()
+    if is_restored:
+        with there.reader() as reader:
+            assert offsets(reader) == list(range(12))
 
 
 def test_where_nothing_is_published_the_error_names_the_tiers_that_are_there(

@@ -651,7 +651,7 @@ def reconcile(metadata: MetadataStore, provider: SegmentProvider, paths: Sequenc
 
     Makes one listing for each path. Segments missing before the first existing one have expired,
     and those after the last known one are new; a hole is damage. Does nothing, and returns 0, if
-    the catalogue is not a copy.
+    the catalogue is not a copy. Raises MetadataError if the place is gone: nothing has expired.
     """
     if not metadata.facts.copy:
         return 0
@@ -669,8 +669,22 @@ def reconcile(metadata: MetadataStore, provider: SegmentProvider, paths: Sequenc
         gone += expired
         if file[1] is not SegmentType.INDEX:
             come += _younger(file, known[len(expired) :], bases)
+    if gone and not _is_still(metadata, provider, gone[0].path.split("/", 1)[0]):
+        return 0
     metadata.amend(gone=gone, come=come)
     return len(gone) + len(come)
+
+
+def _is_still(metadata: MetadataStore, provider: SegmentProvider, broker: str) -> bool:
+    """Whether a listing tells what has expired: something of the broker is there, or at least the
+    copy itself is, unchanged. MetadataError if neither is."""
+    if next(iter(provider.list(broker)), None) is not None:
+        return True
+    before = metadata.facts
+    if before.source == "rebuild":  # from bytes that were there
+        raise MetadataError(before.place, "not one of the segments is there any more")
+    metadata.refresh()
+    return metadata.facts == before
 
 
 def _by_file(listed: Iterable[ListedSegment]) -> dict[_File, list[int]]:

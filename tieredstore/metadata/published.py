@@ -232,10 +232,17 @@ class PublishedMetadataStore(MemoryReads):
 
 
 def _newest(generations: Generations, *, known: int | None) -> PublishedCatalogue | None:
-    """The newest generation; None if there is none, or none newer than the one that is known."""
+    """The newest generation; None if there is none, or none newer than the one that is known.
+
+    Raises MetadataError if neither that one is there any more nor a newer one.
+    """
     for _ in range(LOADS_MAX):
         listed = generations.listed()
-        if not listed or (known is not None and listed[-1].number <= known):
+        newest = listed[-1].number if listed else 0
+        if known is not None and newest < known:
+            reason = f"generation {known} was there, and now neither it nor a newer one is"
+            raise MetadataError(generations.describe(), reason)
+        if newest == (known or 0):
             return None
         try:
             return _read(generations, listed[-1])
