@@ -19,6 +19,7 @@ from tieredstore.driver.provider import ListedSegment, generation_name
 from tieredstore.driver.runtime import Runtime
 from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.model.errors import (
+    BackendUnavailableError,
     InvalidConfigError,
     MetadataError,
     SegmentCorruptError,
@@ -363,6 +364,32 @@ def test_a_place_that_is_gone_or_restored_is_not_taken_for_the_one_that_was_read
             with pytest.raises(MetadataError, match="generation 2 was there"):
                 ask()
     if is_restored:
+        with there.reader() as reader:
+            assert offsets(reader) == list(range(12))
+
+
+def test_a_topic_on_a_disk_that_is_not_there_cannot_be_reached(
+    there: Elsewhere, tmp_path: Path
+) -> None:
+    there.broker.fill(12)
+    there.broker.put(2, topic="Other")
+    assert there.broker.store.flush()
+    there.publish()
+    (topic,) = (tmp_path / "tier").rglob(TOPIC)
+    disk = tmp_path / "disk"
+    topic.symlink_to(topic.rename(disk))
+    with there.reader() as before, there.reader(catalogue="rebuild") as rebuilt:
+        away = disk.rename(tmp_path / "away")
+        for reader in (before, rebuilt, there.reader()):
+            with reader:
+                with pytest.raises(BackendUnavailableError, match="is a link"):
+                    reader.get_message(TOPIC, 0, 3)
+                with pytest.raises(BackendUnavailableError, match="is a link"):
+                    offsets(reader)
+                assert offsets(reader, "Other") == [0, 1]
+        with pytest.raises(BackendUnavailableError, match="is a link"):
+            there.reader(catalogue="rebuild").load()
+        away.rename(disk)
         with there.reader() as reader:
             assert offsets(reader) == list(range(12))
 

@@ -635,7 +635,8 @@ def amend_problems(
             if found == before:
                 break
         return
-    doubtful = {*paths, *(file.path for file in files.files() if file.problem is not None)}
+    near = [file for file in files.files() if not files.is_out_of_reach(file.key)]
+    doubtful = {*paths, *(file.path for file in near if file.problem is not None)}
     if len(doubtful) > LISTINGS_MAX:
         doubtful = {path.split("/", 1)[0] for path in doubtful}
     if doubtful and reconcile(metadata, provider, sorted(doubtful)):

@@ -216,7 +216,11 @@ class PosixFileSegment(FileSegment):
             flags |= NO_LINK
         with translated(self.path, operation):
             # O_NONBLOCK, because opening a FIFO would wait for its other end.
-            descriptor = os.open(self._file, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
+            try:
+                descriptor = os.open(self._file, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
+            except FileNotFoundError:
+                _refuse_cut_off(self._file.parent, operation)
+                raise
             try:
                 if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                     if flags & os.O_RDWR:
@@ -232,6 +236,7 @@ class PosixProvider(SegmentProvider):
 
     The catalogue's lock keeps writers of different processes apart; this class does not. Symbolic
     links to directories are followed, because an operator may have moved a topic to another disk.
+    While that disk is not there, what lies on it cannot be reached.
     """
 
     def __init__(self, root: str | os.PathLike[str], cluster: str, runtime: Runtime) -> None:
@@ -354,11 +359,25 @@ def _below(directory: Path, wanted: list[str], *, depth: int) -> Iterator[Path]:
             yield from _below(directory / name, wanted[1:], depth=depth - 1)
 
 
+def _refuse_cut_off(directory: Path, operation: str) -> None:
+    """Raise BackendUnavailableError if a missing directory lies behind a link whose target is
+    missing: what is there has not been deleted."""
+    for each in (directory, *directory.parents):
+        if each.exists():
+            return
+        if each.is_symlink():
+            reason = f"{each} is a link, and what it leads to is not there"
+            raise BackendUnavailableError(str(directory), operation, reason)
+
+
 def _entries(directory: Path) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(directory) as entries:
             return sorted(entries, key=lambda entry: entry.name)
-    except (FileNotFoundError, NotADirectoryError, ValueError):
+    except FileNotFoundError:
+        _refuse_cut_off(directory, "list")
+        return []
+    except (NotADirectoryError, ValueError):
         return []  # a ValueError means a name that no file can have
     except OSError as error:
         if error.errno == errno.ELOOP:
