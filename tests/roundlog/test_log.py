@@ -34,6 +34,7 @@ from tieredstore.model.errors import (
 )
 from tieredstore.model.values import SegmentRecord, SegmentType, TopicRecord
 from tieredstore.roundlog import log as log_module
+from tieredstore.roundlog.catalogue import LogCatalogue
 from tieredstore.roundlog.draft import DATA_BYTES_MAX, Draft, DraftWrite
 from tieredstore.roundlog.entry import NO_ROW, Entry, Extents, Sealed, SegmentKey
 from tieredstore.roundlog.frames import crc32c
@@ -222,7 +223,7 @@ def test_a_reader_that_is_interrupted_within_an_entry_begins_again(
     assert state.encoded() == writer.state().encoded()
 
 
-def test_who_follows_lists_what_is_behind_the_last_entry_it_knows(
+def test_who_follows_lists_what_begins_with_the_last_entry_it_knows(
     tier: Tier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer, reader = tier.open(), tier.open(claims=False)
@@ -238,7 +239,51 @@ def test_who_follows_lists_what_is_behind_the_last_entry_it_knows(
 
     monkeypatch.setattr(memory, "list", counted)
     reader.follow()
-    assert asked == [reader.key(log_name(2))]
+    assert asked == [reader.key(log_name(1))]
+
+
+@pytest.mark.parametrize("left", ["", "epoch/", "state/"])
+def test_a_log_that_is_gone_shows_its_reader_no_older_one(tier: Tier, left: str) -> None:
+    writer, reader = tier.open(), tier.open(claims=False)
+    held = tier.objects.held
+    tier.runtime.clock.sleep(1)
+    put(writer, b"one")
+    writer.calls.put(writer.key(state_name(2)), writer.state().encoded())
+    tier.runtime.clock.sleep(1)
+    put(writer, b"two")
+    reader.follow()
+    before, has = dict(held), 2 if left == "state/" else 0
+    for key in [key for key in held if not (left and key.startswith(writer.key(left)))]:
+        del held[key]
+    for _ in range(2):
+        with pytest.raises(MetadataError, match=f"had 3 entries and has {has}"):
+            reader.follow()
+    held.update(before)  # restored
+    assert reader.follow().sequence == 3
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 9])
+@pytest.mark.parametrize("left", ["", "epoch/"])
+def test_a_log_in_place_of_another_is_read_from_its_beginning(
+    tier: Tier, count: int, left: str
+) -> None:
+    other = ("broker/other/0", SegmentType.COMMIT_LOG, 0)
+    writer, reader = tier.open(), tier.open(claims=False)
+    put(writer, b"one")
+    put(writer, b"two")
+    catalogue = LogCatalogue(reader, read_only=True)
+    assert reader.follow().sequence == 3
+    held = tier.objects.held
+    for key in [key for key in held if not (left and key.startswith(writer.key(left)))]:
+        del held[key]
+    tier.runtime.clock.sleep(60)
+    following = tier.open()
+    for _ in range(count):
+        put(following, b"anew", other)
+    state = reader.follow()
+    assert state.encoded() == following.state().encoded()
+    catalogue.refresh()
+    assert (catalogue.facts.epoch, catalogue.facts.written_ms) == (state.epoch, state.time_ms)
 
 
 def put_two_with_states(writer: BrokerLog) -> None:

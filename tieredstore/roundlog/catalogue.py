@@ -62,7 +62,7 @@ class LogCatalogue(MemoryReads):
             return
         with self._refreshing:
             state = self._log.follow()
-            if state.sequence != self._facts.generation:
+            if self._facts_of(state) != self._facts:  # another log may be as long
                 self._copy(state)
 
     def amend(self, *, gone: Sequence[SegmentRecord], come: Sequence[SegmentRecord]) -> None:

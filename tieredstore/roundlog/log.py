@@ -46,6 +46,7 @@ from tieredstore.roundlog.layout import (
     log_name,
     number_of,
     open_part,
+    state_name,
 )
 from tieredstore.roundlog.object_calls import ObjectCalls
 from tieredstore.roundlog.recent import RECENT_BYTES_MAX, RecentObjects
@@ -135,6 +136,7 @@ class BrokerLog:
         self._joins = joins  # shares the current epoch with other writers
         self._state: LogState | None = None
         self._listed_at = 0.0
+        self._last_read: ListedKey | None = None  # the entry that was folded last, as listed
         self._expiries = 0
         self._claimed: int | None = None  # our epoch, once its claim has been put
         self._epoch: int | None = None  # our epoch, once it has begun
@@ -604,28 +606,39 @@ class BrokerLog:
 
     def _caught_up(self, state: LogState | None) -> LogState:
         """The state with all later entries folded. Begins at the newest state in the bucket if
-        `state` is None or too old."""
+        `state` is None, too old, or of a log that another one has replaced since: that one began
+        later. MetadataError if entries that the state has are gone."""
+        known, known_ms = (0, 0) if state is None else (state.sequence, state.time_ms)
         if state is None:
             state = self._newest_state()
         missing, reloads = 0, 0
         while reloads < RELOADS_MAX:
             try:
-                state, is_all = self._catch_up(state)
+                state, is_all = self._catch_up(state, doubts=bool(known and not reloads))
             except _GapError as gap:
                 missing, reloads = gap.missing, reloads + 1
                 state = self._newest_state()
                 self._refuse_overtaken(state.epoch)
             else:
-                if is_all:
-                    return state
+                if not is_all:
+                    continue
+                if state.sequence < known and (self.is_writer or state.time_ms < known_ms):
+                    reason = f"it had {known} entries and has {state.sequence}: the others are lost"
+                    raise MetadataError(self.prefix, reason)
+                return state
         raise MetadataError(self.key(log_name(missing)), "is missing")
 
-    def _catch_up(self, state: LogState) -> tuple[LogState, bool]:
+    def _catch_up(self, state: LogState, *, doubts: bool) -> tuple[LogState, bool]:
         """Fold the entries after this state, or after a newer one if one is listed. Returns the
-        state, and whether all were folded. Raises _GapError if an object it needs is gone."""
+        state, and whether all were folded. Raises _GapError if an object it needs is gone, or the
+        log that the state is of: then neither its last entry is there nor a state that replaces it.
+        So does, for a reader that `doubts` the state, an entry that does not follow on it.
+        """
         listed_at = self.clock.monotonic()
         listed, newest = self._listed(state.sequence)
-        if newest is not None:
+        if state.sequence and newest is None and not self._is_there(state, listed[:1]):
+            raise _GapError(state.sequence)
+        if newest is not None and newest.key > self.key(state_name(state.sequence)):
             try:
                 state = self._state_of(newest)
             except SegmentNotFoundError as error:
@@ -650,9 +663,27 @@ class BrokerLog:
             for entry in found:
                 self._refuse_overtaken(entry.epoch)
                 with self.guard:
-                    state.fold(entry)
+                    self._fold_read(state, entry, doubts=doubts and not self.is_writer)
                     self._settle_with(entry)
+            self._last_read = some[-1]
         return state, True
+
+    def _is_there(self, state: LogState, listed: Sequence[tuple[int, ListedKey]]) -> bool:
+        """Whether the first listed entry is the last one that this state has."""
+        if not listed or listed[0][0] != state.sequence:
+            return False
+        found, read = listed[0][1], self._last_read
+        return read is None or read.key != found.key or read.size == found.size
+
+    def _fold_read(self, state: LogState, entry: Entry, *, doubts: bool) -> None:
+        try:
+            counts = state.fold(entry)
+        except MetadataError as error:
+            if doubts:
+                raise _GapError(entry.sequence) from error
+            raise
+        if doubts and not counts:
+            raise _GapError(entry.sequence)
 
     def _settle_with(self, entry: Entry) -> None:
         """If our entry in doubt has this sequence, this says what became of it."""
@@ -668,8 +699,8 @@ class BrokerLog:
         return self.clock.monotonic() - listed_at > LISTED_SECONDS_MAX
 
     def _listed(self, sequence: int) -> tuple[list[tuple[int, ListedKey]], ListedKey | None]:
-        """The entries after this sequence, with their numbers, and the newest state after it."""
-        after = self.key(log_name(sequence) if sequence else "log/")
+        """The entries from this sequence on, with their numbers, and the newest state of them."""
+        after = self.key(log_name(sequence - 1) if sequence else "log/")
         entries: list[tuple[int, ListedKey]] = []
         newest: ListedKey | None = None
         for each in self.calls.client.list(self.prefix, after=after):
@@ -678,7 +709,7 @@ class BrokerLog:
                 continue
             if each.key.startswith(self.key("log/")):
                 entries.append((number, each))
-            elif number > sequence:
+            elif number >= sequence:
                 newest = each
         return entries, newest
 
