@@ -14,7 +14,12 @@ from tieredstore.driver.provider import ListedSegment, SegmentProvider
 from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import FileSegment
 from tieredstore.model.config import StoreConfig
-from tieredstore.model.errors import BackendRefusedError, InvalidConfigError, SegmentNotFoundError
+from tieredstore.model.errors import (
+    BackendRefusedError,
+    BackendUnavailableError,
+    InvalidConfigError,
+    SegmentNotFoundError,
+)
 from tieredstore.model.values import SegmentType
 from tieredstore.providers.posix import PosixProvider
 from tieredstore.testing.provider_contract import SegmentProviderContract
@@ -116,6 +121,31 @@ def test_odd_things_in_the_tree_are_passed_over(provider: PosixProvider, tmp_pat
         stray.parent.mkdir(parents=True)
         stray.write_bytes(b"x")
     assert list(provider.list()) == [ListedSegment("b/t/0", LOG, 0, 1)]
+
+
+def test_what_lies_on_a_disk_that_is_not_there_is_neither_gone_nor_deleted(
+    provider: PosixProvider, tmp_path: Path
+) -> None:
+    segment = provider.open("b/t/0", LOG, 0)
+    segment.write(0, b"data")
+    topic, disk = Path(segment.path).parents[2], tmp_path / "disk"
+    topic.symlink_to(topic.rename(disk))
+    away = disk.rename(tmp_path / "away")
+    calls: list[Callable[[], object]] = [
+        segment.size,
+        segment.delete,
+        lambda: segment.read(0, 1),
+        lambda: segment.write(0, b"other"),
+        lambda: list(provider.list()),
+        lambda: list(provider.list("b/t/0")),
+    ]
+    for call in calls:
+        with pytest.raises(BackendUnavailableError, match="is a link"):
+            call()
+    away.rename(disk)
+    assert segment.read(0, 4) == b"data"
+    segment.delete()
+    assert list(provider.list()) == []
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["fifo", "folder"])

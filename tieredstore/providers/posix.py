@@ -130,6 +130,8 @@ class PosixFileSegment(FileSegment):
                 self._file.unlink(missing_ok=True)
                 if self._file.parent.is_dir():
                     fsync_directory(self._file.parent)
+                else:
+                    _refuse_cut_off(self._file.parent, "delete")
             self._durable_bytes = 0
 
     def cut(self, size: int) -> None:
