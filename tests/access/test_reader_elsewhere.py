@@ -423,6 +423,26 @@ def test_a_catalogue_can_be_found_out_in_memory(there: Elsewhere) -> None:
         there.reader(catalogue="rebuild", broker_name="nobody").load()
 
 
+@pytest.mark.parametrize("step", [0, 1, 4])
+def test_what_expires_while_it_is_found_out_hides_nothing_that_is_left(
+    there: Elsewhere, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    there.broker.fill(12)
+    asked, steps = PosixFileSegment.size, iter(range(100))
+
+    def as_it_expires(segment: PosixFileSegment) -> int:
+        if next(steps) == step:
+            there.expire(12)
+        return asked(segment)
+
+    with there.reader(catalogue="rebuild") as reader, monkeypatch.context() as patch:
+        reader.close()
+        patch.setattr(PosixFileSegment, "size", as_it_expires)
+        reader.load()
+        assert offsets(reader) == [12, 13, 14]
+        assert reader.max_offset(TOPIC, 0) == 15
+
+
 def test_the_file_comes_first_and_what_is_published_on_demand(there: Elsewhere) -> None:
     there.broker.fill(3)
     there.publish()

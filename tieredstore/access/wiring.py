@@ -6,7 +6,7 @@ No other module does this.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -28,7 +28,7 @@ from tieredstore.driver.metadata import (
 )
 from tieredstore.driver.metrics import MeasuredProvider, Metrics, NoMetrics
 from tieredstore.driver.one_process import OneProcess
-from tieredstore.driver.provider import Fence, RoundSizes, SegmentProvider
+from tieredstore.driver.provider import Fence, ListedSegment, RoundSizes, SegmentProvider
 from tieredstore.driver.registry import (
     CATALOGUE_COPIES,
     CATALOGUE_FILES,
@@ -54,12 +54,14 @@ from tieredstore.model.errors import (
 )
 from tieredstore.model.printable import log_of
 from tieredstore.model.settings import JAVA_CLASSES
+from tieredstore.model.values import SegmentType
 
 log = log_of(__name__)
 
 END_SECONDS_MIN = 5.0  # for each part to make its data durable, even after the timeout
 _FILES: Final = ("", ".bak", ".journal")
 _NAMED_MAX: Final = 8
+_REBUILDS_MAX: Final = 8  # for a reader, while what is read expires
 _OWN: Final = "json"  # the kind of catalogue that a provider may keep in its own way
 _JAVA_PACKAGE: Final = "org.apache.rocketmq."
 
@@ -519,11 +521,27 @@ def _rebuilt_catalogue(
 ) -> MetadataStore:
     kind: Any = resolve(CATALOGUE_COPIES, "rebuild", MetadataStore)
     place = f"the bytes of {config.broker_name}"
-    made: MetadataStore = kind(place=place, clock_ms=runtime.clock.now_ms)
-    if not rebuild(made, provider, config, runtime).segment_count:
+    unread: list[object] | None = None
+    for _ in range(_REBUILDS_MAX):
+        made: MetadataStore = kind(place=place, clock_ms=runtime.clock.now_ms)
+        listed = _keys_of(provider.list(config.broker_name))
+        report = rebuild(made, provider, config, runtime)
+        before, rows = unread, made.segments()
+        unread = [*report.problems, *(row.key for row in rows if not row.size)]
+        if unread == before or (rows and not unread):
+            break
+        if listed <= _keys_of(provider.list(config.broker_name)):
+            break  # what could not be read has not gone meanwhile
+    else:
+        raise MetadataError(place, f"segments went while they were read, {_REBUILDS_MAX} times")
+    if not report.segment_count:
         there = lies_there(config, provider)
         raise NoCatalogueError(place, "there is not one segment", there=there)
     return made
+
+
+def _keys_of(listed: Iterable[ListedSegment]) -> set[tuple[str, SegmentType, int]]:
+    return {(found.path, found.type, found.base) for found in listed}
 
 
 def publisher_of(
