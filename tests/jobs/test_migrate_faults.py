@@ -234,6 +234,34 @@ def test_a_run_that_another_one_cuts_over_under_leaves_that_tier_alone(
     assert moved(source, target).facts["cut_over"] == "done before"
 
 
+@pytest.mark.parametrize("adopt", [False, True])
+def test_a_broker_that_ran_on_the_target_during_the_copy_keeps_its_queues_to_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, adopt: bool
+) -> None:
+    """It was started before there was anything to find, and has ended before the cut-over."""
+    source = tier_at(tmp_path / "old", broker="broker-b" if adopt else "broker-a")
+    target = tier_at(tmp_path / "new")
+    with broker_on(source) as broker:
+        broker.put(3)
+    if adopt:
+        with broker_on(target) as broker:
+            broker.put(2, topic="Mine")
+    looked = migrate_job._left_behind
+
+    def meanwhile(job: MigrateJob) -> list[Finding]:
+        with broker_on(target) as broker:
+            broker.put(2, topic="Mine")
+        if adopt:  # of this queue it has uploaded nothing yet
+            Path(target.store_path, "consumequeue", TOPIC, "0").mkdir(parents=True)
+        return looked(job)
+
+    monkeypatch.setattr(migrate_job, "_left_behind", meanwhile)
+    text = "both brokers have: " if adopt else "the target's catalogue names a tier already"
+    with pytest.raises(InvalidConfigError, match=text):
+        moved(source, target, adopt=adopt, cut_over=True)
+    assert everything(target).keys() == {QueueKey("Mine", 0)}
+
+
 @pytest.mark.parametrize("topics", [(), ("t",)])
 def test_a_topic_that_was_made_anew_and_has_no_message_yet_has_none_of_its_copy(
     tmp_path: Path, topics: tuple[str, ...]
@@ -396,6 +424,21 @@ def test_the_cut_over_of_a_bucket_does_not_run_into_each_entry_of_the_copies(
     report = moved_inline(source, target)
     assert report.counts["copied"] > 10
     assert report.facts["cut_over"] == "done"
+    assert everything(target) == everything(source)
+    del faulty_tiers.BUCKETS[target.bucket]
+
+
+def test_a_cut_over_that_only_deletes_copies_in_a_bucket_does_not_fence_itself(
+    tmp_path: Path,
+) -> None:
+    source = tier_at(tmp_path / "old")
+    target = faulty_tiers.in_struck_bucket(source, tmp_path.name, store_path=str(tmp_path / "new"))
+    with broker_on(source) as broker:
+        broker.put(100)
+        moved(source, target)
+        expire(source, broker)
+    report = moved_inline(source, target)
+    assert (report.facts["cut_over"], report.counts["copied"]) == ("done", 0)
     assert everything(target) == everything(source)
     del faulty_tiers.BUCKETS[target.bucket]
 

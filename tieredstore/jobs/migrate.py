@@ -288,7 +288,7 @@ class _Finish:
         facts: dict[str, Json] = dict(self._plan.facts)
         known = self._plan.known
         with MigrationJournal.open(job.source, job.target, planned_with=known) as journal:
-            self._check_not_over()
+            self._check_not_over(job.target_provider())
             if self._plan.items:
                 self._ask_target(self._plan.items[0])
                 self._tend()
@@ -322,14 +322,16 @@ class _Finish:
             lines=tuple(lines),
         )
 
-    def _check_not_over(self) -> None:
-        """Refuse if another run has cut over since the plan was made.
+    def _check_not_over(self, provider: SegmentProvider) -> None:
+        """Refuse if another run has cut over since the plan was made, or a broker has begun queues
+        in the target that stand in the way.
 
-        Its journal is gone, and the target may have a broker by now: nothing there may be claimed,
-        written or deleted.
+        The other run's journal is gone, and the target may have a broker by now: nothing there may
+        be claimed, written or deleted.
         """
         job, tier = self._job, self._plan.tier
-        if not job.adopt and _was_cut_over(tier, job.target, job.source, job.target_provider()):
+        was_over = _held_by_both if job.adopt else _was_cut_over
+        if was_over(tier, job.target, job.source, provider):
             raise overtaken(job.target)
 
     def _ask_target(self, item: CopyItem) -> None:
@@ -394,13 +396,15 @@ class _Finish:
             return False
         self._remove_expired(now, journal)
 
-        def check() -> None:
-            _check_same(now, read_source(job.source, topics=job.topics))
-
         target, writer = job.target, job.claimed_target()
         if self._plan.items:  # who claimed before the copies has not read what was written since
             _check_joined(target, provider, claimed=writer)
             target, writer = replace(target, claim_epoch=False), provider
+
+        def check() -> None:
+            _check_same(now, read_source(job.source, topics=job.topics))
+            self._check_not_over(writer)  # a broker may have run on the target, and be gone again
+
         _publish(now, job.source, target, writer, check, adopt=job.adopt)
         here = {item.key: item.known for item in self._plan.items}
         job.forget_copies(journal, {**here, **self._plan.known})
@@ -716,7 +720,7 @@ def _publish(
     adopt: bool,
 ) -> None:
     """Make the copy a tier by one atomic change of the target's catalogue, after a last `check` of
-    the source: until the target could be opened, much may have happened there.
+    both sides: until the target could be opened, much may have happened there.
 
     If the catalogue does not lie with the bytes, it is then published for readers that have only
     the tier. If that fails, the broker publishes it later.
