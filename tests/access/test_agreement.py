@@ -281,6 +281,29 @@ def test_a_catalogue_that_is_older_than_its_folder_lets_no_number_be_given_twice
     machine.check()
 
 
+def test_trusting_a_tier_whose_catalogue_is_older_gives_no_number_twice(tmp_path: Path) -> None:
+    """The older image of the disk ran alone before, while the tier was away."""
+    small = {"consume_queue_segment_bytes": 200}
+    machine = ahead_of_its_copy(tmp_path, **small)
+    machine.flush()
+    machine.end()
+    machine.lose_disk()
+    shutil.copytree(tmp_path / "older", machine.disk)
+    alone = LocalMessageStore(machine.local_config(), Runtime.inline(now_ms=STORE_TIMESTAMP))
+    alone.load()
+    alone.start()
+    assert alone.put_message(machine.message(ONE)).queue_offset == 7
+    alone.shutdown()
+    store = machine.open(**small)
+    assert "different messages from number 7 on" in machine.refusal(ONE)
+    trust(store, machine, ONE, "tier")
+    machine.end(drain=False)
+    store = machine.open(**small)
+    assert store.agreement.ends == {ONE: 27}
+    assert store.put_message(machine.message(ONE)).queue_offset == 27
+    assert store.flush()
+
+
 @pytest.mark.parametrize("knows_of_it", [True, False])
 def test_an_older_catalogue_deletes_no_messages_of_a_topic_that_was_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, knows_of_it: bool

@@ -258,8 +258,10 @@ def why_forked(fork: int) -> str:
 
 def _with_unnamed(one: _Verdict, unnamed: Mapping[QueueKey, int]) -> _Verdict:
     end = unnamed.get(one.file.key, 0)
-    if end <= (one.local_end or 0) or one.fork is not None:
+    if end <= (one.local_end or 0):
         return one
+    if one.fork is not None:  # an operator decides, and no number up to there is free
+        return replace(one, tier_end=max(end, one.tier_end))
     return replace(
         one,
         goes_on_at=None,
