@@ -173,7 +173,7 @@ def agree(
         give_up(one.file.key)
     for one in verdicts:
         if one.file.key not in refused:
-            is_settled = one.is_given_up or one.has_begun or one in behind
+            is_settled = one.is_given_up or one.has_begun or one.goes_on_at is not None
             forget_trust(one.file, metadata, also_stop=is_settled)
         elif one.fork is not None:
             stop_queue(one.file, refused[one.file.key], metadata)
