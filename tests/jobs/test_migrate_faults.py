@@ -642,21 +642,28 @@ def test_a_broker_that_holds_only_rocketmqs_own_lock_is_live_too(tmp_path: Path)
     assert not Path(target.catalogue_path).exists()
 
 
+def without_a_lock(source: StoreConfig, change: Callable[[StoreConfig], object]) -> None:
+    """Change the source as Java does, which takes no lock. It also publishes no catalogue, so none
+    keeps it from deleting."""
+    copied = Path(source.store_path, "copy/metadata.json")
+    lockless = replace(source, metadata_path=str(copied), publish_interval_ms=0)
+    copied.parent.mkdir()
+    copied.write_bytes(Path(source.catalogue_path).read_bytes())
+    change(lockless)
+    Path(source.catalogue_path).write_bytes(copied.read_bytes())
+
+
 def test_a_broker_without_a_lock_is_noticed_by_what_it_writes(tmp_path: Path) -> None:
     source, target = tier_at(tmp_path / "old"), tier_at(tmp_path / "new")
     with broker_on(source) as broker:
         broker.put(3)
 
-    def write_more(_plan: object) -> None:
-        lockless = replace(source, metadata_path=str(tmp_path / "copy" / "metadata.json"))
-        Path(lockless.catalogue_path).parent.mkdir()
-        Path(lockless.catalogue_path).write_bytes(Path(source.catalogue_path).read_bytes())
+    def write_more(lockless: StoreConfig) -> None:
         with broker_on(lockless) as java:
             java.put(2)
-        Path(source.catalogue_path).write_bytes(Path(lockless.catalogue_path).read_bytes())
 
     with pytest.raises(BackendRefusedError, match="a broker is still writing: stop it first"):
-        moved(source, target, cut_over=True, on_plan=write_more)
+        moved(source, target, cut_over=True, on_plan=lambda _: without_a_lock(source, write_more))
     assert not Path(target.catalogue_path).exists()
     assert moved(source, target, cut_over=True).facts["cut_over"] == "done"
     assert everything(target) == everything(source)
@@ -669,23 +676,36 @@ def test_a_broker_without_a_lock_that_makes_a_topic_anew_with_as_many_bytes_is_n
     tier = WrittenTier(config=source)
     tier.add("t", 0, 5)
 
-    def make_anew(_plan: object) -> None:
-        copied = str(tmp_path / "copy" / "metadata.json")
-        # Java publishes no catalogue, so none keeps it from deleting.
-        lockless = replace(source, metadata_path=copied, publish_interval_ms=0)
-        Path(lockless.catalogue_path).parent.mkdir()
-        Path(lockless.catalogue_path).write_bytes(Path(source.catalogue_path).read_bytes())
+    def make_anew(lockless: StoreConfig) -> None:
         java = WrittenTier(config=lockless, start_ms=tier.start_ms + 60_000)
         java.delete("t")
         monkeypatch.setattr(written_tier, "START_MS", java.start_ms)
         java.add("t", 0, 5)
-        Path(source.catalogue_path).write_bytes(Path(lockless.catalogue_path).read_bytes())
 
     with pytest.raises(BackendRefusedError, match="a broker is still writing: stop it first"):
-        moved(source, target, cut_over=True, on_plan=make_anew)
+        moved(source, target, cut_over=True, on_plan=lambda _: without_a_lock(source, make_anew))
     assert not Path(target.catalogue_path).exists()
     assert moved(source, target, cut_over=True).facts["cut_over"] == "done"
     assert everything(target) == everything(source)
+
+
+def test_what_goes_between_its_copy_and_the_cut_over_is_not_in_the_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = posix_config(tmp_path / "old"), posix_config(tmp_path / "new")
+    tier = WrittenTier(config=source)
+    tier.add("t", 0, 20)
+    tier.add("u", 0, 5)
+    explain = migrate_job._Finish._explain_gone
+
+    def then_it_goes(finish: migrate_job._Finish) -> None:
+        without_a_lock(source, lambda lockless: WrittenTier(config=lockless).delete("t"))
+        explain(finish)
+
+    monkeypatch.setattr(migrate_job._Finish, "_explain_gone", then_it_goes)
+    assert moved(source, target, cut_over=True).facts["cut_over"] == "done"
+    assert files(target) == files(source)
+    WrittenTier(config=target).add("t", 0, 5, body_bytes=33)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

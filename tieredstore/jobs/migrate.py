@@ -423,8 +423,9 @@ class _Finish:
         stopped by them. An empty segment may have the name of an earlier one that was not."""
         job, provider = self._job, self._job.target_provider()
         there = {target_key(row, job.target) for row in tier.rows() if row.size}
+        copied = {*self._plan.known, *(item.key for item in self._plan.items)}
         with _catalogue_in(job.target, provider) as metadata:
-            for key in self._plan.known.keys() - there:
+            for key in copied - there:
                 # An adopting tier may have queues of its own under these names by now, and of
                 # topics that this run leaves out it may begin some at any time.
                 is_own = metadata is not None and metadata.segment(*key) is not None
