@@ -66,7 +66,7 @@ from tieredstore.model.errors import (
 )
 from tieredstore.model.findings import Finding
 from tieredstore.model.values import QueueKey, SegmentType
-from tieredstore.providers.posix import PosixProvider
+from tieredstore.providers.posix import PosixFileSegment, PosixProvider
 from tieredstore.roundlog import log as broker_log
 from tieredstore.testing.disk import ForgetfulDisk
 from tieredstore.testing.faults import Fault, Faults, ObjectFaults, SimulatedCrash
@@ -291,6 +291,37 @@ def test_a_topic_that_only_an_earlier_run_moved_can_be_made_anew_in_the_target(
     assert moved(source, target, cut_over=True, topics=("t",)).facts["cut_over"] == "done"
     WrittenTier(config=target).add("u", 0, 5, body_bytes=33)
     assert kinds(verified(target)) == {"keys-not-uploaded"}  # those of the moved topic
+
+
+@pytest.mark.parametrize("what", ["not deleted", "cut short"])
+def test_a_copy_that_a_cut_over_gave_up_is_replaced_where_its_topic_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    source, target = posix_config(tmp_path / "old"), posix_config(tmp_path / "new")
+    tier = WrittenTier(config=source)
+    for topic in ("t", "u"):
+        tier.add(topic, 0, 20)
+    moved(source, target)
+    if what == "cut short":
+        for copy in Path(target.path).rglob("t/0/*/*"):
+            os.truncate(copy, 20)
+        report = moved(source, target, cut_over=True)
+        assert {each.kind for each in report.findings} == {"lost-copy"}
+        tier.delete("t")
+    else:
+        tier.delete("t")
+        with monkeypatch.context() as patch:
+            patch.setattr(PosixFileSegment, "delete", is_away)
+            with pytest.raises(BackendUnavailableError):
+                moved(source, target, cut_over=True)
+    monkeypatch.setattr(written_tier, "START_MS", written_tier.START_MS + 5_000)
+    tier.add("t", 0, 30, body_bytes=60)
+    assert moved(source, target, cut_over=True).facts["cut_over"] == "done"
+    assert files(target) == files(source)
+
+
+def is_away(segment: PosixFileSegment) -> NoReturn:
+    raise BackendUnavailableError(segment.path, "delete", "it is away")
 
 
 def test_a_topic_that_is_made_anew_while_it_is_copied_is_no_damage(
@@ -964,7 +995,7 @@ SLOW = """
 import sys
 from tieredstore.driver.runtime import Runtime
 from tieredstore.model.values import SegmentType
-from tieredstore.providers.posix import PosixProvider
+from tieredstore.providers.posix import PosixFileSegment, PosixProvider
 from tieredstore.roundlog import log as broker_log
 
 data = open(sys.argv[2], "rb").read()

@@ -387,7 +387,8 @@ class _Finish:
         now = read_source(job.source, topics=job.topics)
         _check_same(self._plan.tier, now)
         for row in _not_there(now, job.target, provider, adopt=job.adopt):
-            journal.add(row.key, Copied(0, 0))  # so that the next run copies it again
+            # So that the next run copies it again, and knows whose bytes are left.
+            journal.add(row.key, Copied(0, 0, row.create_timestamp))
             self._found(
                 "lost-copy", row, "it was copied, and the target does not have it: run it again"
             )
@@ -423,15 +424,16 @@ class _Finish:
         stopped by them. An empty segment may have the name of an earlier one that was not."""
         job, provider = self._job, self._job.target_provider()
         there = {target_key(row, job.target) for row in tier.rows() if row.size}
-        copied = {*self._plan.known, *(item.key for item in self._plan.items)}
+        created_ms = {key: copied.created_ms for key, copied in self._plan.known.items()}
+        created_ms |= {item.key: item.row.create_timestamp for item in self._plan.items}
         with _catalogue_in(job.target, provider) as metadata:
-            for key in copied - there:
+            for key in created_ms.keys() - there:
                 # An adopting tier may have queues of its own under these names by now, and of
                 # topics that this run leaves out it may begin some at any time.
                 is_own = metadata is not None and metadata.segment(*key) is not None
                 if job.adopt and (is_own or not job.moves(key[0])):
                     continue
-                journal.add(key, Copied(0, 0))
+                journal.add(key, Copied(0, 0, created_ms[key]))  # its bytes may stay after all
                 with provider.open(*key) as segment:
                     segment.delete()
 
