@@ -324,8 +324,9 @@ def is_away(segment: PosixFileSegment) -> NoReturn:
     raise BackendUnavailableError(segment.path, "delete", "it is away")
 
 
+@pytest.mark.parametrize("count", [0, 3])
 def test_a_topic_that_is_made_anew_while_it_is_copied_is_no_damage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
     source, target = posix_config(tmp_path / "old"), posix_config(tmp_path / "new")
     tier = WrittenTier(config=source)
@@ -339,13 +340,16 @@ def test_a_topic_that_is_made_anew_while_it_is_copied_is_no_damage(
             monkeypatch.setattr(written_tier, "START_MS", written_tier.START_MS + 5_000)
             with tier.open() as parts:
                 parts.files.create(topic, 0).start_at(0)
+            tier.add(topic, 0, count)
         return work(job, item)
 
     goes = iter(["t"])
     monkeypatch.setattr(MigrateJob, "work", as_it_goes)
     report = moved(source, target)
-    assert not report.findings
+    assert (report.exit_code, report.findings) == (JobExit.DONE, ())
     assert report.counts["expired"] > 0
+    assert moved(source, target, cut_over=True).facts["cut_over"] == "done"
+    assert files(target) == files(source)
 
 
 def a_small_tier(place: Path) -> StoreConfig:
@@ -833,13 +837,14 @@ def test_what_expired_after_it_was_copied_is_not_in_the_target(
     assert files(target) == files(source)
 
 
-def test_what_the_catalogue_names_and_is_gone_is_damage(tmp_path: Path) -> None:
+@pytest.mark.parametrize("left", [0, 1_000])
+def test_what_the_catalogue_names_and_is_gone_is_damage(tmp_path: Path, left: int) -> None:
     source, target = tier_at(tmp_path / "old"), tier_at(tmp_path / "new")
     with broker_on(source) as broker:
         broker.put(100)
 
     def lose(_plan: object) -> None:
-        min(Path(source.path).rglob("COMMIT_LOG/*00000")).unlink()
+        os.truncate(min(Path(source.path).rglob("COMMIT_LOG/*00000")), left)
 
     report = moved(source, target, on_plan=lose)
     assert report.exit_code is JobExit.DAMAGE

@@ -380,7 +380,8 @@ class _Finish:
             if row is None or before is None or row.create_timestamp != before.create_timestamp:
                 self._counts["expired"] += 1  # or its topic was deleted, and maybe made anew
             else:
-                self._found("missing", row, "the source's catalogue names it, but it is missing")
+                text = "the source's catalogue names it, and all or some of it is missing"
+                self._found("missing", row, text)
 
     def _cut_over(self, journal: MigrationJournal) -> bool:
         job, provider = self._job, self._job.target_provider()

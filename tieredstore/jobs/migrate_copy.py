@@ -66,6 +66,7 @@ from tieredstore.model.errors import (
     BackendRefusedError,
     BackendUnavailableError,
     MetadataError,
+    OffsetOutOfRangeError,
     PositionMismatchError,
     SegmentCorruptError,
     SegmentNotFoundError,
@@ -99,7 +100,7 @@ class CopyState(Enum):
     COMPARED = "compared"
     """It was there already but not in the journal, so both were read."""
     GONE = "gone"
-    """The source no longer has it: the catalogue says whether it expired or is lost."""
+    """The source no longer has all of it: the catalogue says whether it expired or is lost."""
 
 
 class Proof(Enum):
@@ -219,7 +220,7 @@ class _Copy:
             self._bodies_before = copy(self._bodies)
             if found < wanted:
                 self._send(found, wanted)
-        except SegmentNotFoundError:
+        except (SegmentNotFoundError, OffsetOutOfRangeError):
             if not self._source_gone:
                 raise
             return self._row(found, CopyState.GONE)
@@ -286,7 +287,7 @@ class _Copy:
     def _read(self, position: int, length: int) -> bytes:
         try:
             return self._taken.read(position, length)
-        except SegmentNotFoundError:
+        except (SegmentNotFoundError, OffsetOutOfRangeError):  # a new one may have its name
             self._source_gone = True
             raise
 
