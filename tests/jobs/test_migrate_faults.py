@@ -636,6 +636,22 @@ def test_a_copy_that_is_gone_again_is_noticed_before_the_cut_over(tmp_path: Path
     assert files(target) == files(golden_config())
 
 
+@pytest.mark.parametrize("left", [0, 100])
+def test_the_copy_of_a_growing_segment_is_made_again_where_its_beginning_is_lost(
+    tmp_path: Path, left: int
+) -> None:
+    source, target = tier_at(tmp_path / "old"), tier_at(tmp_path / "new")
+    with broker_on(source) as broker:
+        broker.put(10)
+    moved(source, target)
+    for copy in Path(target.path).rglob("*/*_*/*"):
+        os.truncate(copy, left)
+    with broker_on(source) as broker:
+        broker.put(3)
+    assert moved(source, target, cut_over=True).facts["cut_over"] == "done"
+    assert files(target) == files(source)
+
+
 def test_each_run_copies_only_what_has_come_since(tmp_path: Path) -> None:
     source, target = tier_at(tmp_path / "old"), tier_at(tmp_path / "new")
     with broker_on(source) as broker:

@@ -178,10 +178,7 @@ def copy_segment(
     ):
         for attempt in range(1, _ATTEMPTS_MAX + 1):
             try:
-                bodies = None
-                if checks_bodies and row.type is SegmentType.COMMIT_LOG:
-                    bodies = PassingBodies(taken.path, row.base_offset, item.known.size, row.size)
-                return _Copy(item, taken, given, target, proof, bodies, block_bytes).run()
+                return _Copy(item, taken, given, target, proof, checks_bodies, block_bytes).run()
             except PositionMismatchError:
                 if attempt == _ATTEMPTS_MAX:
                     raise
@@ -197,25 +194,31 @@ class _Copy:
     _given: FileSegment
     _provider: SegmentProvider
     _proof: Proof
-    _bodies: PassingBodies | None
+    _checks_bodies: bool
     _block_bytes: int
     _crc: int = 0
     _crc_before: int = 0  # of the bytes that were there before this attempt
+    _bodies: PassingBodies | None = None
     _bodies_before: PassingBodies | None = None
     _source_gone: bool = False
 
     def run(self) -> CopyRow:
-        self._crc = self._item.known.crc
-        wanted = self._item.row.size
-        found = _size(self._given)
-        if found < self._item.known.size or found > wanted:
+        row = self._item.row
+        wanted, found = row.size, _size(self._given)
+        if found > wanted:
             reason = (
-                f"the target has {found} bytes, of which {self._item.known.size} were copied "
-                f"earlier, and the source {wanted}: somebody else changed it"
+                f"the target has {found} bytes, and the source {wanted}: somebody else changed it"
             )
-            raise SegmentCorruptError(self._given.path, reason, position=min(found, wanted))
+            raise SegmentCorruptError(self._given.path, reason, position=wanted)
+        if found < self._item.known.size:
+            log.warning("%s: it has lost bytes that were copied earlier", self._given.path)
+            self._item = replace(self._item, known=Copied(0, 0))
+        known = self._item.known
+        self._crc = known.crc
+        if self._checks_bodies and row.type is SegmentType.COMMIT_LOG:
+            self._bodies = PassingBodies(self._taken.path, row.base_offset, known.size, row.size)
         try:
-            self._compare(self._item.known.size, found)
+            self._compare(known.size, found)
             self._crc_before = self._crc
             self._bodies_before = copy(self._bodies)
             if found < wanted:
