@@ -23,7 +23,12 @@ from tests.cli.tier_kit import (
 from tests.codec.golden_files import contents
 from tests.jobs.load_kit import assert_found, rows_of, staged
 from tests.jobs.written_tier import posix_config
-from tieredstore.access.queue_upload import STOPPED_QUEUE, TRUSTED_SIDE, is_asked_to_resume
+from tieredstore.access.queue_upload import (
+    STOPPED_QUEUE,
+    TRUSTED_SIDE,
+    history_note,
+    is_asked_to_resume,
+)
 from tieredstore.cli.output import ExitCode
 from tieredstore.driver.runtime import SystemClock
 from tieredstore.jobs.load import commit_load
@@ -177,6 +182,18 @@ def test_a_queue_that_was_not_stopped_is_left_alone(command: Command, root: Path
     asked(command, root, "resume", "GoldAa", "0").refused(3, "GoldAa/0 was not stopped")
     before = picture(root)
     asked(command, root, "resume", "GoldAa", "0")
+    assert picture(root) == before
+
+
+@pytest.mark.parametrize("words", [(), ("--trust", "tier"), ("--trust", "local", "--lose-tier")])
+def test_history_that_was_adopted_is_compared_at_no_start(
+    command: Command, root: Path, words: tuple[str, ...]
+) -> None:
+    with JsonMetadataStore.open(root / CATALOGUE) as metadata:
+        path = next(row.path for row in metadata.segments() if row.path.endswith("GoldAa/0"))
+        metadata.apply([history_note(path, "broker-b")])
+    before = picture(root)
+    asked(command, root, "resume", "GoldAa", "0", *words).refused(3, "adopted from another broker")
     assert picture(root) == before
 
 

@@ -148,7 +148,7 @@ def resume(
     only the tier has are lost, so this needs --lose-tier too, and numbers that only the tier has
     given out are given again.
     """
-    from tieredstore.access.queue_upload import ask_to_resume, trust
+    from tieredstore.access.queue_upload import ask_to_resume, is_history, trust
     from tieredstore.cli.tier import changing, opened_backend
     from tieredstore.codec.names import queue_path
 
@@ -164,6 +164,9 @@ def resume(
         path = queue_path(backend.config.broker_name, topic, queue_id)
         if change.metadata.queue(topic, queue_id) is None:
             raise CommandError(f"the tier has no queue {place}", ExitCode.NOT_THERE)
+        if is_history(path, change.metadata):
+            text = f"{place} was adopted from another broker: it takes no messages, in no start"
+            raise CommandError(text, ExitCode.NOT_THERE)
         if not ask_to_resume(path, change.metadata) and trusted is None:
             text = f"{place} was not stopped; audit shows which queues are"
             raise CommandError(text, ExitCode.NOT_THERE)
