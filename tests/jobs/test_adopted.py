@@ -11,8 +11,10 @@ import pytest
 from tests.jobs.growing_tier import tier_at
 from tests.jobs.job_kit import copy_of_golden, kinds, moved, verified
 from tests.jobs.written_tier import WrittenTier, posix_config
+from tieredstore.access.queue_upload import forget_stops
 from tieredstore.access.reader import TieredReader
 from tieredstore.access.store import TieredMessageStore
+from tieredstore.codec.names import queue_path
 from tieredstore.driver.runtime import Runtime
 from tieredstore.index.watermarks import QueueId, Watermarks
 from tieredstore.jobs.migrate_copy import MigrationJournal, journal_path
@@ -200,6 +202,29 @@ def test_what_an_adopting_tier_has_under_the_name_of_an_old_copy_stays(
     with TieredReader(target) as reader:
         assert len(list(reader.messages("a", 0))) == 7
         assert len(list(reader.messages("b", 0))) == 5
+
+
+@pytest.mark.parametrize("topics", [("a",), ()], ids=["again", "with others"])
+@pytest.mark.parametrize("count", [0, 3])
+def test_a_queue_that_a_tier_has_made_in_place_of_an_adopted_one_is_its_own(
+    tmp_path: Path, topics: tuple[str, ...], count: int
+) -> None:
+    source, target = posix_config(tmp_path / "old"), posix_config(tmp_path / "new")
+    gone, mine = WrittenTier(config=source), WrittenTier(config=target)
+    gone.add("a", 0, 5)
+    gone.add("b", 0, 5)
+    mine.add("c", 0, 5)
+    moved(source, target, adopt=True, topics=["a"], cut_over=True)
+    with mine.open() as parts:
+        path = queue_path(target.broker_name, "a", 0)
+        parts.files.delete_topics(["a"])
+        forget_stops([path], parts.metadata)
+        parts.files.create("a", 0).start_at(0)
+    mine.add("a", 0, count, body_bytes=33)
+    with pytest.raises(InvalidConfigError, match="both brokers have: a/0; nothing was adopted"):
+        moved(source, target, adopt=True, topics=topics, cut_over=True)
+    with TieredReader(target) as reader:
+        assert len(list(reader.messages("a", 0))) == count
 
 
 @pytest.mark.parametrize("runs", [1, 2])

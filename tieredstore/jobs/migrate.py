@@ -17,7 +17,7 @@ from uuid import uuid4
 
 from tieredstore.access.audit import TierFacts, orphan_findings
 from tieredstore.access.log_mark import LOG_MARK
-from tieredstore.access.queue_upload import history_note
+from tieredstore.access.queue_upload import history_note, is_history
 from tieredstore.access.rebuild import layout_of
 from tieredstore.access.upkeep import TendChore
 from tieredstore.access.wiring import (
@@ -700,7 +700,11 @@ def _held_by_both(
             if (
                 metadata.queue(*queue.record.key) is not None or _is_local(queue.record.key, target)
             )
-            and adopted.get(_adopted_key(queue.record.key)) != mine
+            and not (
+                adopted.get(_adopted_key(queue.record.key)) == mine
+                # Otherwise it was deleted since, and is one of the target's own now.
+                and is_history(target_path(queue.path, target), metadata)
+            )
         ]
         if both:
             names = ", ".join(f"{key.topic}/{key.queue_id}" for key in both)
