@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.jobs.faulty_tiers import BUCKETS, in_struck_bucket
 from tests.jobs.growing_tier import tier_at
 from tests.jobs.job_kit import copy_of_golden, kinds, moved, verified
 from tests.jobs.written_tier import WrittenTier, posix_config
@@ -202,6 +203,22 @@ def test_what_an_adopting_tier_has_under_the_name_of_an_old_copy_stays(
     with TieredReader(target) as reader:
         assert len(list(reader.messages("a", 0))) == 7
         assert len(list(reader.messages("b", 0))) == 5
+
+
+def test_queues_that_have_grown_since_they_were_copied_are_adopted_into_a_bucket(
+    tmp_path: Path,
+) -> None:
+    source = posix_config(tmp_path / "old", broker_name="broker-b")
+    target = in_struck_bucket(posix_config(tmp_path / "new"), tmp_path.name)
+    gone = WrittenTier(config=source)
+    gone.add("a", 0, 5)
+    WrittenTier(config=target).add("c", 0, 5)
+    moved(source, target, adopt=True)
+    gone.add("a", 0, 3)
+    assert moved(source, target, adopt=True, cut_over=True).facts["cut_over"] == "done"
+    with TieredReader(target) as reader:
+        assert len(list(reader.messages("a", 0))) == 8
+    del BUCKETS[target.bucket]
 
 
 @pytest.mark.parametrize("topics", [("a",), ()], ids=["again", "with others"])

@@ -70,6 +70,7 @@ from tieredstore.model.errors import (
     PositionMismatchError,
     SegmentCorruptError,
     SegmentNotFoundError,
+    SegmentSealedError,
     system_says,
 )
 from tieredstore.model.printable import log_of
@@ -164,7 +165,8 @@ def copy_segment(
 ) -> CopyRow:
     """Bring the target's segment to the length of the row, and prove what was sent.
 
-    May run twice, even at the same time: bytes in the target are compared, never overwritten.
+    May run twice, even at the same time: bytes in the target are compared, never overwritten. A
+    sealed copy that has become too short is made again.
     Raises SegmentCorruptError if the target holds other bytes than the source or, with
     `checks_bodies`, if the checksum of a message's body differs from that in its record.
     """
@@ -182,6 +184,10 @@ def copy_segment(
             except PositionMismatchError:
                 if attempt == _ATTEMPTS_MAX:
                     raise
+            except SegmentSealedError:  # it was copied whole, and the source has grown since
+                if attempt == _ATTEMPTS_MAX:
+                    raise
+                given.delete()
     raise AssertionError("not reached")
 
 
