@@ -264,6 +264,31 @@ def test_an_adoption_of_some_topics_keeps_what_is_noted_of_the_copies_of_others(
     assert not journal_path(target).exists()
 
 
+@pytest.mark.parametrize("is_bucket", [False, True])
+def test_copies_of_a_topic_that_went_before_it_was_adopted_do_not_stay(
+    tmp_path: Path, is_bucket: bool
+) -> None:
+    source, target = posix_config(tmp_path / "old"), posix_config(tmp_path / "new")
+    if is_bucket:
+        target = in_struck_bucket(target, tmp_path.name)
+    gone, mine = WrittenTier(config=source), WrittenTier(config=target)
+    gone.add("a", 0, 5)
+    mine.add("c", 0, 5)
+    moved(source, target, adopt=True, topics=["a"], cut_over=True)
+    gone.add("b", 0, 5)
+    moved(source, target, adopt=True)
+    gone.delete("b")
+    report = moved(source, target, adopt=True, cut_over=True)
+    assert report.facts["cut_over"] == "done before"
+    assert not journal_path(target).exists()
+    with mine.open() as parts:
+        assert not [*parts.provider.list(f"{target.broker_name}/b")]
+    mine.add("b", 0, 7, body_bytes=33)
+    with TieredReader(target) as reader:
+        assert [len(list(reader.messages(topic, 0))) for topic in "abc"] == [5, 7, 5]
+    BUCKETS.pop(target.bucket, None)
+
+
 def test_a_run_that_has_nothing_to_do_leaves_the_journal_of_one_at_work(tmp_path: Path) -> None:
     source, target = posix_config(tmp_path / "old"), posix_config(tmp_path / "new")
     gone = WrittenTier(config=source)

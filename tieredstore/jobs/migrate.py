@@ -239,15 +239,39 @@ class MigrateJob:
                     yield Finding.of_damage("written-since", queue.path, _WRITTEN_SINCE)
 
     def _end_journal(self) -> None:
-        """End the journal that a run has left which died after its cut-over."""
+        """End the journal that a run has left which died after its cut-over. After an adoption, it
+        may name copies of topics that the source has deleted since."""
         if not journal_path(self.target).exists():
             return
         known = read_journal(self.source, self.target)
+        left = {key: copied.created_ms for key, copied in known.items() if copied != Copied(0, 0)}
         try:
             with MigrationJournal.open(self.source, self.target, planned_with=known) as journal:
+                if self.adopt and self._unnamed(left, self.target_provider()):
+                    self.delete_copies(left, self.claimed_target(), journal)
                 self.forget_copies(journal, known)
         except BackendRefusedError as error:
             log.info("the journal stays: %s", error)
+
+    def delete_copies(
+        self, created_ms: Mapping[Key, int], provider: SegmentProvider, journal: MigrationJournal
+    ) -> None:
+        """Delete copies that no run needs any more. An adopting tier may have queues of its own
+        under these names by now, and of topics that this run leaves out it may begin some at any
+        time."""
+        for key in self._unnamed(created_ms, provider) if self.adopt else created_ms:
+            journal.add(key, Copied(0, 0, created_ms[key]))  # its bytes may stay after all
+            with provider.open(*key) as segment:
+                segment.delete()
+
+    def _unnamed(self, keys: Iterable[Key], provider: SegmentProvider) -> list[Key]:
+        """Those that this run moves and the target's catalogue does not name."""
+        with _catalogue_in(self.target, provider) as metadata:
+            return [
+                key
+                for key in keys
+                if self.moves(key[0]) and (metadata is None or metadata.segment(*key) is None)
+            ]
 
     def forget_copies(self, journal: MigrationJournal, known: Mapping[Key, Copied]) -> None:
         """Remove the journal, as the target's catalogue names all copies of this run. After an
@@ -423,20 +447,12 @@ class _Finish:
         """Delete copies that the target's catalogue will not name: of what is no longer part of the
         source, or of topics that only earlier runs moved. A new queue of such a name would be
         stopped by them. An empty segment may have the name of an earlier one that was not."""
-        job, provider = self._job, self._job.target_provider()
+        job = self._job
         there = {target_key(row, job.target) for row in tier.rows() if row.size}
         created_ms = {key: copied.created_ms for key, copied in self._plan.known.items()}
         created_ms |= {item.key: item.row.create_timestamp for item in self._plan.items}
-        with _catalogue_in(job.target, provider) as metadata:
-            for key in created_ms.keys() - there:
-                # An adopting tier may have queues of its own under these names by now, and of
-                # topics that this run leaves out it may begin some at any time.
-                is_own = metadata is not None and metadata.segment(*key) is not None
-                if job.adopt and (is_own or not job.moves(key[0])):
-                    continue
-                journal.add(key, Copied(0, 0, created_ms[key]))  # its bytes may stay after all
-                with provider.open(*key) as segment:
-                    segment.delete()
+        gone = {key: made_ms for key, made_ms in created_ms.items() if key not in there}
+        job.delete_copies(gone, job.target_provider(), journal)
 
     def _lines(self) -> list[str]:
         copied = counted(self._counts["copied"], "segment")
