@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Final
 from uuid import uuid4
@@ -89,6 +90,7 @@ from tieredstore.model.errors import (
     MetadataError,
     OffsetOutOfRangeError,
     SegmentError,
+    SegmentSealedError,
     TieredStoreError,
     system_says,
 )
@@ -178,13 +180,23 @@ class MigrateJob:
 
     def work(self, item: CopyItem) -> Iterable[CopyRow]:
         source = worker_provider(self.source, run=self.run)
-        yield copy_segment(
+        target = self.target_provider()
+        copying = partial(
+            copy_segment,
             item,
             source,
-            self.target_provider(),
+            target,
             proof=self.proof,
             checks_bodies=self.source.checks_bulk_reads,
         )
+        try:
+            yield copying()
+        except SegmentSealedError:
+            if not self._unnamed([item.key], target):  # another run has cut over meanwhile
+                raise
+            with target.open(*item.key) as given:
+                given.delete()
+            yield copying()
 
     def moves(self, path: str) -> bool:
         """Whether this run moves the segments of this path of the source or the target."""

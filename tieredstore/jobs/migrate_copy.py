@@ -70,7 +70,6 @@ from tieredstore.model.errors import (
     PositionMismatchError,
     SegmentCorruptError,
     SegmentNotFoundError,
-    SegmentSealedError,
     system_says,
 )
 from tieredstore.model.printable import log_of
@@ -165,10 +164,10 @@ def copy_segment(
 ) -> CopyRow:
     """Bring the target's segment to the length of the row, and prove what was sent.
 
-    May run twice, even at the same time: bytes in the target are compared, never overwritten. A
-    sealed copy that has become too short is made again.
+    May run twice, even at the same time: bytes in the target are compared, never overwritten.
     Raises SegmentCorruptError if the target holds other bytes than the source or, with
-    `checks_bodies`, if the checksum of a message's body differs from that in its record.
+    `checks_bodies`, if the checksum of a message's body differs from that in its record, and
+    SegmentSealedError if the source has grown since it was copied whole.
     """
     row = item.row
     is_near = not (source.reads_together or target.reads_together)
@@ -184,10 +183,6 @@ def copy_segment(
             except PositionMismatchError:
                 if attempt == _ATTEMPTS_MAX:
                     raise
-            except SegmentSealedError:  # it was copied whole, and the source has grown since
-                if attempt == _ATTEMPTS_MAX:
-                    raise
-                given.delete()
     raise AssertionError("not reached")
 
 
