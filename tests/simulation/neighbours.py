@@ -140,7 +140,7 @@ class Neighbour:
     def _page(self, get: Callable[..., GetResult], queue: QueueKey, offset: int) -> GetResult:
         before, deletions = self.model.required(queue), self.model.deletions.get(queue.topic, 0)
         page = get(*queue, offset, count_max=self.dice.choice([1, 8]))
-        self._saw_time()
+        self.saw_time()
         self.model.check_page(queue, page, offset, before, deletions, None)
         return page
 
@@ -163,9 +163,9 @@ class Neighbour:
         topic, question = put.queue.topic, Question.about(put, self.dice)
         known = self.model.having(topic, question.key), self.model.deletions.get(topic, 0)
         answer = query(topic, question.key, **question.limits)
-        self._saw_time()
+        self.saw_time()
         assert answer.complete or not is_complete, f"{question}: not complete though all is sound"
         self.model.check_answer(topic, question, answer, *known)
 
-    def _saw_time(self) -> None:
+    def saw_time(self) -> None:
         self.model.newest_ms = max(self.model.newest_ms, self.world.scheduler.clock.now_ms())
