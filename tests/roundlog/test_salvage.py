@@ -184,6 +184,27 @@ def test_a_segment_that_was_deleted_does_not_replace_the_one_made_again(rounds: 
     assert len(taken.losses) == 1
 
 
+def test_after_a_crash_a_segment_made_again_is_not_continued_by_the_deleted_one() -> None:
+    for at in range(100):
+        tier = Tier()
+        log, _ = tier.opened()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(log_module, "INLINE_BYTES_MAX", 0)
+            tier.write(log, {A: b"old" * 100, B: b"other" * 100})
+            tier.delete(log, A)
+            tier.write(log, {A: b"new" * 10})
+        lose_the_log(tier)
+        log, _ = tier.opened(at, lands=bool(at % 2))
+        try:
+            taking.take_in(log)
+        except Killed:
+            taking.take_in(tier.opened()[0])
+            tier.check()
+        else:
+            break
+    assert 10 < at < 99
+
+
 def test_of_bytes_that_lie_in_several_objects_the_newest_are_taken() -> None:
     found = [
         _Found(position, end, name, 0, 0)

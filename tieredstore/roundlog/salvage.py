@@ -229,7 +229,9 @@ def _append(log: BrokerLog, key: SegmentKey, found: Sequence[_Found], salvaged: 
     waiting: list[DraftWrite] = []
     sound, wanted = list(found), list(found)
     rows = _following(sound, at)
-    start, taken = at, b""  # the last bytes that were taken, and where they begin
+    # The last bytes that were taken, perhaps before a crash, and where they begin.
+    goes_on = at > 0 and any(row.end > at for row in found)
+    start, taken = _last_bytes(log, key) if goes_on else (at, b"")
     while (row := next(rows, None)) is not None:
         data = log.calls.ranges([Range(row.key, row.offset, row.end - row.position)])[0]
         is_damaged = crc32c(data) != row.crc
@@ -254,6 +256,15 @@ def _append(log: BrokerLog, key: SegmentKey, found: Sequence[_Found], salvaged: 
     if at < end:
         lost = f"bytes {at} and on are gone, though some up to {end} are there"
         salvaged.losses.append(f"{segment_path(key)}: {lost}")
+
+
+def _last_bytes(log: BrokerLog, key: SegmentKey) -> tuple[int, bytes]:
+    """The last extent of a segment in the new log: its position, and its bytes."""
+    state = log.settled()
+    with log.guard:
+        last = state.places(state.numbers[key])[-1]
+    wanted = Range(log.key(last.object), last.offset, last.length)
+    return last.position, log.calls.ranges([wanted])[0]
 
 
 def _agree(first_at: int, first: bytes, second_at: int, second: bytes) -> bool:
