@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.access.care_kit import Elsewhere, offsets
+from tests.access.care_kit import HOUR_S, Elsewhere, offsets
 from tests.access.tiered_kit import numbers
 from tieredstore.access.reader import TieredReader, reconcile
 from tieredstore.access.wiring import NoCatalogueError
@@ -392,6 +392,35 @@ def test_a_topic_on_a_disk_that_is_not_there_cannot_be_reached(
         away.rename(disk)
         with there.reader() as reader:
             assert offsets(reader) == list(range(12))
+
+
+@pytest.mark.parametrize("queue_count", [1, 9])
+@pytest.mark.parametrize("choice", ["published", "rebuild"])
+def test_beside_a_topic_that_cannot_be_reached_others_may_expire(
+    there: Elsewhere, tmp_path: Path, queue_count: int, choice: str
+) -> None:
+    there.broker.put(2, topic="Away")  # it is listed before the others
+    for number in range(queue_count):
+        there.broker.put(12, queue_id=number)
+    assert there.broker.store.flush()
+    there.publish()
+    there.silence()
+    (topic,) = (tmp_path / "tier").rglob("Away")
+    with there.reader(catalogue=choice) as reader:
+        there.broker.runtime.clock.sleep(3 * HOUR_S)
+        for number in range(queue_count):
+            there.broker.put(3, queue_id=number, first=12)
+        assert there.broker.store.flush()
+        there.broker.retention.step()
+        topic.rename(tmp_path / "disk")
+        topic.symlink_to(tmp_path / "gone")
+        assert reader.get_message(TOPIC, 0, 0).next_offset == 12
+        assert offsets(reader) == [12, 13, 14]
+        with pytest.raises(BackendUnavailableError, match="is a link"):
+            offsets(reader, "Away")
+    if choice == "published":
+        with there.reader() as reader:
+            assert offsets(reader) == [12, 13, 14]
 
 
 def test_where_nothing_is_published_the_error_names_the_tiers_that_are_there(

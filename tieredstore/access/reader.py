@@ -635,10 +635,13 @@ def amend_problems(
             if found == before:
                 break
         return
-    near = [file for file in files.files() if not files.is_out_of_reach(file.key)]
+    known = [*files.files()]
+    near = [file for file in known if not files.is_out_of_reach(file.key)]
     doubtful = {*paths, *(file.path for file in near if file.problem is not None)}
     if len(doubtful) > LISTINGS_MAX:
-        doubtful = {path.split("/", 1)[0] for path in doubtful}
+        # One disk that is out of reach, with a topic on it, fails a listing of all in a directory.
+        parts = 1 if provider.shares_rounds or len(near) == len(known) else 2
+        doubtful = {"/".join(path.split("/")[:parts]) for path in doubtful}
     if doubtful and reconcile(metadata, provider, sorted(doubtful)):
         files.refresh()
 
@@ -670,18 +673,23 @@ def reconcile(metadata: MetadataStore, provider: SegmentProvider, paths: Sequenc
         gone += expired
         if file[1] is not SegmentType.INDEX:
             come += _younger(file, known[len(expired) :], bases)
-    if gone and not _is_still(metadata, provider, gone[0].path.split("/", 1)[0]):
+    there = [path for path, _ in listed][-1:]
+    if gone and not _is_still(metadata, provider, [*there, gone[0].path.split("/", 1)[0]]):
         return 0
     metadata.amend(gone=gone, come=come)
     return len(gone) + len(come)
 
 
-def _is_still(metadata: MetadataStore, provider: SegmentProvider, broker: str) -> bool:
-    """Whether a listing tells what has expired: something of the broker is there, or at least the
-    copy itself is, unchanged. MetadataError if neither is."""
-    if next(iter(provider.list(broker)), None) is not None:
-        return True
+def _is_still(metadata: MetadataStore, provider: SegmentProvider, places: Sequence[str]) -> bool:
+    """Whether a listing tells what has expired: something is still in one of these places, or at
+    least the copy itself is there, unchanged. MetadataError if neither is."""
     before = metadata.facts
+    try:
+        if any(next(iter(provider.list(place)), None) is not None for place in places):
+            return True
+    except BackendUnavailableError:  # what the copy says can be asked all the same
+        if before.source == "rebuild":
+            raise
     if before.source == "rebuild":  # from bytes that were there
         raise MetadataError(before.place, "not one of the segments is there any more")
     metadata.refresh()
