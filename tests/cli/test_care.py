@@ -146,6 +146,8 @@ def test_a_rebuild_tells_of_the_log_of_a_bucket(command: Command, root: Path) ->
     notes = [row["detail"] for row in ran.rows if row["what"] == "note"]
     assert len(notes) == 1
     assert "`tieredstore migrate` copies them" in notes[0]
+    shutil.rmtree((root / CATALOGUE).parent)
+    assert "next: " not in asked(command, root, "rebuild").done().out
 
 
 def test_a_directory_is_certified(command: Command, root: Path) -> None:

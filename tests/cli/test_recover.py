@@ -115,6 +115,7 @@ def test_it_tells_what_a_folder_lacks_that_was_copied_from_a_bucket(
         assert ran.code == 0
         assert "came from a bucket" in ran.err
         assert "are missing here; `tieredstore migrate` copies them" in ran.err
+        assert "next: " not in ran.out
 
 
 def test_half_a_migration_is_no_tier_to_continue_with(machine: Machine, command: Command) -> None:

@@ -193,7 +193,7 @@ def rebuild(tier: TierOptions, shown: Shown) -> None:
     if report.problems:
         text = f"{len(report.problems)} not sound, the first: {report.problems[0]}"
         raise CommandError(printable(text), ExitCode.DAMAGE)
-    if not shown.json:
+    if not shown.json and not any(log_of_a_bucket(config_of(tier))):
         hint("next: `verify` with the same options reads all of it; then start the broker")
 
 

@@ -53,7 +53,8 @@ def recover(
     from tieredstore.cli.tier import TierDamage, awaits_cut_over, opened_tier
 
     state = _state_of(tier)
-    for text in log_of_a_bucket(config_of(tier)):
+    lacks = [*log_of_a_bucket(config_of(tier))]
+    for text in lacks:
         note(printable(text))
     report = None
     if apply and state["catalogue"] == "missing":
@@ -87,7 +88,7 @@ def recover(
         )
         missing = state["catalogue"] == "missing"
         then = command_line().with_word("--apply") if missing else "start the broker"
-        if not is_half:
+        if not is_half and not lacks:
             hint(printable(f"next: {then}"))
     if report is not None and report.problems:
         text = f"{len(report.problems)} not sound, the first: {report.problems[0]}"
