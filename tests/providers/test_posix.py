@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 
 from tests.index.store_kit import open_below
+from tieredstore.driver.metadata import PutNote
 from tieredstore.driver.provider import ListedSegment, SegmentProvider
 from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import FileSegment
+from tieredstore.flat.append_file import DELETION_NOTE, delete_pending, deletion_key
+from tieredstore.metadata.memory_store import MemoryMetadataStore
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import (
     BackendRefusedError,
@@ -133,7 +136,6 @@ def test_what_lies_on_a_disk_that_is_not_there_is_neither_gone_nor_deleted(
     away = disk.rename(tmp_path / "away")
     calls: list[Callable[[], object]] = [
         segment.size,
-        segment.delete,
         lambda: segment.read(0, 1),
         lambda: segment.write(0, b"other"),
         lambda: list(provider.list()),
@@ -142,9 +144,28 @@ def test_what_lies_on_a_disk_that_is_not_there_is_neither_gone_nor_deleted(
     for call in calls:
         with pytest.raises(BackendUnavailableError, match="is a link"):
             call()
+    with pytest.raises(BackendRefusedError, match="is a link"):
+        segment.delete()
     away.rename(disk)
     assert segment.read(0, 4) == b"data"
     segment.delete()
+    assert list(provider.list()) == []
+
+
+def test_a_disk_that_is_not_there_keeps_nothing_on_others_from_being_deleted(
+    provider: PosixProvider, tmp_path: Path
+) -> None:
+    catalogue = MemoryMetadataStore(place="here", clock_ms=lambda: 0)
+    for path in ("b/away/0", "b/t/0"):
+        provider.open(path, LOG, 0).write(0, b"data")
+        catalogue.apply([PutNote(DELETION_NOTE, deletion_key(path, LOG, 0), 1)])
+    topic, disk = Path(provider.open("b/away/0", LOG, 0).path).parents[2], tmp_path / "disk"
+    topic.symlink_to(topic.rename(disk))
+    away = disk.rename(tmp_path / "away")
+    assert delete_pending(provider, catalogue) == 1
+    assert list(provider.list("b/t/0")) == []
+    away.rename(disk)
+    assert delete_pending(provider, catalogue) == 0
     assert list(provider.list()) == []
 
 

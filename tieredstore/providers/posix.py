@@ -40,6 +40,7 @@ from tieredstore.driver.provider import (
 from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import Buffer, FileSegment, check_queue_path, check_range
 from tieredstore.model.errors import (
+    BackendError,
     BackendRefusedError,
     BackendUnavailableError,
     InvalidConfigError,
@@ -130,8 +131,8 @@ class PosixFileSegment(FileSegment):
                 self._file.unlink(missing_ok=True)
                 if self._file.parent.is_dir():
                     fsync_directory(self._file.parent)
-                else:
-                    _refuse_cut_off(self._file.parent, "delete")
+                else:  # refused: who cannot reach the backend does not try others
+                    _refuse_cut_off(self._file.parent, "delete", BackendRefusedError)
             self._durable_bytes = 0
 
     def cut(self, size: int) -> None:
@@ -361,15 +362,17 @@ def _below(directory: Path, wanted: list[str], *, depth: int) -> Iterator[Path]:
             yield from _below(directory / name, wanted[1:], depth=depth - 1)
 
 
-def _refuse_cut_off(directory: Path, operation: str) -> None:
-    """Raise BackendUnavailableError if a missing directory lies behind a link whose target is
-    missing: what is there has not been deleted."""
+def _refuse_cut_off(
+    directory: Path, operation: str, kind: type[BackendError] = BackendUnavailableError
+) -> None:
+    """Raise an error if a missing directory lies behind a link whose target is missing: what is
+    there has not been deleted."""
     for each in (directory, *directory.parents):
         if each.exists():
             return
         if each.is_symlink():
             reason = f"{each} is a link, and what it leads to is not there"
-            raise BackendUnavailableError(str(directory), operation, reason)
+            raise kind(str(directory), operation, reason)
 
 
 def _entries(directory: Path) -> list[os.DirEntry[str]]:
