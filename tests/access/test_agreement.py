@@ -288,10 +288,14 @@ def test_a_catalogue_that_is_older_than_its_folder_lets_no_number_be_given_twice
     machine.end()
     machine.lose_disk()
     shutil.copytree(tmp_path / "older", machine.disk)
+    (broker,) = (machine.root / "tier").glob("*/broker-a")
+    away = broker / "Away"
+    away.symlink_to(tmp_path / "gone")  # a disk that is not there, which is listed first
     machine.open(**small)
     assert "up to number 27" in machine.refusal(ONE)
     assert "tieredstore rebuild" in machine.refusal(OTHER)
     machine.end(drain=False)
+    away.unlink()
     store = machine.tiered(**small)
     tier = store._tier_of_new_life()
     rebuild(tier.metadata, tier.provider, store.config, tier.runtime)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
 from tieredstore.driver.metrics import RETRIES, Labels, Metric, NoMetrics
 from tieredstore.driver.object_client import ObjectFacts
 from tieredstore.driver.object_requests import RetryingClient
-from tieredstore.driver.provider import ProviderWrapper, SegmentProvider, SegmentRead
+from tieredstore.driver.provider import (
+    ListedSegment,
+    ProviderWrapper,
+    SegmentProvider,
+    SegmentRead,
+)
 from tieredstore.driver.retry import Retry, RetryingProvider, RetryPolicy
 from tieredstore.driver.runtime import Runtime
 from tieredstore.model.errors import (
@@ -158,6 +163,23 @@ def test_a_retried_listing_skips_and_repeats_nothing() -> None:
     inner = FaultyProvider(memory, Faults({0: Fault.BEFORE, 1: Fault.BEFORE}), runtime)
     provider = RetryingProvider(inner, RetryPolicy(), runtime)
     assert [found.path for found in provider.list("b")] == [f"b/t/{n}" for n in range(5)]
+
+
+def test_the_error_of_a_listing_comes_behind_what_was_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runtime = Runtime.inline()
+    memory = MemoryProvider(runtime)
+
+    def listed(prefix: str = "") -> Iterator[ListedSegment]:
+        yield ListedSegment("b/t/0", LOG, 0, 1)
+        raise UNAVAILABLE
+
+    monkeypatch.setattr(memory, "list", listed)
+    found = RetryingProvider(memory, RetryPolicy(), runtime).list("b")
+    assert next(found).path == "b/t/0"
+    with pytest.raises(BackendUnavailableError):
+        next(found)
 
 
 class Together(ProviderWrapper):

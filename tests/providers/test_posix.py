@@ -152,6 +152,20 @@ def test_what_lies_on_a_disk_that_is_not_there_is_neither_gone_nor_deleted(
     assert list(provider.list()) == []
 
 
+def test_a_disk_that_is_not_there_is_told_behind_what_lies_on_others(
+    provider: PosixProvider, tmp_path: Path
+) -> None:
+    for path in ("b/away/0", "b/t/0"):
+        provider.open(path, LOG, 0).write(0, b"data")
+    topic = Path(provider.open("b/away/0", LOG, 0).path).parents[2]
+    topic.rename(tmp_path / "away")
+    topic.symlink_to(tmp_path / "disk")
+    listed = provider.list("b")
+    assert next(listed) == ListedSegment("b/t/0", LOG, 0, 4)
+    with pytest.raises(BackendUnavailableError, match="is a link"):
+        next(listed)
+
+
 def test_a_disk_that_is_not_there_keeps_nothing_on_others_from_being_deleted(
     provider: PosixProvider, tmp_path: Path
 ) -> None:

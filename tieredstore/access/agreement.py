@@ -211,7 +211,7 @@ def unnamed_ends(
     """The ends of queues of which the catalogue does not name all segments, or which it lacks.
 
     There are such queues if the catalogue is older than the tier. Segments marked for deletion do
-    not count. Also empty if the provider cannot be asked now.
+    not count, nor does what the provider cannot list now.
     """
     going = marks(metadata)  # before the listing: bytes are deleted before their note
     ends: dict[QueueKey, int] = {}

@@ -673,19 +673,18 @@ def reconcile(metadata: MetadataStore, provider: SegmentProvider, paths: Sequenc
         gone += expired
         if file[1] is not SegmentType.INDEX:
             come += _younger(file, known[len(expired) :], bases)
-    there = [path for path, _ in listed][-1:]
-    if gone and not _is_still(metadata, provider, [*there, gone[0].path.split("/", 1)[0]]):
+    if gone and not _is_still(metadata, provider, gone[0].path.split("/", 1)[0]):
         return 0
     metadata.amend(gone=gone, come=come)
     return len(gone) + len(come)
 
 
-def _is_still(metadata: MetadataStore, provider: SegmentProvider, places: Sequence[str]) -> bool:
-    """Whether a listing tells what has expired: something is still in one of these places, or at
-    least the copy itself is there, unchanged. MetadataError if neither is."""
+def _is_still(metadata: MetadataStore, provider: SegmentProvider, broker: str) -> bool:
+    """Whether a listing tells what has expired: something of the broker is there, or at least the
+    copy itself is, unchanged. MetadataError if neither is."""
     before = metadata.facts
     try:
-        if any(next(iter(provider.list(place)), None) is not None for place in places):
+        if next(iter(provider.list(broker)), None) is not None:
             return True
     except BackendUnavailableError:  # what the copy says can be asked all the same
         if before.source == "rebuild":

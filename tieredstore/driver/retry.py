@@ -173,5 +173,17 @@ class RetryingProvider(ProviderWrapper):
         return found
 
     def list(self, prefix: str = "") -> Iterator[ListedSegment]:
-        """The whole listing is one attempt, so that a retry neither skips nor repeats."""
-        yield from self._retry(lambda: tuple(self.inner.list(prefix)))
+        """The whole listing is one attempt, so that a retry neither skips nor repeats. If all fail,
+        the error comes behind what the last one has found."""
+        found: list[ListedSegment] = []
+
+        def attempt() -> None:
+            found.clear()
+            found.extend(self.inner.list(prefix))
+
+        try:
+            self._retry(attempt)
+        except BackendUnavailableError:
+            yield from found
+            raise
+        yield from found

@@ -270,10 +270,12 @@ class PosixProvider(SegmentProvider):
         return super().create(segment, blocks)
 
     def list(self, prefix: str = "") -> Iterator[ListedSegment]:
+        """What cannot be reached, such as a topic on another disk, is raised after all the rest."""
         wanted = [part for part in prefix.split("/") if part]
         if len(wanted) > 3:
             return  # there are no queues below a queue's path
-        for queue in _below(self._root, wanted, depth=3):
+        missing: list[BackendUnavailableError] = []
+        for queue in _below(self._root, wanted, missing, depth=3):
             path = queue.relative_to(self._root).as_posix()
             try:
                 check_queue_path(path, base=0)
@@ -281,6 +283,8 @@ class PosixProvider(SegmentProvider):
                 continue  # no queue: `open` would refuse it too
             for type_name, kind in _TYPES.items():
                 yield from _segments(path, queue / type_name, kind)
+        if missing:
+            raise missing[0]
 
     def places(self) -> Sequence[tuple[str, str]]:
         return [
@@ -351,15 +355,22 @@ def _segments(path: str, directory: Path, kind: SegmentType) -> Iterator[ListedS
             yield ListedSegment(path, kind, base, size)
 
 
-def _below(directory: Path, wanted: list[str], *, depth: int) -> Iterator[Path]:
-    """Directories `depth` levels down; on the first levels, only through the names `wanted`."""
+def _below(
+    directory: Path, wanted: list[str], missing: list[BackendUnavailableError], *, depth: int
+) -> Iterator[Path]:
+    """Directories `depth` levels down; on the first levels, only through the names `wanted`. Those
+    that cannot be read are passed over, and the reasons added to `missing`."""
     if depth == 0:
         yield directory
         return
-    names = [wanted[0]] if wanted else [entry.name for entry in _entries(directory)]
+    try:
+        names = [wanted[0]] if wanted else [entry.name for entry in _entries(directory)]
+    except BackendUnavailableError as error:
+        missing.append(error)
+        return
     for name in names:
         if name not in (".", ".."):
-            yield from _below(directory / name, wanted[1:], depth=depth - 1)
+            yield from _below(directory / name, wanted[1:], missing, depth=depth - 1)
 
 
 def _refuse_cut_off(
