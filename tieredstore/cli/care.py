@@ -165,7 +165,7 @@ def resume(
         if change.metadata.queue(topic, queue_id) is None:
             raise CommandError(f"the tier has no queue {place}", ExitCode.NOT_THERE)
         if is_history(path, change.metadata):
-            text = f"{place} was adopted from another broker: it takes no messages, in no start"
+            text = f"{place} was adopted from another broker: it is only read, and never goes on"
             raise CommandError(text, ExitCode.NOT_THERE)
         if not ask_to_resume(path, change.metadata) and trusted is None:
             text = f"{place} was not stopped; audit shows which queues are"
