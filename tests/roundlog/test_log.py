@@ -286,6 +286,45 @@ def test_a_log_in_place_of_another_is_read_from_its_beginning(
     assert (catalogue.facts.epoch, catalogue.facts.written_ms) == (state.epoch, state.time_ms)
 
 
+def test_a_log_as_long_as_the_one_before_is_read_though_it_has_a_state_there(tier: Tier) -> None:
+    other = ("broker/another/0", SegmentType.COMMIT_LOG, 0)
+    writer, reader = tier.open(), tier.open(claims=False)
+    put(writer, b"one")
+    put(writer, b"two")
+    assert reader.follow().sequence == 3
+    tier.objects.held.clear()
+    tier.runtime.clock.sleep(60)
+    following = tier.open()
+    put(following, b"anew", other)
+    put(following, b"and on", other)
+    following.calls.put(following.key(state_name(3)), following.state().encoded())
+    for _ in range(2):
+        assert reader.follow().encoded() == following.state().encoded()
+
+
+def test_who_has_missed_its_log_believes_no_entry_of_the_same_size(tier: Tier) -> None:
+    tier.runtime.clock.sleep(1_000_000)  # so that all times have as many digits
+    writer, reader = tier.open(), tier.open(claims=False)
+    put(writer, b"one")
+    put(writer, b"two")
+    reader.follow()
+    held, last = tier.objects.held, writer.key(log_name(3))
+    size = len(held[last][0])
+    for _ in range(200):  # it varies by some bytes
+        held.clear()
+        with pytest.raises(MetadataError, match="had 3 entries and has 0"):
+            reader.follow()
+        tier.runtime.clock.sleep(60)
+        following = tier.open()
+        put(following, b"new")
+        put(following, b"too")
+        if len(held[last][0]) == size:
+            break
+    else:
+        pytest.fail("no entry had the same size")
+    assert reader.follow().encoded() == following.state().encoded()
+
+
 def put_two_with_states(writer: BrokerLog) -> None:
     for data in (b"one", b"two"):
         put(writer, data)

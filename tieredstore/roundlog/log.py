@@ -617,12 +617,14 @@ class BrokerLog:
                 state, is_all = self._catch_up(state, doubts=bool(known and not reloads))
             except _GapError as gap:
                 missing, reloads = gap.missing, reloads + 1
-                state = self._newest_state()
+                state, self._last_read = self._newest_state(), None
                 self._refuse_overtaken(state.epoch)
             else:
                 if not is_all:
                     continue
                 if state.sequence < known and (self.is_writer or state.time_ms < known_ms):
+                    # What comes to its key later is another entry, though of the same size.
+                    self._last_read = ListedKey(self.key(log_name(known)), -1)
                     reason = f"it had {known} entries and has {state.sequence}: the others are lost"
                     raise MetadataError(self.prefix, reason)
                 return state
@@ -636,7 +638,7 @@ class BrokerLog:
         """
         listed_at = self.clock.monotonic()
         listed, newest = self._listed(state.sequence)
-        if state.sequence and newest is None and not self._is_there(state, listed[:1]):
+        if state.sequence and self._is_gone(state, listed[:1], newest):
             raise _GapError(state.sequence)
         if newest is not None and newest.key > self.key(state_name(state.sequence)):
             try:
@@ -668,12 +670,18 @@ class BrokerLog:
             self._last_read = some[-1]
         return state, True
 
-    def _is_there(self, state: LogState, listed: Sequence[tuple[int, ListedKey]]) -> bool:
-        """Whether the first listed entry is the last one that this state has."""
-        if not listed or listed[0][0] != state.sequence:
-            return False
-        found, read = listed[0][1], self._last_read
-        return read is None or read.key != found.key or read.size == found.size
+    def _is_gone(
+        self,
+        state: LogState,
+        first: Sequence[tuple[int, ListedKey]],
+        newest: ListedKey | None,
+    ) -> bool:
+        """Whether the log that this state is of is gone: its last entry has another size, or is
+        not there, nor a state that replaces it. The entry of another log may have the same size."""
+        if not first or first[0][0] != state.sequence:
+            return newest is None
+        found, read = first[0][1], self._last_read
+        return read is not None and read.key == found.key and read.size != found.size
 
     def _fold_read(self, state: LogState, entry: Entry, *, doubts: bool) -> None:
         try:
