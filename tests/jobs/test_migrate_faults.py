@@ -262,6 +262,38 @@ def test_a_broker_that_ran_on_the_target_during_the_copy_keeps_its_queues_to_its
     assert everything(target).keys() == {QueueKey("Mine", 0)}
 
 
+def test_no_cut_over_deletes_what_a_broker_wrote_during_the_copy_under_the_name_of_a_gone_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = posix_config(tmp_path / "old"), posix_config(tmp_path / "new")
+    tier, mine = WrittenTier(config=source), WrittenTier(config=target)
+    tier.add("t", 0, 20)
+    tier.add("u", 0, 5)
+    with mine.open():
+        pass  # a broker was started there, so that another one may be
+    moved(source, target)
+    tier.delete("t")
+    with monkeypatch.context() as patch:
+        patch.setattr(migrate_job, "_publish", is_refused)
+        with pytest.raises(BackendRefusedError):  # it has deleted the copy by then
+            moved(source, target, cut_over=True)
+    looked = migrate_job._left_behind
+
+    def meanwhile(job: MigrateJob) -> list[Finding]:
+        mine.add("t", 0, 7, body_bytes=33)
+        return looked(job)
+
+    monkeypatch.setattr(migrate_job, "_left_behind", meanwhile)
+    with pytest.raises(InvalidConfigError, match="the target's catalogue names a tier already"):
+        moved(source, target, cut_over=True)
+    with TieredReader(target) as reader:
+        assert len(list(reader.messages("t", 0))) == 7
+
+
+def is_refused(*_given: object, **_named: object) -> NoReturn:
+    raise BackendRefusedError("target", "cut over", "not now")
+
+
 @pytest.mark.parametrize("topics", [(), ("t",)])
 def test_a_topic_that_was_made_anew_and_has_no_message_yet_has_none_of_its_copy(
     tmp_path: Path, topics: tuple[str, ...]

@@ -464,7 +464,9 @@ class _Finish:
         created_ms = {key: copied.created_ms for key, copied in self._plan.known.items()}
         created_ms |= {item.key: item.row.create_timestamp for item in self._plan.items}
         gone = {key: made_ms for key, made_ms in created_ms.items() if key not in there}
-        job.delete_copies(gone, job.target_provider(), journal)
+        if gone:
+            self._check_not_over(job.target_provider())  # some may be a broker's by now
+            job.delete_copies(gone, job.target_provider(), journal)
 
     def _lines(self) -> list[str]:
         copied = counted(self._counts["copied"], "segment")
