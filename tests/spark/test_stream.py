@@ -291,6 +291,26 @@ def test_a_batch_that_the_options_leave_out_now_is_not_called_expired(tier: Writ
         assert rows_of(patient, begun, planned) == {("orders", 1): (0, 9)}
 
 
+def test_a_batch_lacks_nothing_of_topics_that_are_neither_there_nor_wanted(
+    tier: WrittenTier,
+) -> None:
+    """A driver died in the batch, and with a topic that is gone the query cannot start again."""
+    tier.add("payments", 0, 4)
+    with tier.open() as parts:
+        parts.files.create("payments", 1).start_at(0)  # nothing was put there
+    with closing_stream(tier, topics="orders,payments") as planning:
+        begun = planning.initialOffset()
+        del begun["payments"]["1"]
+        planned = planning.latestOffset(begun, ReadAllAvailable())
+    assert planned["payments"]["1"] == 0
+    with closing_stream(tier, topics="orders,payments", queues="0") as fewer:
+        begun["orders"]["1"] = 9
+        assert [*rows_of(fewer, begun, planned)] == [("orders", 0), ("payments", 0)]
+    tier.delete("payments")
+    with closing_stream(tier, topics="orders") as reader:
+        assert rows_of(reader, begun, planned) == {("orders", 0): (0, 30)}
+
+
 def test_a_batch_beyond_what_is_left_of_a_queue_brings_nothing_again(tier: WrittenTier) -> None:
     begun = {"orders": {"0": 25, "1": 9, "topic_id": 0}}
     planned = {"orders": {"0": 40, "1": 9, "topic_id": 0}}

@@ -165,8 +165,8 @@ class TierStreamReader(ScanReader, DataSourceStreamReader, SupportsTriggerAvaila
 
     def _kept(self, offsets: StreamOffsets) -> dict[str, Any]:
         """The JSON that Spark keeps. Spark passes it back with the next call; remembering it saves
-        decoding it again. It has no topic without queues, and what is remembered must not either:
-        nothing of such a topic was ever read."""
+        decoding it again. It names no topic without queues, nor may what is remembered: nothing of
+        such a topic was ever read."""
         read = {key.topic for key in offsets.offsets}
         numbers = {topic: at for topic, at in offsets.topic_ids.items() if topic in read}
         offsets = replace(offsets, topic_ids=numbers)
@@ -213,8 +213,10 @@ class TierStreamReader(ScanReader, DataSourceStreamReader, SupportsTriggerAvaila
         end: int,
     ) -> tuple[int, int]:
         """The queue offsets of one queue that are in this batch."""
-        if start == end:
+        if (start or 0) == end:
             return end, end
+        if rows is None and _is_deleted(tier, key.topic):
+            return end, end  # messages that were not read are gone with the topic
         if not self._options.selection.wants(key):
             self._lose(
                 f"{key.topic}, queue {key.queue_id}: the batch was planned with messages before"
@@ -223,8 +225,6 @@ class TierStreamReader(ScanReader, DataSourceStreamReader, SupportsTriggerAvaila
                 "to go on without them",
             )
             return end, end
-        if rows is None and _is_deleted(tier, key.topic):
-            return end, end  # messages that were not read are gone with the topic
         first = 0 if rows is None else self._first(tier, rows)
         stop = 0 if rows is None else rows.end_offset
         if start is None:
