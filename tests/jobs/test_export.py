@@ -45,7 +45,7 @@ from tieredstore.jobs.export_ledger import (
     marked,
 )
 from tieredstore.jobs.export_parquet import NO_DAY, ParquetTable, escaped, exported_files
-from tieredstore.jobs.export_target import MAKING, ExportTarget, TargetOptions
+from tieredstore.jobs.export_target import MAKING, TRASH, ExportTarget, TargetOptions
 from tieredstore.jobs.job import (
     HOPELESS_FAILURES,
     ItemResult,
@@ -128,7 +128,8 @@ def test_a_run_whose_cleanup_fails_has_exported_all_the_same(
 def test_what_another_user_left_unpublished_fails_no_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / MAKING / "left").mkdir(parents=True)
+    for name in ("left", "ours"):
+        (tmp_path / MAKING / name).mkdir(parents=True)
     rename = os.rename
 
     def renamed(old: Path, new: Path) -> None:
@@ -138,6 +139,8 @@ def test_what_another_user_left_unpublished_fails_no_run(
 
     monkeypatch.setattr(os, "rename", renamed)
     assert exported(golden_config(), tmp_path).state is JobState.DONE
+    assert [each.name for each in (tmp_path / MAKING).iterdir()] == ["left"]
+    assert not (tmp_path / TRASH).exists()
 
 
 def test_a_run_that_is_killed_anywhere_shows_all_or_nothing(tmp_path: Path) -> None:

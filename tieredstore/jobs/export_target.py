@@ -230,16 +230,18 @@ class ExportTarget:
         """
         if self._local is None:
             return
-        making = self._local / MAKING
+        making, failed = self._local / MAKING, None
         for name in self.names(MAKING):
             try:
                 trash = Path(mkdtemp(dir=make_directories_of(self._local / TRASH)))
                 os.rename(making / name, trash / name)
             except FileNotFoundError:
                 pass
-            except OSError as error:
-                raise self._failed(error, f"{MAKING}/{name}", "delete") from error
+            except OSError as error:  # as with a folder of another user: the others go all the same
+                failed = self._failed(error, f"{MAKING}/{name}", "delete")
         rmtree(self._local / TRASH, ignore_errors=True)
+        if failed is not None:
+            raise failed
 
     def delete(self, path: str) -> None:
         """Delete a file. It may be gone already."""
