@@ -473,6 +473,7 @@ class World:
         self.is_sound = False  # faults have stopped
         self.has_lost_disk = False
         self.has_expired = False  # perhaps something, between two lives
+        self.has_just_expired = False  # since it was last settled what had come of all puts
         self.carer: Process | None = None  # an operator's, while no broker runs
         self.care_kill_odds = CARE_KILL_ODDS
 
@@ -975,7 +976,7 @@ class World:
             parts["metadata"] = catalogue
             tier = stack.enter_context(closing(open_tier(config, index=NoIndex(), **parts)))
             tier.load()
-            self.has_expired = True
+            self.has_expired = self.has_just_expired = True
             now_ms = runtime.clock.now_ms()
             gone = [*expire_tier(tier.files, catalogue, config, now_ms=now_ms)]
             announces = tier.publishing.announces
@@ -1222,7 +1223,8 @@ class World:
             model.settle(queue, end, seen)
         for put in life_puts:
             if put.state == SENT and put.queue not in unread:
-                model.never_came(put, may_have_expired=self.has_expired)
+                model.never_came(put, may_have_expired=self.has_just_expired)
+        self.has_just_expired &= any(put.state == SENT for put in life_puts)
         self.loads.settle()
 
     def _wait_for_ends(self, life: Life) -> None:
