@@ -460,7 +460,23 @@ def test_another_history_is_told_where_it_lacks_what_was_exported_last(
     report = exported(second.config, target)
     assert (report.state, report.counts["messages"]) == (JobState.INCOMPLETE, 0)
     (failure,) = report.failures
-    assert "Orders/0: message 19 is not the one that was exported" in failure.text
+    assert "Orders/0: message 19 was exported and is not there, and message 9," in failure.text
+
+
+def test_a_catalogue_older_than_the_export_and_than_a_clock_set_back_is_to_be_replaced(
+    tmp_path: Path,
+) -> None:
+    target, later = tmp_path / "parquet", START_MS + 60_000
+    tier = WrittenTier(config=posix_config(tmp_path / "tier"), start_ms=later)
+    older = WrittenTier(config=posix_config(tmp_path / "older"), start_ms=later)
+    for each in (tier, older):
+        each.add("Orders", 0, 10)
+    tier.start_ms = START_MS
+    tier.add("Orders", 0, 10)
+    exported(tier.config, target)
+    (failure,) = exported(older.config, target).failures
+    assert "a clock was set back and this catalogue is older" in failure.text
+    assert exported(tier.config, target).state is JobState.DONE
 
 
 def test_another_history_is_told_where_it_is_as_long_as_what_was_exported(tmp_path: Path) -> None:

@@ -589,8 +589,9 @@ def stage_range(job: ExportJob, item: ExportItem) -> ExportRow:
 
 
 def _another_history(job: ExportJob, item: ExportItem) -> str | None:
-    """Says so if the message that was exported last is another one now, or one before it is later.
-    An older copy of the catalogue may lack it, but has no later one."""
+    """Says so if the message that was exported last is another one now, or is gone and one before
+    it was stored later. An older copy of the catalogue may lack it, but has no later one, unless a
+    clock was set back or a load was not in order."""
     if item.exported is None:
         return None
     last, exported_at = item.exported
@@ -600,7 +601,16 @@ def _another_history(job: ExportJob, item: ExportItem) -> str | None:
         stored_at = store_time(file, last.first_offset)
     except SegmentError:
         return None  # it has expired or is damaged: that says nothing about the others
-    if stored_at == exported_at or (last.first_offset < newest and stored_at < exported_at):
+    if last.first_offset < newest:
+        if stored_at <= exported_at:
+            return None
+        return (
+            f"{last.path}: message {newest} was exported and is not there, and message"
+            f" {last.first_offset}, which is, was stored later: offsets were given again, this is"
+            " another tier, or a clock was set back and this catalogue is older than the export;"
+            " if the newest one shows the same, export it to another target"
+        )
+    if stored_at == exported_at:
         return None
     return (
         f"{last.path}: message {newest} is not the one that was exported: offsets"
