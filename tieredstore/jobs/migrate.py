@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Final
 from uuid import uuid4
@@ -181,22 +180,19 @@ class MigrateJob:
     def work(self, item: CopyItem) -> Iterable[CopyRow]:
         source = worker_provider(self.source, run=self.run)
         target = self.target_provider()
-        copying = partial(
-            copy_segment,
-            item,
-            source,
-            target,
-            proof=self.proof,
-            checks_bodies=self.source.checks_bulk_reads,
-        )
+
+        def copied(item: CopyItem) -> CopyRow:
+            checks_bodies = self.source.checks_bulk_reads
+            return copy_segment(item, source, target, proof=self.proof, checks_bodies=checks_bodies)
+
         try:
-            yield copying()
+            yield copied(item)
         except SegmentSealedError:
             if not self._unnamed([item.key], target):  # another run has cut over meanwhile
                 raise
             with target.open(*item.key) as given:
                 given.delete()
-            yield copying()
+            yield copied(replace(item, known=Copied(0, 0)))
 
     def moves(self, path: str) -> bool:
         """Whether this run moves the segments of this path of the source or the target."""
