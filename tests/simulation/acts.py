@@ -900,12 +900,7 @@ def change_the_weather(outsider: Outsider) -> None:
     elif kind in world.bucket.until:
         world.bucket.until[kind] = world.scheduler.clock.monotonic() + dice.choice([0.5, 20, 200])
     elif kind == "clock":
-        world.saw_time()  # what has expired by then stays expired
-        for each in world.outsiders:
-            if each.kind == "neighbour":
-                each.neighbour.saw_time()
-        shift_ms = dice.choice([-60_000, -1_000, 3_000, 2 * 3_600_000])
-        world.scheduler.clock.shift_ms += shift_ms
+        world.set_clock(dice.choice([-60_000, -1_000, 3_000, 2 * 3_600_000]))
     elif kind == "halt":
         life = world.life
         if life is not None:
