@@ -248,6 +248,36 @@ class TestBrokenDisk:
             segment.size()
         assert provider.create(segment, [b"whole"]) == 5
 
+    def test_bytes_whose_sync_has_failed_are_written_once_more(
+        self, provider: PosixProvider, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The kernel takes them for clean: another sync alone would report success. A process that
+        was killed has left them, so they cannot be cut off."""
+        left = Path(provider.open("b/t/0", LOG, 0).path)
+        left.parent.mkdir(parents=True)
+        left.write_bytes(b"left behind")
+        sync, write = os.fdatasync, os.pwrite
+        failures, written = iter([1, 2]), list[bytes]()
+
+        def fails_twice(descriptor: int) -> None:
+            for _ in failures:
+                raise OSError(errno.EIO, "input/output error")
+            sync(descriptor)
+
+        def is_noted(descriptor: int, data: memoryview, position: int) -> int:
+            written.append(bytes(data))
+            return write(descriptor, data, position)
+
+        monkeypatch.setattr(os, "fdatasync", fails_twice)
+        monkeypatch.setattr(os, "pwrite", is_noted)
+        for _ in range(2):
+            with pytest.raises(BackendError):
+                provider.open("b/t/0", LOG, 0).size()
+        assert provider.open("b/t/0", LOG, 0).size() == 11
+        assert written == [b"left behind"] * 2
+        assert provider.open("b/t/0", LOG, 0).size() == 11
+        assert len(written) == 2
+
     def test_a_failed_sync_is_no_durable_write(
         self, provider: PosixProvider, monkeypatch: pytest.MonkeyPatch
     ) -> None:

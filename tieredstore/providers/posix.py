@@ -63,6 +63,7 @@ if TYPE_CHECKING:
 
 # A hard link is impossible, such as to another file system: copy the bytes.
 _NO_SECOND_NAME: Final = frozenset({errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EMLINK})
+_REWRITTEN_BYTES: Final = 1 << 20  # at once
 _TYPES: Final = {kind.name: kind for kind in SegmentType}
 
 
@@ -73,15 +74,23 @@ class PosixFileSegment(FileSegment):
     * Bytes that a crashed process wrote but did not sync are synced before `size` counts them, but
       only for a writer: a reader would have to wait for the disk once per segment.
     * A failed write is cut off again if possible: after a failed sync, a second one would report
-      success for pages that the kernel has already dropped.
+      success for pages that the kernel takes for clean. Bytes that stay are written once more.
     """
 
     def __init__(
-        self, file: Path, path: str, type: SegmentType, base: int, *, only_read: bool = False
+        self,
+        file: Path,
+        path: str,
+        type: SegmentType,
+        base: int,
+        *,
+        only_read: bool = False,
+        unsynced: set[Path] | None = None,
     ) -> None:
         super().__init__(path, type, base)
         self._file = file
         self._only_read = only_read
+        self._unsynced = set() if unsynced is None else unsynced  # files whose sync has failed
         self._end_guard = threading.Lock()  # held to write, and to read the size
         self._durable_bytes = 0
         self._sealed = False
@@ -134,6 +143,7 @@ class PosixFileSegment(FileSegment):
                 else:  # refused: who cannot reach the backend does not try others
                     _refuse_cut_off(self._file.parent, "delete", BackendRefusedError)
             self._durable_bytes = 0
+            self._unsynced.discard(self._file)
 
     def cut(self, size: int) -> None:
         with self._end_guard, self._opened("cut", os.O_RDWR) as descriptor:
@@ -177,11 +187,13 @@ class PosixFileSegment(FileSegment):
                 if position == 0:  # the file is new, so sync its name too
                     fsync_directory(self._file.parent)
             except BaseException:
+                self._unsynced.add(self._file)  # in case the next line fails
                 os.ftruncate(descriptor, position)
                 if position == 0:
                     self._file.unlink(missing_ok=True)
                 raise
             self._durable_bytes = position + len(view)
+            self._unsynced.discard(self._file)
 
     def _existing_bytes(self, descriptor: int) -> int:
         """The file's length. An empty file, as Java leaves them, is no segment yet."""
@@ -194,14 +206,27 @@ class PosixFileSegment(FileSegment):
         """The file's length, after syncing all of it."""
         size = os.fstat(descriptor).st_size
         if size > self._durable_bytes:
+            if self._file in self._unsynced:
+                self._write_again(self._durable_bytes, size)
             try:
                 os.fdatasync(descriptor)
                 fsync_directory(self._file.parent)
             except OSError as error:
                 if error.errno not in (errno.EROFS, errno.EINVAL):
+                    self._unsynced.add(self._file)
                     raise  # EROFS, EINVAL: a read-only file system has nothing to sync
+            self._unsynced.discard(self._file)
         self._durable_bytes = size
         return size
+
+    def _write_again(self, start: int, end: int) -> None:
+        descriptor = os.open(self._file, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            for at in range(start, end, _REWRITTEN_BYTES):
+                length = min(_REWRITTEN_BYTES, end - at)
+                write_all(descriptor, read_all(descriptor, length, at), at)
+        finally:
+            os.close(descriptor)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -250,6 +275,7 @@ class PosixProvider(SegmentProvider):
             raise InvalidConfigError(f"cluster_name: {cluster!r} is no name of a directory")
         self._root = Path(root).absolute() / cluster_directory(cluster)
         self._only_read = False
+        self._unsynced: set[Path] = set()
 
     @classmethod
     def from_config(cls, config: StoreConfig, runtime: Runtime) -> Self:
@@ -258,7 +284,9 @@ class PosixProvider(SegmentProvider):
     def open(self, path: str, type: SegmentType, base: int) -> PosixFileSegment:
         check_queue_path(path, base)
         file = self._root / path / type.name / segment_name(base)
-        return PosixFileSegment(file, path, type, base, only_read=self._only_read)
+        return PosixFileSegment(
+            file, path, type, base, only_read=self._only_read, unsynced=self._unsynced
+        )
 
     def only_read(self) -> None:
         self._only_read = True
