@@ -153,6 +153,8 @@ class Loads:
         self.are_noted = self.are_noted and not of_tier
         if of_tier and self.doubtful is not None and not self.doubtful.is_told:
             self.doubtful.is_torn = True
+            for put in self.doubtful.puts:  # `recover` may find what was in place
+                put.state = SENT if put.state == GONE else put.state
             self.doubtful = None
 
     def settle(self) -> None:
