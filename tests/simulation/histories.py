@@ -545,7 +545,7 @@ class Histories:
             border = max(border, self.world.durable_end(queue))
         known, begin = model.queues.get(queue, {}), self.tier_ends[queue]
         held = {at: put for at, put in known.items() if at >= begin or tier.puts.get(at) is put}
-        return Side(held, {at for at in held if at < border})
+        return Side(held, {at for at, put in held.items() if at < border and not self.may_go(put)})
 
     def _copy(self, store: Path) -> None:
         folder = self.world.folder / f"copy{len(self.copies)}"
@@ -669,13 +669,28 @@ class Histories:
     # In a running broker
 
     def resumed(self, life: Life, queue: QueueKey) -> None:
-        """From now on local retention again keeps messages until the tier has them. If there were
-        two histories, a reader may still be reading expired messages of one."""
-        self.kept_from[queue] = life.local.min_offset(*queue) or 0
+        """From now on local retention again keeps messages until the tier has them, but those in
+        the files that one look of it may delete. If there were two histories, a reader may still be
+        reading expired messages of one."""
+        self.kept_from[queue] = self._first_sure(life, queue)
         if queue in self.forks:
             self.joined.add(queue)
             self.world.model.murky.add(queue)
             self.world.model.closed.discard(queue)
+
+    def _first_sure(self, life: Life, queue: QueueKey) -> int:
+        """The first message that a look of local retention which is under way does not delete."""
+        assert life.parts is not None
+        files = life.parts.log.queue.files
+        config = self.world.local_config(life.machine)
+        left = files[min(config.delete_count_max, len(files) - 1)].start_offset
+        at, end = life.local.min_offset(*queue) or 0, life.local.max_offset(*queue) or 0
+        while at < end:
+            run = life.local.read_range(*queue, at, count_max=1, bytes_max=1 << 20)
+            if len(run) and run.log_offsets[0] >= left:
+                return run.first_offset
+            at = max(at, run.first_offset) + 1
+        return end
 
 
 def ask_again(client: Client, life: Life) -> None:
