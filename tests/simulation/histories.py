@@ -682,6 +682,8 @@ class Histories:
         """The first message that a look of local retention which is under way does not delete."""
         assert life.parts is not None
         files = life.parts.log.queue.files
+        if not files:
+            return 0
         config = self.world.local_config(life.machine)
         left = files[min(config.delete_count_max, len(files) - 1)].start_offset
         at, end = life.local.min_offset(*queue) or 0, life.local.max_offset(*queue) or 0

@@ -903,6 +903,8 @@ class World:
             with suppress(NewerCatalogueError):  # a killed try had finished
                 self.rebuild(at_place(self, config, MOVED))
             self.loads.lose_notes(of_tier=True)
+            for consumed in self.model.consumed.values():
+                consumed.in_tier_from = 0
             # No byte of an expired queue says where it and its log ended.
             self.forgotten = {each for each in self.queues if not self.model.required(each)}
             for queue in self.forgotten:
