@@ -35,7 +35,7 @@ from tieredstore.flat.times import first_unit_from
 from tieredstore.index.watermarks import Watermarks
 from tieredstore.index.writer import LocalFolder
 from tieredstore.jobs.job import JobExit
-from tieredstore.jobs.verify import TierPicture, VerifyJob
+from tieredstore.jobs.verify import TierPicture, VerifyJob, indexed_queues
 from tieredstore.jobs.verify_findings import SHIFT_MIN, VerifyKind
 from tieredstore.jobs.verify_slice import (
     SegmentBytes,
@@ -492,6 +492,20 @@ def test_what_lies_in_a_gap_since_it_was_planned_is_not_looked_at_again(tmp_path
     left = again(1, 5)
     assert isinstance(left, SliceItem)
     assert (left.slice.first_offset, left.slice.end_offset) == (1, 2)
+
+
+def test_a_queue_of_which_no_planned_unit_is_left_has_no_keys_to_compare(tmp_path: Path) -> None:
+    """As after a decision on two histories: its log has the name of the former one."""
+    config = posix_config(tmp_path)
+    WrittenTier(config=config).add("t", 0, 5)
+    queues = indexed_queues(VerifyJob(config=config).plan().items, {})
+    picture = TierPicture.take(config)
+    (queue,) = picture.queues
+    (row,) = queue.queue
+    units = (replace(row, base_offset=UNIT_BYTES),)
+    now = replace(picture, queues=(replace(queue, queue=units),))
+    (gone,) = now.gone_from(queues).values()
+    assert gone.log_start == gone.log_end > 0
 
 
 def test_what_has_come_into_a_gap_since_it_was_planned_is_no_message_without_a_unit(

@@ -434,15 +434,18 @@ class TierPicture:
         found = {}
         for number, queue in queues.items():
             now = there.get(number)
+            rows = () if now is None else (*now.log, *now.queue)
+            keys = {row.key for row in rows}
+            left = tuple(row for row in queue.rows if row.key in keys)
             # Units expire before their records, so the log may still be there.
-            if now is None or not now.log or now.min_offset >= queue.offsets.stop:
+            is_gone = {row.type for row in left} < {row.type for row in queue.rows}
+            if now is None or is_gone or now.min_offset >= queue.offsets.stop:
                 found[number] = replace(queue, log_start=queue.log_end, sure_below=0)
                 continue
             noted = [queue.sure_below, self.sure_below.get(number)]
-            left = {row.key for row in (*now.log, *now.queue)}
             found[number] = replace(
                 queue,
-                rows=tuple(row for row in queue.rows if row.key in left),
+                rows=left,
                 log_start=max(queue.log_start, now.log[0].base_offset),
                 oldest_offset=now.min_offset,
                 sure_below=min((each for each in noted if each is not None), default=None),
