@@ -153,7 +153,7 @@ class Histories:
         self.tier_ends: dict[QueueKey, int] = {}  # perhaps with a gap after its last message
         self.kept_from: dict[QueueKey, int] = {}  # resumed in this life: uploaded again
         self.emptied: set[QueueKey] = set()
-        """Deleted in this life: the bucket may still have segments of before."""
+        """Deleted or given up in this life: the bucket may still have segments of before."""
         self.joined: set[QueueKey] = set()
         """They went on where two histories were known, or what differs had expired on the disk:
         behind it both have the same, and their last message says nothing any more of an older disk.
@@ -305,6 +305,8 @@ class Histories:
             self._remember(queue, theirs)
             self._check_kept(queue, mine, theirs, end)
             self._check_said(queue, differs, fork)
+            if TRUST_LOCAL in self.decided[queue]:
+                self.emptied.add(queue)  # segments that were given up may be there still
         is_murky = not is_known or (bool(differs) and fork is None)
         is_told = not is_murky or self.may_be_away or queue in self.joined
         assert is_told, f"{queue}: it differs at {differs}, nothing says so"
