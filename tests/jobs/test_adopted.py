@@ -183,16 +183,23 @@ def test_an_index_of_ours_without_notes_is_not_taken_for_whole_by_an_adoption(
         assert marks.of_queue("Mine", QueueId(topic.topic_id, 0)) == 0
 
 
+def old_and_new(place: Path) -> tuple[WrittenTier, WrittenTier]:
+    """A tier with the topics a and b, to be adopted, and one with c, which adopts them."""
+    gone = WrittenTier(config=posix_config(place / "old"))
+    mine = WrittenTier(config=posix_config(place / "new"))
+    gone.add("a", 0, 5)
+    gone.add("b", 0, 5)
+    mine.add("c", 0, 5)
+    return gone, mine
+
+
 @pytest.mark.parametrize("topics", [(), ("a", "b")])
 def test_what_an_adopting_tier_has_under_the_name_of_an_old_copy_stays(
     tmp_path: Path, topics: tuple[str, ...]
 ) -> None:
     """The source has deleted the topic since it was copied, and the target has made its own."""
-    source, target = posix_config(tmp_path / "old"), posix_config(tmp_path / "new")
-    gone, mine = WrittenTier(config=source), WrittenTier(config=target)
-    gone.add("a", 0, 5)
-    gone.add("b", 0, 5)
-    mine.add("c", 0, 5)
+    gone, mine = old_and_new(tmp_path)
+    source, target = gone.config, mine.config
     moved(source, target, adopt=True, topics=topics)
     gone.delete("a")
     gone.add("a", 1, 5)  # so that the name is still one of the source
@@ -227,11 +234,8 @@ def test_queues_that_have_grown_since_they_were_copied_are_adopted_into_a_bucket
 def test_a_queue_that_a_tier_has_made_in_place_of_an_adopted_one_is_its_own(
     tmp_path: Path, topics: tuple[str, ...], count: int
 ) -> None:
-    source, target = posix_config(tmp_path / "old"), posix_config(tmp_path / "new")
-    gone, mine = WrittenTier(config=source), WrittenTier(config=target)
-    gone.add("a", 0, 5)
-    gone.add("b", 0, 5)
-    mine.add("c", 0, 5)
+    gone, mine = old_and_new(tmp_path)
+    source, target = gone.config, mine.config
     moved(source, target, adopt=True, topics=["a"], cut_over=True)
     with mine.open() as parts:
         path = queue_path(target.broker_name, "a", 0)

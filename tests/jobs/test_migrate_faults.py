@@ -294,14 +294,20 @@ def is_refused(*_given: object, **_named: object) -> NoReturn:
     raise BackendRefusedError("target", "cut over", "not now")
 
 
+def two_topics(place: Path) -> tuple[StoreConfig, StoreConfig, WrittenTier]:
+    """A source with two topics, an empty target, and the tier of the source."""
+    source, target = posix_config(place / "old"), posix_config(place / "new")
+    tier = WrittenTier(config=source)
+    for topic in ("t", "u"):
+        tier.add(topic, 0, 20)
+    return source, target, tier
+
+
 @pytest.mark.parametrize("topics", [(), ("t",)])
 def test_a_topic_that_was_made_anew_and_has_no_message_yet_has_none_of_its_copy(
     tmp_path: Path, topics: tuple[str, ...]
 ) -> None:
-    source, target = posix_config(tmp_path / "old"), posix_config(tmp_path / "new")
-    tier = WrittenTier(config=source)
-    for topic in ("t", "u"):
-        tier.add(topic, 0, 20)
+    source, target, tier = two_topics(tmp_path)
     moved(source, target)
     tier.delete("t")
     with tier.open() as parts:
@@ -315,10 +321,7 @@ def test_a_topic_that_was_made_anew_and_has_no_message_yet_has_none_of_its_copy(
 def test_a_topic_that_only_an_earlier_run_moved_can_be_made_anew_in_the_target(
     tmp_path: Path,
 ) -> None:
-    source, target = posix_config(tmp_path / "old"), posix_config(tmp_path / "new")
-    tier = WrittenTier(config=source)
-    for topic in ("t", "u"):
-        tier.add(topic, 0, 20)
+    source, target, _ = two_topics(tmp_path)
     moved(source, target)
     assert moved(source, target, cut_over=True, topics=("t",)).facts["cut_over"] == "done"
     WrittenTier(config=target).add("u", 0, 5, body_bytes=33)
@@ -329,10 +332,7 @@ def test_a_topic_that_only_an_earlier_run_moved_can_be_made_anew_in_the_target(
 def test_a_copy_that_a_cut_over_gave_up_is_replaced_where_its_topic_is_made_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    source, target = posix_config(tmp_path / "old"), posix_config(tmp_path / "new")
-    tier = WrittenTier(config=source)
-    for topic in ("t", "u"):
-        tier.add(topic, 0, 20)
+    source, target, tier = two_topics(tmp_path)
     moved(source, target)
     if what == "cut short":
         for copy in Path(target.path).rglob("t/0/*/*"):
@@ -360,10 +360,7 @@ def is_away(segment: PosixFileSegment) -> NoReturn:
 def test_a_topic_that_is_made_anew_while_it_is_copied_is_no_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
-    source, target = posix_config(tmp_path / "old"), posix_config(tmp_path / "new")
-    tier = WrittenTier(config=source)
-    for topic in ("t", "u"):
-        tier.add(topic, 0, 20)
+    source, target, tier = two_topics(tmp_path)
     work = MigrateJob.work
 
     def as_it_goes(job: MigrateJob, item: CopyItem) -> Iterable[CopyRow]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -184,15 +186,10 @@ def test_a_segment_that_was_deleted_does_not_replace_the_one_made_again(rounds: 
     assert len(taken.losses) == 1
 
 
-def test_after_a_crash_a_segment_made_again_is_not_continued_by_the_deleted_one() -> None:
-    for at in range(100):
-        tier = Tier()
-        log, _ = tier.opened()
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(log_module, "INLINE_BYTES_MAX", 0)
-            tier.write(log, {A: b"old" * 100, B: b"other" * 100})
-            tier.delete(log, A)
-            tier.write(log, {A: b"new" * 10})
+def cut_off_anywhere(made: Callable[[], Tier]) -> int:
+    """Salvage a lost log, cut off at each request in turn, and then again; returns how often."""
+    for at in range(1_000):
+        tier = made()
         lose_the_log(tier)
         log, _ = tier.opened(at, lands=bool(at % 2))
         try:
@@ -201,8 +198,22 @@ def test_after_a_crash_a_segment_made_again_is_not_continued_by_the_deleted_one(
             taking.take_in(tier.opened()[0])
             tier.check()
         else:
-            break
-    assert 10 < at < 99
+            return at
+    raise AssertionError("it comes to no end")
+
+
+def test_after_a_crash_a_segment_made_again_is_not_continued_by_the_deleted_one() -> None:
+    def made() -> Tier:
+        tier = Tier()
+        log, _ = tier.opened()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(log_module, "INLINE_BYTES_MAX", 0)
+            tier.write(log, {A: b"old" * 100, B: b"other" * 100})
+            tier.delete(log, A)
+            tier.write(log, {A: b"new" * 10})
+        return tier
+
+    assert 10 < cut_off_anywhere(made) < 99
 
 
 def test_of_bytes_that_lie_in_several_objects_the_newest_are_taken() -> None:
@@ -285,21 +296,12 @@ def test_a_segment_of_which_a_part_was_found_goes_on_behind_it(
 
 
 def test_a_salvage_that_is_cut_off_anywhere_begins_anew() -> None:
-    at = 0
-    while True:
+    def made() -> Tier:
         tier = Tier()
         merged(tier)
-        lose_the_log(tier)
-        log, _ = tier.opened(at, lands=bool(at % 2))
-        try:
-            taking.take_in(log)
-        except Killed:
-            taking.take_in(tier.opened()[0])
-            tier.check()
-        else:
-            break
-        at += 1
-    assert at > 10
+        return tier
+
+    assert cut_off_anywhere(made) > 10
 
 
 def test_what_is_told_of_segments_that_are_all_gone_is_a_leftover() -> None:
