@@ -84,13 +84,13 @@ class PosixFileSegment(FileSegment):
         type: SegmentType,
         base: int,
         *,
-        only_read: bool = False,
-        unsynced: set[Path] | None = None,
+        only_read: bool,
+        unsynced: set[Path],
     ) -> None:
         super().__init__(path, type, base)
         self._file = file
         self._only_read = only_read
-        self._unsynced = set() if unsynced is None else unsynced  # files whose sync has failed
+        self._unsynced = unsynced  # the provider's files whose sync has failed
         self._end_guard = threading.Lock()  # held to write, and to read the size
         self._durable_bytes = 0
         self._sealed = False
