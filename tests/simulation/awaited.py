@@ -25,6 +25,7 @@ class ActorLoop(asyncio.BaseEventLoop):
         super().__init__()
         self._scheduler = scheduler
         self._selector = self
+        self._actor = scheduler.running
         self._is_woken = False
 
     def select(self, timeout: float | None) -> Sequence[Any]:
@@ -37,6 +38,12 @@ class ActorLoop(asyncio.BaseEventLoop):
 
     def time(self) -> float:
         return self._scheduler.clock.monotonic()
+
+    def call_soon(self, *args: Any, **named: Any) -> asyncio.Handle:
+        # All actors share one thread, so asyncio takes every actor for the one that runs this loop,
+        # and wakes nobody.
+        self._is_woken |= self._scheduler.running is not self._actor
+        return super().call_soon(*args, **named)
 
     def _write_to_self(self) -> None:
         self._is_woken = True
