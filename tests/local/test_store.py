@@ -9,6 +9,7 @@ import errno
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -228,6 +229,42 @@ def test_a_part_that_cannot_be_synced_is_shown(
     store = opened(root)
     assert not store.damages
     assert bodies(store, 2) == [a_body(0), a_body(1)]
+
+
+@pytest.mark.parametrize("later_fails", [False, True])
+def test_of_two_flushes_at_once_the_later_one_says_whether_the_store_is_synced(
+    store: LocalMessageStore, monkeypatch: pytest.MonkeyPatch, later_fails: bool
+) -> None:
+    store.put_message(a_message(0))
+    failing = iter([not later_fails, later_fails])
+    flush = ConsumeQueues.flush
+
+    def sometimes(queues: ConsumeQueues) -> int:
+        if next(failing):
+            raise OSError(errno.EIO, "Input/output error")
+        return flush(queues)
+
+    class Turn:
+        """Lets a second flush pass as soon as the first one gives back the lock."""
+
+        def __init__(self) -> None:
+            self.is_first = True
+
+        def __enter__(self) -> None:
+            pass
+
+        def __exit__(self, *_: object) -> None:
+            if self.is_first:
+                self.is_first = False
+                with suppress(BackendRefusedError):
+                    parts_of(store).flush()
+
+    monkeypatch.setattr(ConsumeQueues, "flush", sometimes)
+    monkeypatch.setattr(parts_of(store), "flushing", Turn())
+    with suppress(BackendRefusedError):
+        store.flush()
+    assert bool(store.damages) == later_fails
+    monkeypatch.undo()
 
 
 def test_a_failure_that_has_ended_is_shown_no_longer(

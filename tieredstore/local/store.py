@@ -274,14 +274,19 @@ class LocalStore:
         everything is dispatched first, so the table is complete.
         """
         try:
-            with refused_by_system(str(self.files.root), "flush"), self.flushing:
+            with self.flushing:
+                self._flush_noted(final=final)
+        finally:
+            self.dispatch.notifier.notify()
+
+    def _flush_noted(self, *, final: bool) -> None:
+        try:
+            with refused_by_system(str(self.files.root), "flush"):
                 self._flush(final=final)
-            self.flush_failure = ""
         except Exception as error:
             self.flush_failure = str(error)
             raise
-        finally:
-            self.dispatch.notifier.notify()
+        self.flush_failure = ""
 
     def _flush(self, *, final: bool) -> None:
         if final:
