@@ -59,6 +59,7 @@ from tieredstore.jobs import load_records
 from tieredstore.jobs.job import LocalEngine
 from tieredstore.jobs.load import (
     RUN_NOTES_MAX,
+    LoadReport,
     StreamBatch,
     abort_load,
     begin_load,
@@ -1283,6 +1284,33 @@ def test_a_commit_that_was_made_is_known_again_though_the_clock_was_set_back(
     assert bodies(bucket, A) == names_of(A, range(50))
     with open_tier_of(bucket) as parts:
         assert len(parts.metadata.notes(LOAD_RUN)) <= RUN_NOTES_MAX + 1
+
+
+def test_a_commit_that_is_fenced_after_its_entry_has_landed_reports_its_messages(
+    bucket: StoreConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = staged(bucket, "first", 0, [joined(rows_of(A, range(20)), rows_of(B, range(5)))])
+    second = staged(bucket, "second", 0, [rows_of(A, range(20, 50))])
+    adopt, put = ObjectProvider.adopt, FsspecClient.put
+    others = [second]
+
+    def putting(client: FsspecClient, key: str, *given: Any, **how: Any) -> ObjectFacts:
+        facts = put(client, key, *given, **how)
+        if "/log/" in key and others:
+            elsewhere = replace(bucket, store_path=bucket.store_path + "-2")
+            commit_load(elsewhere, "second", [others.pop()])
+        return facts
+
+    def adopting(provider: ObjectProvider, *given: Any) -> bool:
+        monkeypatch.setattr(FsspecClient, "put", putting)
+        return adopt(provider, *given)
+
+    monkeypatch.setattr(ObjectProvider, "adopt", adopting)
+    report = commit_load(bucket, "first", [first])
+    assert bodies(bucket, A) == names_of(A, range(50))
+    assert (report.message_count, report.queue_count, report.key_count) == (25, 2, 75)
+    assert report.log_bytes == sum(run.log_bytes for run in first.runs)
+    assert commit_load(bucket, "first", [first]) == LoadReport()  # it adds nothing
 
 
 def test_a_late_end_of_a_batch_leaves_what_the_next_driver_has_added_since(

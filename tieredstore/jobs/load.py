@@ -194,18 +194,22 @@ def commit_load(
     for tries in range(1, TRIES_MAX + 1):
         try:
             with _waited_tier(config, clock, wait_seconds) as tier:
+                is_this_run = tier.metadata.note(LOAD_RUN, run_id) is not None
                 is_made = (
                     (load_id is not None and tier.metadata.note(LOADED, load_id) is not None)
                     or (batch is not None and batch.is_made(tier))
-                    or tier.metadata.note(LOAD_RUN, run_id) is not None
+                    or is_this_run
                 )
                 if is_made:
-                    made = load_id or batch or run_id
-                    log.warning("load %s has come to its end before: nothing is added", made)
+                    if not is_this_run:  # otherwise an earlier try may have added what it reports
+                        report = LoadReport()
+                    if not report.message_count:
+                        made = load_id or batch or run_id
+                        log.warning("load %s has come to its end before: nothing is added", made)
                     if keeps_catalogue(config, tier.provider):
                         tier.provider.adopt(config.broker_name, (), ())
                 elif any(part.runs for part in parts):
-                    report = _Commit(
+                    commit = _Commit(
                         tier,
                         run_id,
                         known,
@@ -213,7 +217,10 @@ def commit_load(
                         load_id=load_id,
                         batch=batch,
                         engine=engine,
-                    ).done(parts)
+                    )
+                    ready = commit.prepared(parts)
+                    report = ready.report
+                    commit.carry_out(ready)
                 tier.settle(run_folder(run_id))
             break
         except FencedError:
@@ -308,6 +315,17 @@ def _index_file(config: StoreConfig, name: str, item: _IndexItem) -> _StagedInde
         return _StagedIndex(name=name, size=size, crc=crc, begin=item.begin, end=made.end_timestamp)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ready:
+    """What a commit changes in its last step, and what it reports once that is done."""
+
+    paths: Sequence[str]
+    adoptions: Sequence[Adoption]
+    rows: Sequence[SegmentRecord]
+    changes: Sequence[Change]
+    report: LoadReport
+
+
 class _Commit:
     """One try of a commit, step by step."""
 
@@ -334,7 +352,7 @@ class _Commit:
         self._segments = staged_segments_of(tier.config, tier.provider)
         self._is_one_step = keeps_catalogue(tier.config, tier.provider)
 
-    def done(self, parts: Sequence[StagedPart]) -> LoadReport:
+    def prepared(self, parts: Sequence[StagedPart]) -> _Ready:
         tier = self._tier
         self._check_staged(parts)
         tier.delete_pending()
@@ -353,26 +371,33 @@ class _Commit:
             found, index_rows, of_index = self._of_index(plan, files)
             adoptions, rows = [*adoptions, *found], [*rows, *index_rows]
         changes = [*self._changes(plan, rows), *of_index]
-        broker = self._config.broker_name
-        if self._is_one_step:
-            try:
-                if not tier.provider.adopt(broker, adoptions, changes):
-                    tier.metadata.apply(changes)
-            except BackendUnavailableError:
-                if not self._is_made_after_all():
-                    raise
-        else:
-            paths = [target.path for target in plan.targets.values()]
-            with tier.installing([*paths, tier.index_path]):
-                tier.announce(rows)
-                tier.provider.adopt(broker, adoptions, ())
-                tier.metadata.apply(changes)
-        return LoadReport(
-            message_count=plan.message_count,
-            log_bytes=sum(run.log_bytes for run in runs),
-            queue_count=len(plan.targets),
-            key_count=sum(run.count for run in keys),
+        return _Ready(
+            paths=[*(target.path for target in plan.targets.values()), tier.index_path],
+            adoptions=adoptions,
+            rows=rows,
+            changes=changes,
+            report=LoadReport(
+                message_count=plan.message_count,
+                log_bytes=sum(run.log_bytes for run in runs),
+                queue_count=len(plan.targets),
+                key_count=sum(run.count for run in keys),
+            ),
         )
+
+    def carry_out(self, ready: _Ready) -> None:
+        tier, broker = self._tier, self._config.broker_name
+        if not self._is_one_step:
+            with tier.installing(ready.paths):
+                tier.announce(ready.rows)
+                tier.provider.adopt(broker, ready.adoptions, ())
+                tier.metadata.apply(ready.changes)
+            return
+        try:
+            if not tier.provider.adopt(broker, ready.adoptions, ready.changes):
+                tier.metadata.apply(ready.changes)
+        except BackendUnavailableError:
+            if not self._is_made_after_all():
+                raise
 
     def _is_made_after_all(self) -> bool:
         """Whether the change took effect, although its reply was lost: a load that is taken for
