@@ -1313,6 +1313,34 @@ def test_a_commit_that_is_fenced_after_its_entry_has_landed_reports_its_messages
     assert commit_load(bucket, "first", [first]) == LoadReport()  # it adds nothing
 
 
+def test_what_a_late_entry_may_name_stays_however_often_its_load_is_aborted(
+    bucket: StoreConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = staged(bucket, "run", 0, [rows_of(A, range(20))])
+    adopt, put = ObjectProvider.adopt, FsspecClient.put
+    late: list[tuple[str, bytes]] = []
+
+    def putting(client: FsspecClient, key: str, data: bytes, **how: Any) -> ObjectFacts:
+        if "/log/" not in key:
+            return put(client, key, data, **how)
+        late.append((f"{bucket.url}/{key}", bytes(data)))
+        raise BackendUnavailableError(key, "put", "it does not answer")
+
+    def adopting(provider: ObjectProvider, *given: Any) -> bool:
+        monkeypatch.setattr(FsspecClient, "put", putting)
+        return adopt(provider, *given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ObjectProvider, "adopt", adopting)
+        with pytest.raises(BackendUnavailableError):
+            commit_load(bucket, "run", [part])
+    monkeypatch.setattr(FsspecClient, "put", put)
+    for _ in range(2):
+        abort_load(bucket, "run")
+    MemoryFileSystem().pipe_file(*late[0])
+    assert bodies(bucket, A) == names_of(A, range(20))
+
+
 def test_a_late_end_of_a_batch_leaves_what_the_next_driver_has_added_since(
     bucket: StoreConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -155,12 +155,13 @@ def abort_load(config: StoreConfig, run_id: str) -> None:
     """Remove what was staged; the tier stays as it was.
 
     If a commit has begun in a bucket, its segments stay, because a late request may still name
-    them. An audit removes them after a day.
+    them, and so does the note of it. An audit removes them after a day.
     """
     provider = worker_provider(config)
     scratch = scratch_of(config, provider)
-    names = [staged.name for staged in scratch.listed(run_folder(run_id))]
-    if not any(name.endswith(_COMMITTING) for name in names):
+    listed = [staged.name for staged in scratch.listed(run_folder(run_id))]
+    names = [name for name in listed if not name.endswith(_COMMITTING)]
+    if names == listed:
         segments = staged_segments_of(config, provider)
         segments.delete([staged.name for staged in segments.listed(run_folder(run_id))])
     scratch.delete(names)
