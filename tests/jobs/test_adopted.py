@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -292,6 +293,32 @@ def test_copies_of_a_topic_that_went_before_it_was_adopted_do_not_stay(
     with TieredReader(target) as reader:
         assert [len(list(reader.messages(topic, 0))) for topic in "abc"] == [5, 7, 5]
     BUCKETS.pop(target.bucket, None)
+
+
+def test_a_run_that_finds_everything_adopted_does_not_fence_the_broker_that_runs_elsewhere(
+    tmp_path: Path,
+) -> None:
+    source = posix_config(tmp_path / "old")
+    target = in_struck_bucket(posix_config(tmp_path / "new"), tmp_path.name)
+    elsewhere = replace(target, store_path=str(tmp_path / "elsewhere"))
+    gone, mine = WrittenTier(config=source), WrittenTier(config=target)
+    gone.add("a", 0, 5)
+    mine.add("c", 0, 5)
+    moved(source, target, adopt=True, topics=["a"], cut_over=True)
+    gone.add("b", 0, 5)
+    moved(source, target, adopt=True)
+    gone.delete("b")
+    with WrittenTier(config=elsewhere).open() as parts:
+        report = moved(source, target, adopt=True, cut_over=True)
+        assert report.facts["cut_over"] == "done before"
+        parts.metadata.add_topic("d")
+    assert not journal_path(target).exists()
+    with mine.open() as parts:
+        assert parts.metadata.topic("d") is not None
+        assert not [*parts.provider.list(f"{target.broker_name}/b")]
+    with TieredReader(target) as reader:
+        assert [len(list(reader.messages(topic, 0))) for topic in "ac"] == [5, 5]
+    del BUCKETS[target.bucket]
 
 
 def test_a_run_that_has_nothing_to_do_leaves_the_journal_of_one_at_work(tmp_path: Path) -> None:

@@ -256,7 +256,7 @@ class MigrateJob:
         try:
             with MigrationJournal.open(self.source, self.target, planned_with=known) as journal:
                 if self.adopt and self._unnamed(left, self.target_provider()):
-                    self.delete_copies(left, self.claimed_target(), journal)
+                    self.delete_copies(left, self.target_provider(), journal)
                 self.forget_copies(journal, known)
         except BackendRefusedError as error:
             log.info("the journal stays: %s", error)
