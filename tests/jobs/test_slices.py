@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain
@@ -16,7 +17,7 @@ from tests.jobs import written_tier
 from tests.jobs.together_tiers import LogBucket
 from tests.jobs.written_tier import SECOND_MS, WrittenTier, posix_config
 from tieredstore.access.reader import TieredReader
-from tieredstore.access.upkeep import PublishChore
+from tieredstore.access.upkeep import PublishChore, roll_unsealed, seal_full
 from tieredstore.codec.names import segment_name
 from tieredstore.driver.provider import ListedGeneration
 from tieredstore.jobs import worker
@@ -224,6 +225,32 @@ def test_what_was_planned_of_a_deleted_topic_is_gone_and_not_damaged(
         *range(200)
     }
     assert all(each.is_missing for each in found)
+
+
+def test_an_older_copy_does_not_call_gone_what_a_bucket_lost_with_its_log(tmp_path: Path) -> None:
+    config = bucket_at(tmp_path)
+    tier = WrittenTier(config=config)
+    tier.add("u", 0, 3)
+    copy = Path(config.catalogue_path).parent
+    shutil.copytree(copy, tmp_path / "older")
+    tier.add("t", 0, 200)
+    with tier.open() as parts:
+        files = parts.files.files()
+        assert all(map(roll_unsealed, files))
+        assert not seal_full(files, parts.provider)
+    slices = [each for each in planned(config) if each.key.topic == "t"]
+    shutil.rmtree(copy)
+    shutil.copytree(tmp_path / "older", copy)
+    objects = LogBucket.buckets[config.path]
+    for key in objects.held_keys():
+        if any(part in key for part in ("/log/", "/state/", "/epoch/")):
+            del objects.held[key]
+        elif "/t/0/" in key:
+            objects.put(key, bytes(len(objects.held[key][0])), None)
+    worker._PARTS.providers.clear()
+    found = damages_in(config, slices)
+    assert found
+    assert not any(each.is_missing for each in found)
 
 
 def test_a_topic_that_is_made_again_after_damage_was_found_is_not_read_for_the_old_one(

@@ -15,6 +15,7 @@ from tieredstore.access.upkeep import TendChore
 from tieredstore.access.wiring import (
     check_queues,
     file_catalogue,
+    keeps_catalogue,
     provider_of,
     published_catalogue,
     publisher_of,
@@ -148,13 +149,17 @@ def worker_scratch(config: StoreConfig) -> Scratch:
 
 def newest_catalogue(config: StoreConfig) -> MetadataStore | None:
     """The newest catalogue that can be read here: a bucket's log, the broker's file, or what is
-    published. None if there is none, or if the catalogue is rebuilt from the bytes. The caller
-    closes it."""
+    published. None if there is none, or if the catalogue is rebuilt from the bytes. The copy of a
+    bucket's catalogue, which may be old, is read only if the settings say so. The caller closes
+    it."""
     provider = worker_provider(config)
     found = provider.catalogue(config.broker_name, read_only=True)
     if found is not None or config.catalogue == "rebuild":
         return found
-    file = file_catalogue(config, worker_runtime())
+    is_copy = keeps_catalogue(config, provider)
+    if is_copy and config.catalogue != "file":
+        return None
+    file = file_catalogue(config, worker_runtime(), is_copy=is_copy)
     return published_catalogue(config, provider) if file is None else file
 
 
