@@ -176,6 +176,28 @@ def test_a_flush_that_seals_leaves_a_queue_alone_that_is_busy(tmp_path: Path) ->
         assert store.flush(seal=True)
 
 
+def test_a_topic_that_is_deleted_meanwhile_is_not_missing_in_a_flush_that_seals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = ObjectBroker(tmp_path, MemoryObjects())
+    with broker.store as store:
+        broker.commits(2)
+        broker.commits(2, topic="stopped")
+        alone_with = broker.dispatcher.alone_with
+
+        def deleting(key: QueueKey, **how: Any) -> Any:
+            if key.topic == "stopped":
+                assert store.delete_topics([key.topic])
+            return alone_with(key, **how)
+
+        file = broker.tier.files.get(QueueKey("stopped", 0))
+        assert file is not None
+        file.problem = "its last message is another one"
+        monkeypatch.setattr(broker.dispatcher, "alone_with", deleting)
+        assert broker.sealing.seal_all()
+        assert broker.unsealed() == []
+
+
 def test_a_flush_beside_an_end_does_not_say_that_it_has_sealed(tmp_path: Path) -> None:
     broker = ObjectBroker(tmp_path, MemoryObjects())
     with broker.store as store:

@@ -282,6 +282,8 @@ class SealChore:
         for file in self._files.files():
             left = None if deadline is None else max(0.0, deadline - clock.monotonic())
             with self._dispatcher.alone_with(file.key, timeout=left) as alone:
+                if self._files.get(file.key) is not file:
+                    continue  # destroyed meanwhile
                 try:
                     rolled = bool(alone) and roll_unsealed(file) and rolled
                 except TieredStoreError as error:
