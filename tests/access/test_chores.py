@@ -11,6 +11,7 @@ import pytest
 from tests.access.care_kit import Elsewhere, offsets
 from tests.access.tiered_kit import Broker, numbers
 from tests.providers.object_kit import StruckClient
+from tieredstore.access import upkeep
 from tieredstore.driver.metrics import QUEUE_PROBLEM, Metric
 from tieredstore.driver.retry import RetryPolicy
 from tieredstore.driver.runtime import Runtime
@@ -41,8 +42,10 @@ class ObjectBroker(Broker):
         )
         self.objects = objects
         self.struck = Faults()
-        client = StruckClient(MemoryObjectClient(objects), self.struck)
-        inner = ObjectProvider(client, "cluster-a", self.runtime, retry=RetryPolicy(retries_max=0))
+        self.client = StruckClient(MemoryObjectClient(objects), self.struck)
+        inner = ObjectProvider(
+            self.client, "cluster-a", self.runtime, retry=RetryPolicy(retries_max=0)
+        )
         self.provider = FaultyProvider(inner, self.faults, self.runtime)
         self.store = self.wrap(self.local)
 
@@ -164,6 +167,35 @@ def test_a_store_that_cannot_be_reached_is_asked_again_in_the_next_round(tmp_pat
         assert store.flush(seal=True)
         assert store.health().ok
         assert broker.unsealed() == []
+
+
+def test_a_round_of_sealing_that_ends_early_does_not_forget_which_queues_behind_it_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = ObjectBroker(tmp_path, MemoryObjects())
+    monkeypatch.setattr(upkeep, "SEALED_AT_ONCE", 1)
+    is_away = False
+
+    def refuse(operation: str, key: str) -> None:
+        if operation == "put" and "/denied/" in key:
+            raise BackendRefusedError(key, "put", "access denied")
+        if operation == "put" and is_away:
+            raise BackendUnavailableError(key, "put", "away")
+
+    with broker.store as store:
+        broker.commits(10, topic="denied")
+        broker.client.before = refuse
+        broker.chore()
+        broker.commits(10)
+        is_away = True
+        broker.chore()
+        told = {each.topic: each.last_error or "" for each in store.health().queues}
+        assert "away" in told[TOPIC]
+        assert "access denied" in told["denied"]
+        is_away = False
+        broker.client.before = lambda *_: None
+        broker.chore()
+        assert store.health().ok
 
 
 def test_a_flush_that_seals_leaves_a_queue_alone_that_is_busy(tmp_path: Path) -> None:

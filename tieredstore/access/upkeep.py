@@ -254,18 +254,20 @@ class SealChore:
     def step(self) -> dict[str, str]:
         """Do one round; return its failures, by path."""
         errors: dict[str, str] = {}
-        failing: dict[QueueKey, str] = {}
         last = self.failing
         wanting = [file for file in self._files.files() if _left_behind(file)]
         wanting.sort(key=lambda file: file.key in last)
+        # What the last round said of a queue holds until it is tried again.
+        failing = {file.key: last[file.key] for file in wanting if file.key in last}
         for start in range(0, len(wanting), SEALED_AT_ONCE):
             if self._is_stopped:
                 break
             together = wanting[start : start + SEALED_AT_ONCE]
             failures = seal_full(together, self._provider)
             errors.update((path, str(error)) for path, error in failures.items())
-            for file in together if failures else ():
-                for segment in _left_behind(file):
+            for file in together:
+                failing.pop(file.key, None)
+                for segment in _left_behind(file) if failures else ():
                     if (error := failures.get(segment.path)) is not None:
                         failing[file.key] = f"could not be sealed: {error}"
             ending = (BackendUnavailableError, FencedError)
