@@ -14,7 +14,7 @@ import os
 import stat
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
@@ -28,6 +28,7 @@ from tieredstore.driver.durable import (
     write_all,
 )
 from tieredstore.driver.provider import (
+    PROBE_PATH,
     Adoption,
     Leftover,
     ListedSegment,
@@ -49,6 +50,7 @@ from tieredstore.model.errors import (
     SegmentSealedError,
     StoreClosedError,
 )
+from tieredstore.model.findings import Finding
 from tieredstore.model.values import SegmentType
 from tieredstore.providers.posix_shelf import (
     PosixGenerations,
@@ -323,6 +325,16 @@ class PosixProvider(SegmentProvider):
             for broker in sorted(_entries(Path(directory.path)), key=_name)
             if broker.is_dir()
         ]
+
+    def probe(self) -> Sequence[Finding]:
+        """Also removes the folders that it has made, or they would pass for another broker's."""
+        findings = super().probe()
+        folder = self._root / PROBE_PATH / SegmentType.COMMIT_LOG.name
+        with suppress(OSError):  # another process probes too
+            while folder != self._root:
+                folder.rmdir()
+                folder = folder.parent
+        return findings
 
     def generations(self, broker: str) -> PosixGenerations:
         return PosixGenerations(self._root.parent, self._root.name, broker)

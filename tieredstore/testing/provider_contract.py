@@ -336,6 +336,7 @@ class SegmentProviderContract:
         assert findings
         assert [finding for finding in findings if finding.is_damage] == []
         assert list(provider.list()) == []
+        assert not provider.places()
 
     def test_close_is_idempotent(self, provider: SegmentProvider) -> None:
         provider.close()
