@@ -668,6 +668,34 @@ def test_many_objects_that_cannot_be_deleted_are_asked_for_only_now_and_then(
     tier.check()
 
 
+def test_a_request_full_of_objects_that_are_held_for_ever_holds_up_none_that_was_refused_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(upkeep_module, "KEYS_PER_REQUEST", 3)
+    tier = Tier()
+    log, client = tier.opened()
+    log.claim()
+    names = [f"data/{number}" for number in range(9)]
+    log.state().dead = dict.fromkeys(names, tier.clock.now_ms())
+    held = {log.key(name) for name in names}
+    deleted: set[str] = set()
+
+    def delete_most(keys: Sequence[str]) -> Mapping[str, TieredStoreError]:
+        deleted.update(key for key in keys if key not in held)
+        return {key: BackendRefusedError(key, "delete", "held") for key in keys if key in held}
+
+    monkeypatch.setattr(client.inner, "delete_many", delete_most)
+    upkeep = Upkeep(log)
+    for round_number in range(12):
+        tier.clock.advance(GRACE_MS)
+        for _ in range(4):
+            with suppress(BackendRefusedError):
+                run(upkeep)
+        if not round_number:
+            held = {log.key(name) for name in names[:3]}
+    assert deleted == {log.key(name) for name in names[3:]}
+
+
 def test_a_clock_that_is_set_back_delays_the_deletion_of_no_object_that_dies_later() -> None:
     tier = Tier()
     log, _ = tier.opened()

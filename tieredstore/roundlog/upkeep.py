@@ -288,7 +288,8 @@ class Upkeep:
         self._put_off: set[int] = set()  # chunks of merges that failed, until nothing else is due
         self._states: list[int] | None = None  # those kept, ascending; None before they were listed
         self._dropped: set[str] = set()  # deleted, but no entry says so yet
-        self._undeleted: set[str] = set()  # their deletion failed: others come first
+        # Their deletion failed: others come first, and then those that were tried longest ago.
+        self._undeleted: dict[str, None] = {}
         self._released_at = float("-inf")
         self._says_at_once = True  # what it deletes, in its first round that deletes anything
 
@@ -463,14 +464,16 @@ class Upkeep:
             return False
         if len(self._dropped) >= DROPPED_MAX:
             self._append(Draft())
-        some = sorted(due, key=self._undeleted.__contains__)[:KEYS_PER_REQUEST]
+        turns = {name: turn for turn, name in enumerate(self._undeleted)}
+        some = sorted(due, key=lambda name: turns.get(name, -1))[:KEYS_PER_REQUEST]
         errors = broker.calls.undeleted([broker.key(name) for name in some])
-        failed = {name for name in some if broker.key(name) in errors}
-        self._dropped.update(name for name in some if name not in failed)
-        if not failed and not self._undeleted.isdisjoint(some):
+        failed = [name for name in some if broker.key(name) in errors]
+        self._dropped.update(name for name in some if broker.key(name) not in errors)
+        if not failed and not turns.keys().isdisjoint(some):
             self._undeleted.clear()  # the bucket deletes again what it refused
-        self._undeleted.difference_update(some)
-        self._undeleted |= failed
+        for name in some:
+            self._undeleted.pop(name, None)
+        self._undeleted |= dict.fromkeys(failed)
         self._released_at = broker.clock.monotonic()
         if self._says_at_once and self._dropped:
             self._append(Draft())  # else a job, which appends nothing later, never says so
