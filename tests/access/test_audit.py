@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from tieredstore.metadata.memory_store import MemoryMetadataStore
 from tieredstore.metadata.tables import Tables
 from tieredstore.model.errors import MetadataError
 from tieredstore.model.findings import Finding
-from tieredstore.model.values import SegmentRecord, SegmentType, TopicRecord
+from tieredstore.model.values import Json, SegmentRecord, SegmentType, TopicRecord
 from tieredstore.providers.memory import MemoryProvider
 from tieredstore.providers.object_provider import ObjectProvider
 from tieredstore.testing.faults import Faults
@@ -454,6 +454,30 @@ def test_what_is_deleted_since_the_listing_is_no_orphan(tier: GoldenTier) -> Non
     backend = Meanwhile(tier)
     backend.listed = finished
     assert backend.audit(tier).findings == ()
+
+
+def test_a_repair_reads_the_marks_no_more_often_if_there_are_many(
+    tier: GoldenTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    notes = JsonMetadataStore.notes
+
+    def counted(metadata: JsonMetadataStore, kind: str) -> Mapping[str, Json]:
+        calls.append(kind)
+        return notes(metadata, kind)
+
+    counts = []
+    for start in (0, 100):
+        for number in range(start, start + 5 + start):
+            key = f"{BROKER}/{Q}/COMMIT_LOG/{99999 + number}"
+            tier.metadata.put_note(append_file.DELETION_NOTE, key, 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(JsonMetadataStore, "notes", counted)
+            report = tier.audit(repair=True)
+        assert [each.repaired for each in report.findings] == [True] * (5 + start)
+        counts.append(len(calls))
+        calls.clear()
+    assert counts[0] == counts[1]
 
 
 def longer(rows: list[SegmentRecord]) -> list[SegmentRecord]:

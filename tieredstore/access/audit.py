@@ -700,7 +700,7 @@ class _Repair:
     # Each step returns why it failed, or an empty text.
 
     def _finish(self, finding: Finding) -> str:
-        is_left = finding.where in append_file.marks(self._metadata)
+        is_left = append_file.has_mark(self._metadata, finding.where)
         return "the backend has not deleted it" if is_left else ""
 
     def _delete(self, finding: Finding) -> str:

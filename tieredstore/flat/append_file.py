@@ -613,7 +613,11 @@ def marks(metadata: MetadataStore) -> dict[str, Json]:
 
 def is_marked(metadata: MetadataStore, segment: SegmentKey) -> bool:
     """Whether the bytes of this segment are to be deleted."""
-    key = deletion_key(*segment)
+    return has_mark(metadata, deletion_key(*segment))
+
+
+def has_mark(metadata: MetadataStore, key: str) -> bool:
+    """Whether there is a mark with this key. It may be unreadable."""
     return any(metadata.note(kind, key) is not None for kind in MARKS)
 
 
