@@ -370,6 +370,26 @@ def test_the_state_of_a_tier_at_another_address_is_refused(tmp_path: Path, state
         scrub_of(other, state=state)
 
 
+def test_the_state_of_a_bucket_of_the_same_name_at_another_endpoint_is_refused(
+    tmp_path: Path, state: Path
+) -> None:
+    one, other = (
+        posix_config(
+            tmp_path, provider="s3", path="", bucket="tier", endpoint=f"http://{name}:9000"
+        )
+        for name in ("one", "other")
+    )
+    scrub_of(one, state=state)
+    earlier = json.loads(state.read_text())
+    with pytest.raises(InvalidConfigError, match="state of another tier, .*http://one:9000"):
+        scrub_of(other, state=state)
+    scrub_of(one, state=state)
+    del earlier["endpoint"]  # as earlier versions wrote it
+    state.write_text(json.dumps(earlier))
+    scrub_of(one, state=state)
+    assert json.loads(state.read_text())["endpoint"] == "http://one:9000"
+
+
 def test_a_state_that_cannot_be_read_or_a_rate_of_nothing_is_refused(
     tier: WrittenTier, tmp_path: Path
 ) -> None:

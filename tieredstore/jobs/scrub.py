@@ -78,10 +78,11 @@ class ScrubState:
     ended_ms: int | None = None  # when the last whole pass ended
     left_out: bool = False
 
-    def as_json(self, tier: str) -> dict[str, Json]:
+    def as_json(self, tier: str, endpoint: str) -> dict[str, Json]:
         return {
             "format": _FORMAT,
             "tier": tier,
+            "endpoint": endpoint,
             "after": None if self.after is None else list(self.after),
             "found": dict(self.found),
             "found_before": dict(self.found_before),
@@ -90,7 +91,7 @@ class ScrubState:
         }
 
     @classmethod
-    def read(cls, path: Path, tier: str) -> ScrubState:
+    def read(cls, path: Path, tier: str, endpoint: str) -> ScrubState:
         """The state in a file; a new one without a file. InvalidConfigError for any other file."""
         try:
             with path.open("rb") as file:
@@ -109,6 +110,7 @@ class ScrubState:
                 after = int(kind), str(topic), int(number), int(end)
             state = cls(after, ended_ms=None if ended_ms is None else int(ended_ms))
             state.left_out = bool(row.get("left_out", False))  # not in earlier versions
+            place = row["tier"], row.get("endpoint", endpoint)  # likewise
             for severity in Severity:
                 state.found[severity.value] = int(row["found"].get(severity.value, 0))
                 state.found_before[severity.value] = int(row["found_before"].get(severity.value, 0))
@@ -121,8 +123,9 @@ class ScrubState:
             RecursionError,
         ) as error:
             raise InvalidConfigError(f"{path}: this is no state of a scrub") from error
-        if row["tier"] != tier:
-            raise InvalidConfigError(f"{path}: this is the state of another tier, {row['tier']}")
+        if place != (tier, endpoint):
+            there = " at ".join(str(part) for part in place if part)
+            raise InvalidConfigError(f"{path}: this is the state of another tier, {there}")
         return state
 
 
@@ -158,8 +161,10 @@ class Scrub:
         self._rate = rate_bytes
         self._pause = max(PAUSE_SECONDS_MIN, pause_seconds)
         self._path = state
-        self._tier = _name_of(job)
-        self._state = ScrubState() if state is None else ScrubState.read(state, self._tier)
+        self._tier, self._endpoint = _name_of(job), job.config.endpoint.rstrip("/")
+        self._state = (
+            ScrubState() if state is None else ScrubState.read(state, self._tier, self._endpoint)
+        )
         self._note()
         self._told = told
         self._on_progress = on_progress
@@ -254,7 +259,7 @@ class Scrub:
         if self._path is None:
             return
         try:
-            data = json.dumps(self._state.as_json(self._tier)).encode()
+            data = json.dumps(self._state.as_json(self._tier, self._endpoint)).encode()
             write_atomically(self._path, [data])
         except OSError as error:  # a restart then begins at the last state that was written
             log.warning("%s: the state of the scrub is not written: %s", self._path, error)
