@@ -325,6 +325,41 @@ def test_a_table_of_another_shape_is_refused(opened: Any, other: IceCatalog) -> 
         opened().read()
 
 
+def test_a_column_that_takes_no_nulls_is_told_before_anything_is_read(
+    opened: Any, other: IceCatalog
+) -> None:
+    fields = [each.with_nullable(each.name != "body") for each in SCHEMA]
+    other.create_namespace("lake")
+    other.create_table(NAME, pa.schema(fields))
+    with pytest.raises(InvalidConfigError, match=f"column 'body' of {NAME} is NOT NULL"):
+        opened().read()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "told"),
+    [
+        ("store_time", pa.timestamp("us"), "timestamp, and is to have timestamptz"),
+        ("queue_id", pa.string(), "string, and is to have int"),
+        ("queue_id", pa.int64(), ""),  # Iceberg widens it
+    ],
+)
+def test_a_column_of_another_type_is_told_before_anything_is_read(
+    opened: Any, other: IceCatalog, name: str, kind: pa.DataType, told: str
+) -> None:
+    fields = [each.with_type(kind) if each.name == name else each for each in SCHEMA]
+    other.create_namespace("lake")
+    other.create_table(NAME, pa.schema(fields))
+    if told:
+        with pytest.raises(
+            InvalidConfigError, match=f"column '{name}' of {NAME} has the type {told}"
+        ):
+            opened().read()
+    else:
+        table = opened()
+        table.read()
+        committed(table, orders(table, 0, 10), run="one")
+
+
 def test_a_table_whose_place_is_written_as_hadoop_does_has_its_files_there(
     opened: Any, other: IceCatalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

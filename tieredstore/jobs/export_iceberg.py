@@ -207,6 +207,7 @@ class IcebergTarget:
         missing = [name for name in self._schema.names if name not in held]
         if missing:
             raise InvalidConfigError(f"target: {self.name} has no column {missing[0]!r}")
+        self._refuse_other_types()
         if self._table.metadata.format_version < 2:
             raise InvalidConfigError(
                 f"target: {self.name} is of format 1, whose snapshots have no order: upgrade it"
@@ -221,6 +222,31 @@ class IcebergTarget:
                     f"target: {self.name} is partitioned by {field_.transform}({column}), and is "
                     "to be by topic and day(store_time), or less"
                 )
+
+    def _refuse_other_types(self) -> None:
+        """pyiceberg would refuse them once all is staged, and print a table."""
+        from pyiceberg.exceptions import ResolveError
+        from pyiceberg.io.pyarrow import pyarrow_to_schema
+        from pyiceberg.schema import promote
+
+        held = self._table.schema()
+        for theirs in held.fields:
+            if theirs.required:
+                raise InvalidConfigError(
+                    f"target: column {theirs.name!r} of {self.name} is NOT NULL: drop that"
+                )
+        plain = pa.schema([each for each in self._schema if not pa.types.is_nested(each.type)])
+        for ours in pyarrow_to_schema(plain, name_mapping=held.name_mapping).fields:
+            theirs = held.find_field(ours.name)
+            if ours.field_type == theirs.field_type:
+                continue
+            try:
+                promote(ours.field_type, theirs.field_type)
+            except ResolveError as error:
+                raise InvalidConfigError(
+                    f"target: column {ours.name!r} of {self.name} has the type "
+                    f"{theirs.field_type}, and is to have {ours.field_type}"
+                ) from error
 
     def _failed(self, error: Exception, operation: str) -> BackendError:
         text = " ".join(str(error).split()) or type(error).__name__
