@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from contextvars import Context
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVarTuple
 
 from tests.simulation.acts import KEPT, a_message, a_put
 from tests.simulation.model import Put
@@ -16,6 +17,8 @@ from tieredstore.model.messages import Message, PutResult
 if TYPE_CHECKING:
     from tests.simulation.scheduler import Scheduler
     from tests.simulation.world import Client, Life
+
+Ts = TypeVarTuple("Ts")
 
 
 class ActorLoop(asyncio.BaseEventLoop):
@@ -39,11 +42,13 @@ class ActorLoop(asyncio.BaseEventLoop):
     def time(self) -> float:
         return self._scheduler.clock.monotonic()
 
-    def call_soon(self, *args: Any, **named: Any) -> asyncio.Handle:
+    def call_soon(
+        self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.Handle:
         # All actors share one thread, so asyncio takes every actor for the one that runs this loop,
         # and wakes nobody.
         self._is_woken |= self._scheduler.running is not self._actor
-        return super().call_soon(*args, **named)
+        return super().call_soon(callback, *args, context=context)
 
     def _write_to_self(self) -> None:
         self._is_woken = True
