@@ -38,7 +38,7 @@ class Topics:
         self._changes = self._kept = 0
         self._keeping = asyncio.Lock()
         if creates and self.get(DEFAULT_TOPIC) is None:
-            self.set(topic_of(DEFAULT_TOPIC, default_queues, perm=READ | WRITE | INHERIT))
+            self._put(topic_of(DEFAULT_TOPIC, default_queues, perm=READ | WRITE | INHERIT))
 
     def all(self) -> list[TopicConfig]:
         return self._table.all()
@@ -59,14 +59,18 @@ class Topics:
         elif len(self.all()) >= TOPICS_MAX:
             raise RefusedError(Code.SYSTEM_ERROR, f"there are {TOPICS_MAX} topics already")
         if topic != known:
-            self._table.put(topic)
-            self._changes += 1
+            self._put(topic)
+
+    def _put(self, topic: TopicConfig) -> None:
+        self._table.put(topic)
+        self._changes += 1
 
     def found(self, queues: Iterable[QueueKey]) -> None:
         """Add the topics and queues of a store, in case the table of topics was lost, or is older.
 
         Messages reach the tier sooner than the table: after a lost disk, a topic that had just
-        got more queues has them in the store, but not in the table.
+        got more queues has them in the store, but not in the table. What is there already is added
+        whatever the number of topics.
         """
         counts: dict[str, int] = {}
         for name, queue_id in queues:
@@ -76,7 +80,7 @@ class Topics:
             if known is not None:
                 self.set(replace(known, read_queue_count=max(known.read_queue_count, count)))
             elif _TOPIC.fullmatch(name):
-                self.set(topic_of(name, count))
+                self._put(topic_of(name, count))
 
     def to_write(self, name: str, *, wanted_queues: int) -> TopicConfig:
         """The topic of a message that is sent; created if that is allowed."""
