@@ -183,6 +183,10 @@ def test_options_of_a_query_count_more_than_those_of_its_table_and_never_mix_two
     assert options_of_read({}, schema) == made
     assert options_of_read({"topics": "b"}, schema) == {"topics": "b", "path": "/a tier"}
     assert options_of_read({"config": "/x", "key": "k"}, schema) == {"config": "/x", "key": "k"}
+    spelled = {"startoffset": "3", "subscribe": "a", "metadata_path": "/m", "limit": "9"}
+    again = {"start_offset": "5", "topics": "b", "metadata": "/n"}
+    other = with_options(plain, {"path": "/tier", **spelled})
+    assert options_of_read(again, other) == {"path": "/tier", "limit": "9", **again}
     for damaged in ("[1]", "{", '{"a": 1}', "[" * 20_000):
         kept = StructType([StructField("topic", StringType(), True, {KEPT: damaged})])
         with pytest.raises(InvalidConfigError, match="the options of the table are damaged"):

@@ -73,7 +73,8 @@ _KAFKAS_NAMES: Final = {
     "subscribepattern": "topic_pattern",
     "maxoffsetspertrigger": "max_messages_per_trigger",
 }
-CHOOSE_TOPICS: Final = frozenset({"topics", "topicpattern", "subscribe", "subscribepattern"})
+_OTHER_NAMES: Final = _SHORT_NAMES | _KAFKAS_NAMES
+CHOOSE_TOPICS: Final = frozenset({"topics", "topicpattern"})
 """The plain names of the options that say which topics are read."""
 OLDEST: Final = -2
 NEWEST: Final = -1
@@ -87,8 +88,9 @@ class Starting(Enum):
 
 
 def plain_name(name: str) -> str:
-    """The name of an option without case and underscores, which do not matter."""
-    return name.replace("_", "").lower()
+    """The one name of an option, however it is written, without case and underscores."""
+    plain = name.replace("_", "").lower()
+    return _OTHER_NAMES.get(plain, plain).replace("_", "")
 
 
 def names_a_tier(options: Mapping[str, str]) -> bool:
@@ -101,9 +103,7 @@ def split_options(
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Split into settings of the store and `known` options. InvalidConfigError for any other."""
     settings = {plain_name(name): name for name in settings_of(StoreConfig) if name != "metadata"}
-    settings |= {plain_name(short): name for short, name in _SHORT_NAMES.items()}
     others = {plain_name(name): name for name in known}
-    others |= {kafkas: name for kafkas, name in _KAFKAS_NAMES.items() if name in known}
     store: dict[str, str] = {}
     rest: dict[str, str] = {}
     for given, text in options.items():
@@ -120,8 +120,10 @@ def split_options(
             store[settings[plain]] = text
         else:
             everything = {"config": "config", "tier": "tier", **settings, **others}
-            near = difflib.get_close_matches(plain, everything, n=1)
-            hint = f": did you mean {everything[near[0]]}?" if near else ""
+            names = [*everything, *_OTHER_NAMES]
+            near = difflib.get_close_matches(plain, names, n=1)
+            meant = everything.get(plain_name(near[0])) if near else None
+            hint = f": did you mean {meant}?" if meant else ""
             raise InvalidConfigError(f"option {given}: there is no such option{hint}")
     return store, rest
 

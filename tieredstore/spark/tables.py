@@ -86,7 +86,9 @@ def options_of_read(given: Mapping[str, str], schema: StructType) -> dict[str, s
             "which tier? Name it with the option config. A table that was created with a list of"
             " columns has lost its options: create it without one, and with the option columns"
         )
-    return {**(kept or {}), **said}
+    own = set(map(plain_name, said))
+    others = {name: text for name, text in (kept or {}).items() if plain_name(name) not in own}
+    return {**others, **said}
 
 
 def check_write_names_tier(given: Mapping[str, str]) -> None:
