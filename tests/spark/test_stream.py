@@ -363,6 +363,17 @@ def test_a_stream_reads_each_queue_from_and_up_to_the_offsets_that_it_is_told(
             reader.stop()
 
 
+def test_a_stream_that_goes_on_refuses_an_end_in_a_queue_that_it_does_not_read(
+    tier: WrittenTier,
+) -> None:
+    """Spark asks for the first offsets only when a query is new."""
+    with closing_stream(tier) as reader:
+        begun = reader.initialOffset()
+    wrong = closing_stream(tier, ending='{"ordrs": {"0": 5}}')
+    with wrong as reader, pytest.raises(InvalidConfigError, match="ending: queue 0 of 'ordrs'"):
+        reader.latestOffset(begun, ReadAllAvailable())
+
+
 def test_a_report_shows_the_queues_that_are_farthest_behind() -> None:
     queues = [
         QueueRows(key=QueueKey("t", n), path=f"b/t/{n}", log=(), queue=(units(n),))

@@ -86,7 +86,6 @@ class TierStreamReader(ScanReader, DataSourceStreamReader, SupportsTriggerAvaila
                 else:
                     offset = tier.offset_by_time(*rows.key, starting)
                     found[rows.key] = rows.end_offset if offset is None else offset
-            refuse_unknown_queues("ending", self._options.ending, queues)
             return self._kept(StreamOffsets(offsets=found, topic_ids=self._topic_ids(tier)))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
@@ -153,14 +152,18 @@ class TierStreamReader(ScanReader, DataSourceStreamReader, SupportsTriggerAvaila
     # Parts
 
     def _looked(self) -> tuple[TieredReader, list[QueueRows]]:
-        """The tier as it is now, and its selected queues."""
+        """The tier as it is now, and its selected queues. At the first look, also of a query that
+        goes on, the options may name nothing that is not there."""
         selection = self._options.selection
+        is_first = self._tier is None
         if self._tier is None:
             self._tier = TieredReader.open(self._options.config)
             refuse_unknown_topics(self._tier, selection.topics)
         else:
             self._tier.refresh()
         self._queues = selected_queues(self._tier, selection)
+        if is_first:
+            refuse_unknown_queues("ending", self._options.ending, self._queues)
         return self._tier, self._queues
 
     def _kept(self, offsets: StreamOffsets) -> dict[str, Any]:
