@@ -78,6 +78,7 @@ def test_what_cannot_be_is_one_line_and_changes_nothing(
         (few.selectExpr("*", "1 as tag"), "append", "column tag: a message has no such field"),
         (few.selectExpr("topic", "queue_id", "1 as tags"), "append", "it is int32, not a string"),
         (few.selectExpr("'a/b' as topic", "queue_id"), "append", "column topic: 'a/b' is none"),
+        (few.selectExpr("topic", "map() as properties"), "append", "it is map<void,void>, not"),
     ):
         with pytest.raises(Exception, match="tieredstore") as refusal:
             write(frame, config, mode)

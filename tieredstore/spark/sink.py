@@ -30,6 +30,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
@@ -37,7 +38,7 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
 from tieredstore.driver.runtime import SystemClock
 from tieredstore.jobs.load import (
@@ -76,7 +77,6 @@ from tieredstore.spark.shipped import Shipped
 from tieredstore.spark.tables import check_write_names_tier
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame
 
 _RUN: Final = "run_of_load"  # a write with this option only stages: `load` commits
@@ -151,7 +151,17 @@ def _columns(said: WriteOptions, schema: StructType) -> LoadColumns:
     defaults = LoadDefaults(
         topic=said.topic, queue_id=said.queue_id, store_time_ms=SystemClock().now_ms()
     )
-    return LoadColumns(to_arrow_schema(schema, timezone="UTC"), defaults)
+    return LoadColumns(pa.schema(map(_arrow_field, schema)), defaults)
+
+
+def _arrow_field(column: StructField) -> pa.Field:
+    try:
+        return to_arrow_schema(StructType([column]), timezone="UTC").field(0)
+    except (TypeError, ValueError) as error:
+        kind = column.dataType.simpleString()
+        raise LoadRefusedError(
+            f"column {column.name}: it is {kind}, not a type that a message has; cast it"
+        ) from error
 
 
 class StagedMessage(WriterCommitMessage):
