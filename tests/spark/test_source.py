@@ -34,9 +34,8 @@ from tieredstore.model.values import SegmentType
 from tieredstore.providers.s3_admin import create_bucket
 from tieredstore.providers.s3_settings import ObjectStoreSettings
 from tieredstore.spark.options import ReadOptions
-from tieredstore.spark.reading import spark_schema, with_schema
+from tieredstore.spark.reading import DataLossError, spark_schema, with_schema
 from tieredstore.spark.source import PushingTierBatchReader, TierBatchReader
-from tieredstore.spark.stream import DataLossError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -23,10 +23,10 @@ from tieredstore.model.errors import InvalidConfigError
 from tieredstore.model.values import QueueKey, SegmentRecord, SegmentType
 from tieredstore.spark.offsets import StreamOffsets, from_json, to_json
 from tieredstore.spark.options import ReadOptions
-from tieredstore.spark.reading import spark_schema
+from tieredstore.spark.reading import DataLossError, spark_schema
+from tieredstore.spark.source import TierBatchReader
 from tieredstore.spark.stream import (
     Backlog,
-    DataLossError,
     TierStreamReader,
     advanced,
     progress,
@@ -276,6 +276,24 @@ def test_a_topic_that_is_deleted_behind_the_plan_of_a_batch_stops_no_stream(
         assert rows_of(again, begun, planned) == {("payments", 0): (0, 4)}
     finally:
         again.stop()
+
+
+@pytest.mark.parametrize("limit", [{}, {"limit": "5"}])
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_what_expires_behind_the_plan_of_a_read_is_not_called_damage_alone(
+    tier: WrittenTier, limit: dict[str, str], is_deleted: bool
+) -> None:
+    tier.add("orders", 0, 200)
+    options = ReadOptions.parse({**options_of(tier.config), **limit})
+    reader = TierBatchReader(options, spark_schema(options.scan.columns))
+    partitions = reader.partitions()
+    if is_deleted:
+        tier.delete("orders")
+    else:
+        expire_oldest(tier, "orders", 0)
+    line = "orders/0.*expired or was deleted after the read was planned.*set fail_on_data_loss to"
+    with pytest.raises(DataLossError, match=line):
+        list(reader.read(partitions[0]))
 
 
 def test_a_batch_that_the_options_leave_out_now_is_not_called_expired(tier: WrittenTier) -> None:

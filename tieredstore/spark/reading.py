@@ -28,8 +28,9 @@ from pyspark.sql.types import (
 from tieredstore.jobs.arrow import KEYS_TYPE, MAP_TYPE, TIME_TYPE
 from tieredstore.jobs.packs import packed, read_packed
 from tieredstore.jobs.scan import SCAN_COLUMNS, ScanItem
+from tieredstore.jobs.slices import is_gone
 from tieredstore.jobs.worker import worker_provider
-from tieredstore.model.errors import InvalidConfigError
+from tieredstore.model.errors import InvalidConfigError, SegmentError, TieredStoreError
 from tieredstore.spark.engine import plain_failures
 from tieredstore.spark.options import ReadOptions
 from tieredstore.spark.shipped import Shipped
@@ -45,6 +46,10 @@ _SPARK_TYPES: dict[pa.DataType, DataType] = {
     KEYS_TYPE: ArrayType(StringType()),
     MAP_TYPE: MapType(StringType(), StringType()),
 }
+
+
+class DataLossError(TieredStoreError):
+    """Messages that were to be read are lost."""
 
 
 def spark_schema(columns: Iterable[str]) -> StructType:
@@ -98,18 +103,35 @@ class ScanReader(Shipped):
                 yield batch if fits else batch.cast(self._arrow_schema)
 
     def _batches(self, items: Sequence[ScanItem]) -> Iterator[pa.RecordBatch]:
-        config, scan, limit = self._options.config, self._options.scan, self._options.limit
+        config, limit = self._options.config, self._options.limit
         if limit is None:
             for item, provider in read_packed(config, items):
-                yield from scan.batches(config, item, provider=provider)
+                yield from self._of(item, provider=provider)
             return
         left = limit
         for item in items:  # one at a time: the first few may be enough
-            for batch in scan.batches(config, item, run_count=max(limit, LIMITED_RUN_MIN)):
+            for batch in self._of(item, run_count=max(limit, LIMITED_RUN_MIN)):
                 yield batch.slice(0, left)
                 left -= len(batch)
                 if left <= 0:
                     return
+
+    def _of(self, item: ScanItem, **how: Any) -> Iterator[pa.RecordBatch]:
+        """The batches of a work item. DataLossError, not the damage that it looks like, if a part
+        of it is gone since the plan."""
+        config, scan = self._options.config, self._options.scan
+        try:
+            yield from scan.batches(config, item, **how)
+        except SegmentError as error:
+            is_loss = scan.fails_on_loss and is_gone(
+                config, item.rows, from_copy=item.from_copy, in_part=True
+            )
+            if not is_loss:
+                raise
+            raise DataLossError(
+                f"{error}; a part of this queue expired or was deleted after the read was planned:"
+                " plan it again, or set fail_on_data_loss to false to read what there is"
+            ) from error
 
 
 @cache

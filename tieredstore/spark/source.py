@@ -40,14 +40,15 @@ from tieredstore.model.errors import InvalidConfigError, SegmentNotFoundError, T
 from tieredstore.model.values import INT64_MAX, QueueKey
 from tieredstore.spark.engine import plain_failures, planning
 from tieredstore.spark.options import NEWEST, OLDEST, ReadOptions, Starting
-from tieredstore.spark.reading import ScanReader, partitions_of, spark_schema, with_schema
-from tieredstore.spark.shipped import revived
-from tieredstore.spark.stream import (
+from tieredstore.spark.reading import (
     DataLossError,
-    RefusedStream,
-    TierStreamReader,
-    refuse_unknown_queues,
+    ScanReader,
+    partitions_of,
+    spark_schema,
+    with_schema,
 )
+from tieredstore.spark.shipped import revived
+from tieredstore.spark.stream import RefusedStream, TierStreamReader, refuse_unknown_queues
 from tieredstore.spark.tables import options_of_read, options_of_table, with_options
 
 if TYPE_CHECKING:

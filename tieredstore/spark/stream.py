@@ -26,16 +26,12 @@ from tieredstore.model.values import QueueKey
 from tieredstore.spark.engine import plain_failures, planning
 from tieredstore.spark.offsets import StreamOffsets, from_json, to_json
 from tieredstore.spark.options import NEWEST, OLDEST, ReadOptions, Starting
-from tieredstore.spark.reading import ScanReader, partitions_of
+from tieredstore.spark.reading import DataLossError, ScanReader, partitions_of
 
 log = log_of(__name__)
 
 SHOWN_MAX: Final = 100
 """Queues that a progress report shows one by one; if there are more, those farthest behind."""
-
-
-class DataLossError(TieredStoreError):
-    """Messages that the stream has not read are lost."""
 
 
 class TierStreamReader(ScanReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
