@@ -30,10 +30,10 @@ from tieredstore.flat.append_file import FlatAppendFile
 from tieredstore.jobs.arrow import MESSAGE_COLUMNS
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import InvalidConfigError
-from tieredstore.model.values import SegmentType
+from tieredstore.model.values import INT64_MAX, SegmentType
 from tieredstore.providers.s3_admin import create_bucket
 from tieredstore.providers.s3_settings import ObjectStoreSettings
-from tieredstore.spark.options import ReadOptions
+from tieredstore.spark.options import ReadOptions, parse_number
 from tieredstore.spark.reading import DataLossError, spark_schema, with_schema
 from tieredstore.spark.source import PushingTierBatchReader, TierBatchReader
 
@@ -418,6 +418,11 @@ def test_bad_input_is_one_line_that_names_it(spark: SparkSession, tier: WrittenT
         spark.read.format("tieredstore").options(**options_of(tier.config)).schema(
             "topic long"
         ).load().count()
+
+
+def test_a_number_may_have_as_many_digits_as_it_likes() -> None:
+    for text, number in (("0" * 30 + "7", 7), ("0" * 5_000, 0), ("9" * 5_000, INT64_MAX)):
+        assert parse_number("start_offset", text) == number
 
 
 def test_a_schema_without_columns_would_have_no_rows_and_is_refused(tier: WrittenTier) -> None:

@@ -271,9 +271,10 @@ def _names(name: str, text: str) -> tuple[str, ...]:
 
 
 def parse_number(name: str, text: str) -> int:
-    if not (text.strip().isascii() and text.strip().isdigit()):
+    digits = text.strip()
+    if not (digits.isascii() and digits.isdigit()):
         raise InvalidConfigError(f"{name}: want a whole number, not {text!r:.60}")
-    return min(int(text.strip()[:20]), INT64_MAX)
+    return min(int(digits.lstrip("0")[:20] or "0"), INT64_MAX)  # Python converts no endless ones
 
 
 def _limit(texts: Mapping[str, str], name: str) -> int | None:
