@@ -60,7 +60,8 @@ class ExportTarget:
     """One directory, or one folder of a bucket. Paths are relative to it and `/`-separated.
 
     * A file is there whole or not at all: on a disk it is renamed into place, in a bucket it is one
-      upload. It replaces an older file of that name.
+      upload. It replaces an older file of that name. No file is empty: Arrow completes an upload
+      that Ctrl-C ends before its first byte, and what that leaves counts as no file.
     * Errors are BackendRefusedError, or BackendUnavailableError if another try may help.
     """
 
@@ -100,7 +101,7 @@ class ExportTarget:
         try:
             with self._files.open_input_stream(self._at(path)) as stream:
                 data: bytes = stream.read()
-                return data
+                return data or None
         except FileNotFoundError:
             return None
         except OSError as error:
