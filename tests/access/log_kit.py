@@ -10,7 +10,14 @@ from concurrent.futures import Future
 from typing import Self
 
 from tieredstore.driver.metadata import LOG, CatalogueFacts, Change, MetadataStore, Put
-from tieredstore.driver.provider import Fence, Scratch, SegmentWrapper, StagedObject, WritePair
+from tieredstore.driver.provider import (
+    Fence,
+    Scratch,
+    SegmentWrapper,
+    StagedObject,
+    TakenIn,
+    WritePair,
+)
 from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import Buffer, FileSegment
 from tieredstore.metadata.memory_store import MemoryMetadataStore
@@ -35,6 +42,8 @@ class Bucket:
         self.claims: list[str] = []
         self.sealed: set[str] = set()
         self.staged: dict[str, bytes] = {}
+        self.losses: list[str] = []
+        """What is known to be lost, until somebody was told."""
         self.calls: list[str] = []
         """The calls whose order matters."""
 
@@ -68,6 +77,9 @@ class LogProvider(MemoryProvider):
     def seal_many(self, segments: Sequence[FileSegment]) -> Sequence[TieredStoreError | None]:
         self.sealed_at_once.append(len(segments))
         return super().seal_many(segments)
+
+    def take_in(self, broker: str) -> TakenIn:
+        return TakenIn(losses=tuple(self.bucket.losses), told=self.bucket.losses.clear)
 
     def claim(self, broker: str) -> None:
         self.bucket.calls.append("claim")

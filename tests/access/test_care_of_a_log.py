@@ -59,7 +59,9 @@ class Machine(Broker):
 
     def rebuild(self) -> RebuildReport:
         with self.written() as metadata:
-            return rebuild(metadata, self.own, self.config, self.runtime, takes_in=True)
+            report = rebuild(metadata, self.own, self.config, self.runtime, takes_in=True)
+            report.told()
+            return report
 
     def bodies(self) -> list[bytes]:
         client = MemoryObjectClient(self.objects)
@@ -269,6 +271,7 @@ def test_what_was_lost_with_a_log_is_told_once_if_the_catalogue_is_elsewhere(
     with closing(JsonMetadataStore.open(tmp_path / "elsewhere.json")) as metadata:
         report = rebuild(metadata, other.own, other.config, other.runtime, takes_in=True)
         assert any("were not merged yet are gone" in problem for problem in report.problems)
+        report.told()
         with pytest.raises(NewerCatalogueError):
             rebuild(metadata, other.own, other.config, other.runtime, takes_in=True)
 
@@ -289,6 +292,18 @@ def test_what_was_lost_with_a_log_is_told_by_the_rebuild_that_ends(
     with pytest.raises(NewerCatalogueError):
         other.rebuild()
     assert not other.audit().damage
+
+
+def test_what_was_lost_with_a_log_is_told_again_until_it_was_shown(
+    broker: Machine, other: Machine, objects: MemoryObjects
+) -> None:
+    lose_a_merged_log(broker, objects)
+    with other.written() as metadata:  # a command that dies before it prints its report
+        rebuild(metadata, other.own, other.config, other.runtime, takes_in=True)
+    lost = ["were not merged yet are gone" in problem for problem in other.rebuild().problems]
+    assert lost == [True]
+    with pytest.raises(NewerCatalogueError):
+        other.rebuild()
 
 
 def test_open_parts_of_an_older_layout_are_refused_with_one_line(

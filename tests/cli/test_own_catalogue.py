@@ -120,3 +120,13 @@ def test_a_rebuild_fills_the_log(command: Command, bucket: Bucket, written: Path
     command.run("rebuild", "--config", written).done()
     assert bucket.claims == [BROKER]
     assert len(command.run("cat", TOPIC, "--config", written, "--json").rows) == 3
+
+
+def test_what_was_lost_with_a_log_is_told_once(
+    command: Command, bucket: Bucket, written: Path
+) -> None:
+    bucket.tables.clear()
+    bucket.losses.append("the log was lost")
+    ran = command.run("rebuild", "--config", written)
+    assert (ran.code, "problem: the log was lost" in ran.out) == (4, True)
+    command.run("rebuild", "--config", written).refused(5, "has everything that the backend has")

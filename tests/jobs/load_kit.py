@@ -161,7 +161,9 @@ def lose_the_log(config: StoreConfig) -> None:
 
 def rebuilt(config: StoreConfig) -> RebuildReport:
     with owned_tier(config, threads=1) as tier:
-        return rebuild(tier.metadata, tier.provider, config, tier.runtime, takes_in=True)
+        report = rebuild(tier.metadata, tier.provider, config, tier.runtime, takes_in=True)
+        report.told()
+        return report
 
 
 def recovered(config: StoreConfig) -> RebuildReport:

@@ -1018,7 +1018,7 @@ class World:
             assert opened is not None
             provider, catalogue, publisher = opened
             if publisher is None:
-                rebuild(catalogue, provider, config, runtime, takes_in=True)
+                rebuild(catalogue, provider, config, runtime, takes_in=True).told()
                 return
             rebuild_beside_published(
                 *(catalogue, provider, config, runtime),

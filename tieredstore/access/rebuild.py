@@ -55,7 +55,12 @@ from tieredstore.driver.metadata import (
     PutNote,
     StaleCatalogueError,
 )
-from tieredstore.driver.provider import ListedSegment, SegmentProvider, TakenIn
+from tieredstore.driver.provider import (
+    ListedSegment,
+    SegmentProvider,
+    TakenIn,
+    nothing_to_note,
+)
 from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import FileSegment
 from tieredstore.flat import append_file
@@ -98,6 +103,9 @@ class RebuildReport:
     `new_ids` are topics whose id was unknown: their index items are put again, and so are all
     doubtful items if `is_index_whole` is False. `notes` are worth knowing; a sound tier may have
     them too.
+
+    Call `told` once the problems were shown: until then the next rebuild reports again what was
+    lost with a log.
     """
 
     topics: Mapping[str, int]
@@ -108,6 +116,7 @@ class RebuildReport:
     is_index_whole: bool
     problems: tuple[str, ...]
     notes: tuple[str, ...] = ()
+    told: Callable[[], None] = nothing_to_note
 
 
 class NewerCatalogueError(MetadataError):
@@ -183,7 +192,6 @@ def rebuild(
     else:
         changes += _without_marks(queues, present, topics)
     (apply or metadata.apply)(changes)
-    taken.told()
     problems = [f"{queue.file.path}: {queue.problem}" for queue in queues if queue.problem]
     if known is not metadata:
         problems += _shorter(ends, known_ends)
@@ -196,6 +204,7 @@ def rebuild(
         is_index_whole=is_whole,
         problems=(*taken.losses, *problems, *index.problems),
         notes=tuple(f"{queue.file.path}: {queue.note}" for queue in queues if queue.note),
+        told=taken.told,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
@@ -187,9 +187,9 @@ def rebuild(tier: TierOptions, shown: Shown) -> None:
     An empty or missing catalogue is filled, an older one brought up to date; any other is refused.
     No segment records how long topics are kept: set it again. Exit code 4: something was damaged.
     """
-    report = rebuilt(tier)
-    for row in _rebuilt_rows(report):
-        write_row(row, _rebuilt_line(row, shown), json=shown.json)
+    with rebuilt(tier) as report:
+        for row in _rebuilt_rows(report):
+            write_row(row, _rebuilt_line(row, shown), json=shown.json)
     if report.problems:
         text = f"{len(report.problems)} not sound, the first: {report.problems[0]}"
         raise CommandError(printable(text), ExitCode.DAMAGE)
@@ -447,7 +447,9 @@ def _raise_damage(report: AuditReport) -> None:
         raise CommandError(printable(text), ExitCode.REFUSED)
 
 
-def rebuilt(tier: TierOptions) -> RebuildReport:
+@contextmanager
+def rebuilt(tier: TierOptions) -> Iterator[RebuildReport]:
+    """What was rebuilt. If the block succeeds, what was lost with a log counts as told."""
     from tieredstore.access.rebuild import NewerCatalogueError, rebuild, rebuild_beside_published
     from tieredstore.access.wiring import published_catalogue, publisher_of
     from tieredstore.cli.tier import for_writing, opened_provider
@@ -460,19 +462,21 @@ def rebuilt(tier: TierOptions) -> RebuildReport:
         publisher = publisher_of(config, provider, catalogue)
         try:
             if publisher is None:
-                return rebuild(catalogue, provider, config, runtime, takes_in=True)
-            report = rebuild_beside_published(
-                catalogue,
-                provider,
-                config,
-                runtime,
-                publisher=publisher,
-                published=lambda: published_catalogue(config, provider),
-            )
+                report = rebuild(catalogue, provider, config, runtime, takes_in=True)
+            else:
+                report = rebuild_beside_published(
+                    catalogue,
+                    provider,
+                    config,
+                    runtime,
+                    publisher=publisher,
+                    published=lambda: published_catalogue(config, provider),
+                )
         except NewerCatalogueError as error:
             text = f"{catalogue.facts.place} is not written over: {error}"
             raise CommandError(printable(text), ExitCode.REFUSED) from error
-    return replace(report, notes=(*report.notes, *log_of_a_bucket(config)))
+        yield replace(report, notes=(*report.notes, *log_of_a_bucket(config)))
+        report.told()
 
 
 def log_of_a_bucket(config: StoreConfig) -> Iterator[str]:

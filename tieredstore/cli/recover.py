@@ -155,7 +155,8 @@ def _made(tier: TierOptions) -> RebuildReport:
 
     config = config_of(tier)
     Path(config.catalogue_path).parent.mkdir(parents=True, exist_ok=True)
-    return rebuilt(tier)
+    with rebuilt(tier) as report:
+        return report
 
 
 def _lines_of(state: Row, *, applied: bool) -> list[str]:

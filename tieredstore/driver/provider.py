@@ -126,7 +126,7 @@ class Fence:
         return f"fenced by epoch {self.epoch} since {since}"
 
 
-def _nothing_to_note() -> None:
+def nothing_to_note() -> None:
     pass
 
 
@@ -134,13 +134,13 @@ def _nothing_to_note() -> None:
 class TakenIn:
     """The segments that a provider has taken in, and those that it knows to be lost.
 
-    The rebuild calls `told` once its own change is made: until then the losses are told again.
+    Call `told` once the rebuild has reported the losses: until then they are told again.
     """
 
     segment_count: int = 0
     size: int = 0
     losses: tuple[str, ...] = ()
-    told: Callable[[], None] = _nothing_to_note
+    told: Callable[[], None] = nothing_to_note
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
