@@ -89,12 +89,14 @@ class FsspecClient(ObjectClient):
             self._live.check_open()
             return b""
         with self._step(key, "get") as fs:
-            data: bytes = fs.cat_file(self._root + key, start=start, end=start + length)
+            try:
+                data: bytes = fs.cat_file(self._root + key, start=start, end=start + length)
+            except Exception:  # each store has its own for a range beyond the end
+                self._refuse_beyond_end(fs, key, start, length)
+                raise
             if len(data) == length:
                 return data
-            size = self._facts(fs, key).size
-        if size < start + length:
-            raise beyond_end(key, start, length, size)
+            self._refuse_beyond_end(fs, key, start, length)
         raise BackendUnavailableError(key, "get", f"{len(data)} bytes came instead of {length}")
 
     def put(
@@ -214,6 +216,11 @@ class FsspecClient(ObjectClient):
             return
         raise ObjectExistsError(key)
 
+    def _refuse_beyond_end(self, fs: Any, key: str, start: int, length: int) -> None:
+        size = self._facts(fs, key).size
+        if size < start + length:
+            raise beyond_end(key, start, length, size)
+
     def _facts(self, fs: Any, key: str) -> ObjectFacts:
         path = self._root + key
         info = fs.info(path)
@@ -245,6 +252,9 @@ class FsspecClient(ObjectClient):
         except FileExistsError as error:
             raise ObjectExistsError(key) from error
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
+            if operation == "put":  # it can meet no missing object
+                reason = f"no such place: {one_line(str(error))}"
+                raise BackendRefusedError(key, operation, reason) from error
             raise SegmentNotFoundError(key) from error
         except (PermissionError, ValueError, NotImplementedError) as error:
             raise BackendRefusedError(key, operation, one_line(repr(error))) from error
