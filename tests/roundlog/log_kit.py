@@ -128,13 +128,14 @@ class Tier:
         lands: bool = False,
         recent_bytes: int = 0,
         client: ObjectClient | None = None,
+        joins: bool = False,
     ) -> tuple[BrokerLog, KillingClient]:
         """A process; by default it keeps nothing that it sent in memory."""
         killing = KillingClient(MemoryObjectClient(self.objects), at, lands=lands)
         runtime = Runtime.inline()
         runtime.clock = self.clock
         calls = ObjectCalls(client or killing, runtime, RetryPolicy(retries_max=0))
-        log = BrokerLog(calls, LAYOUT, BROKER, runtime, recent_bytes=recent_bytes)
+        log = BrokerLog(calls, LAYOUT, BROKER, runtime, recent_bytes=recent_bytes, joins=joins)
         return log, killing
 
     def write(self, log: BrokerLog, round: Mapping[SegmentKey, bytes]) -> None:

@@ -39,6 +39,12 @@ def lose_the_log(tier: Tier) -> None:
             del tier.objects.held[name]
 
 
+def lose_the_claims(tier: Tier) -> None:
+    for name in list(tier.objects.held):
+        if "/epoch/" in name:
+            del tier.objects.held[name]
+
+
 def adopt(tier: Tier, log: BrokerLog, key: SegmentKey) -> str:
     """Adopt an object like a load; returns the name of the object beside the log that says so."""
     log.claim()
@@ -384,3 +390,24 @@ def test_an_object_that_was_deleted_or_damaged_is_not_adopted_again() -> None:
     taken = taking.take_in(tier.opened()[0])
     assert taken.segment_count == 0
     assert any("the segments of a load are not known" in loss for loss in taken.losses)
+
+
+def test_what_was_merged_is_found_when_the_claims_are_lost_as_well() -> None:
+    """As in a bucket whose copy ended early: its data objects were first."""
+    tier = Tier()
+    merged(tier)
+    lose_the_log(tier)
+    lose_the_claims(tier)
+    log, _ = tier.opened()
+    assert "were not merged yet are gone" in taking.take_in(log).losses[-1]
+    tier.check(log)
+    tier.check()
+
+
+def test_one_that_joins_a_log_whose_claims_are_lost_takes_no_epoch_of_theirs() -> None:
+    tier = Tier()
+    merged(tier)
+    lose_the_log(tier)
+    lose_the_claims(tier)
+    logs = [tier.opened(joins=True)[0] for _ in range(2)]
+    assert [log.claim() for log in logs] == [2, 2]

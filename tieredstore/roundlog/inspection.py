@@ -3,7 +3,6 @@ or damaged."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Final
@@ -13,7 +12,7 @@ from tieredstore.driver.provider import LOADS, Appended, Leftover, may_be_loaded
 from tieredstore.model.errors import MetadataError, SegmentNotFoundError
 from tieredstore.model.findings import Finding
 from tieredstore.roundlog.adopted import ADOPTED, superseded
-from tieredstore.roundlog.layout import OLD_LAYOUT, number_of
+from tieredstore.roundlog.layout import OLD_LAYOUT, epoch_of, number_of
 from tieredstore.roundlog.log import BrokerLog, side_by_side
 from tieredstore.roundlog.object_calls import ObjectCalls
 from tieredstore.roundlog.salvage import begun_by, may_be_lost
@@ -25,8 +24,6 @@ SPANS_MAX: Final = 48
 ORPHAN, DEAD, STATE = "orphan", "released", "state"
 KINDS: Final = frozenset((ORPHAN, DEAD, STATE))
 
-_DATA: Final = re.compile(r"data/([0-9]{10})-.+")
-_OLDER: Final = re.compile(rf"(?:data|{ADOPTED})/([0-9]{{10}})-.+")
 _OF_A_LOST_LOG: Final = ("data/", f"{ADOPTED}/", f"{LOADS}/")
 
 
@@ -71,9 +68,9 @@ def _kind(log: BrokerLog, state: LogState, name: str, oldest: int) -> str | None
             return ORPHAN
     elif name.startswith("state/"):
         return STATE if number is not None and number < oldest else None
-    elif data := _DATA.fullmatch(name):
+    elif name.startswith("data/") and (epoch := epoch_of(name)) is not None:
         if name not in state.dead:
-            return ORPHAN if int(data[1]) < state.epoch else None
+            return ORPHAN if epoch < state.epoch else None
     elif name.startswith(f"{LOADS}/"):
         if name not in state.dead:
             return None if may_be_loaded(name, log.clock.now_ms()) else ORPHAN
@@ -191,8 +188,8 @@ def _lost(log: BrokerLog, epoch: int, there: Iterable[str]) -> Iterator[Finding]
     """Findings for objects of a lost log, if there is no log or it has begun anew; and for open
     segments of the previous layout."""
     beside = [*there, *(each.key for each in log.calls.listed(log.key(f"{ADOPTED}/")))]
-    names = (_OLDER.match(key.removeprefix(log.prefix)) for key in beside)
-    older = [name for name in names if name is not None and (not epoch or int(name[1]) < epoch)]
+    epochs = (epoch_of(key.removeprefix(log.prefix)) for key in beside)
+    older = [each for each in epochs if each is not None and (not epoch or each < epoch)]
     if older:
         detail = f"of {len(older)} objects beside it: no entry is left that names them"
         yield Finding.of_damage("log", log.key("log/"), detail)

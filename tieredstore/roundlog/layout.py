@@ -36,6 +36,7 @@ OLD_LAYOUT: Final = (
 
 _TYPES: Final = {kind.name: kind for kind in SegmentType}
 _NUMBERED: Final = re.compile(r"(log|state|epoch)/([0-9]{10,20})")
+_OF_EPOCH: Final = re.compile(r"(?:data|adopted)/([0-9]{10})-.+")
 _OLD_PART: Final = re.compile(r"(.+)/([0-9]{20}|[a-z]+)-([0-9]{10})")
 _OLD_CLAIM: Final = re.compile(r".+/([0-9]{10})(?:\.ends)?")
 
@@ -50,6 +51,13 @@ def state_name(sequence: int) -> str:
 
 def epoch_name(epoch: int) -> str:
     return f"epoch/{epoch:010d}"
+
+
+def epoch_of(name: str) -> int | None:
+    """The epoch of the writer that made a data object, or what tells of a load, of this name; None
+    for any other name."""
+    found = _OF_EPOCH.fullmatch(name)
+    return None if found is None else int(found[1])
 
 
 def number_of(name: str) -> int | None:

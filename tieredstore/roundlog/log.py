@@ -43,6 +43,7 @@ from tieredstore.roundlog.layout import (
     OLD_PARTS,
     ObjectLayout,
     epoch_name,
+    epoch_of,
     log_name,
     number_of,
     open_part,
@@ -268,6 +269,7 @@ class BrokerLog:
             newest, state = self._looked()
             if not newest:
                 self._refuse_old_layout()
+                newest = self._newest_of_lost_claims()
             self._claimed = self._claimed_after(newest)
         else:
             state = self._newest_state()
@@ -286,8 +288,11 @@ class BrokerLog:
         newest = self._newest_claim(state.epoch)
         if not newest:
             self._refuse_old_layout()
-            self._put_claim(1)  # if it exists, another process that joins has put it
-            newest = 1
+            following = self._newest_of_lost_claims() + 1
+            newest = self._newest_claim(0)  # a process that has joined meanwhile may have put data
+            if not newest:
+                self._put_claim(following)  # if it exists, another process that joins has put it
+                newest = following
         self._believe(state)
         self._claimed = self._epoch = newest
 
@@ -325,6 +330,12 @@ class BrokerLog:
         listed = self.calls.client.list(self.key("epoch/"), after=after)
         found = (number_of(each.key.removeprefix(self.prefix)) for each in listed)
         return max((number for number in found if number is not None), default=known)
+
+    def _newest_of_lost_claims(self) -> int:
+        """The newest epoch of any object, for a bucket without a claim; 0 in an empty one. The log
+        of these objects is lost, and only those of earlier epochs than ours are taken for it."""
+        names = (each.key.removeprefix(self.prefix) for each in self.calls.client.list(self.prefix))
+        return max((epoch for epoch in map(epoch_of, names) if epoch is not None), default=0)
 
     def _put_claim(self, epoch: int) -> bool:
         try:
