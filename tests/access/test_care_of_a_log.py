@@ -20,7 +20,7 @@ from tieredstore.codec.message import decode_message
 from tieredstore.driver.metadata import Change, MetadataStore
 from tieredstore.index.contract import NoIndex
 from tieredstore.metadata.json_store import JsonMetadataStore
-from tieredstore.model.errors import BackendRefusedError, BackendUnavailableError
+from tieredstore.model.errors import BackendRefusedError, BackendUnavailableError, MetadataError
 from tieredstore.model.values import SegmentType, StorageLevel
 from tieredstore.providers.object_provider import ObjectProvider
 from tieredstore.roundlog.layout import ObjectLayout
@@ -304,6 +304,22 @@ def test_what_was_lost_with_a_log_is_told_again_until_it_was_shown(
     assert lost == [True]
     with pytest.raises(NewerCatalogueError):
         other.rebuild()
+
+
+def test_a_broker_begins_no_new_log_in_place_of_one_that_is_lost(
+    broker: Machine, other: Machine, objects: MemoryObjects
+) -> None:
+    """It gave the same numbers again, and a repair deleted what was left of the lost log."""
+    lose_a_merged_log(broker, objects)
+    for _ in range(2):  # the first one has claimed an epoch
+        with pytest.raises(MetadataError, match="rebuild"):
+            other.open()
+    other.rebuild()
+    found = other.bodies()
+    assert found
+    other.open()
+    assert flush(other) == found
+    other.store.shutdown()
 
 
 def test_open_parts_of_an_older_layout_are_refused_with_one_line(

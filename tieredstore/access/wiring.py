@@ -272,6 +272,7 @@ def open_tier(
             end = partial(_end_in_time, runtime, ending, "catalogue")
             written = written_catalogue(config, runtime, provider, end=end)
             metadata, copy = opened.enter_context(written)
+            refuse_lost_log(config, provider, metadata)
         elif not read_only:
             claim(config, provider)
         if is_brokers_host is None:
@@ -318,6 +319,24 @@ def refuse_second_tier(config: StoreConfig, provider: SegmentProvider) -> None:
             " `tieredstore recover --apply` makes this machine ready for it",
             names_file=True,
         )
+
+
+def refuse_lost_log(
+    config: StoreConfig, provider: SegmentProvider, metadata: MetadataStore
+) -> None:
+    """Raises MetadataError if the catalogue in a bucket is empty because its log is lost.
+
+    A new log would assign the same offsets again, and what is left of the lost one would count as
+    leftovers. Makes requests only if the catalogue is empty.
+    """
+    if not keeps_catalogue(config, provider) or metadata.segments():
+        return
+    for found in provider.damage(config.broker_name):
+        text = (
+            f"{found.detail}; `tieredstore rebuild` saves what is left of the log; if it saves"
+            " nothing, move these objects away"
+        )
+        raise MetadataError(found.where, text)
 
 
 def has_tier(config: StoreConfig, provider: SegmentProvider) -> bool:
