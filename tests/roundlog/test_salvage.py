@@ -411,3 +411,25 @@ def test_one_that_joins_a_log_whose_claims_are_lost_takes_no_epoch_of_theirs() -
     lose_the_claims(tier)
     logs = [tier.opened(joins=True)[0] for _ in range(2)]
     assert [log.claim() for log in logs] == [2, 2]
+
+
+@pytest.mark.parametrize("joins", [False, True])
+@pytest.mark.parametrize("lands", [False, True])
+def test_data_of_the_first_process_without_an_entry_is_of_no_lost_log(
+    *, joins: bool, lands: bool
+) -> None:
+    """A broker that starts there was refused, as if the bucket had lost its log."""
+    everything = {A: b"a" * 20_000_000}  # too much for an entry
+    is_killed, at = True, 0
+    while is_killed:
+        tier = Tier()
+        log, _ = tier.opened(at, lands=lands, joins=joins)
+        try:
+            tier.write(log, everything)
+            is_killed = False
+        except Killed:
+            at += 1
+        following, _ = tier.opened()
+        following.claim()
+        assert not inspection.damage(following), f"killed at request {at}"
+    assert at > 5

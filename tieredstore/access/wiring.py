@@ -28,7 +28,13 @@ from tieredstore.driver.metadata import (
 )
 from tieredstore.driver.metrics import MeasuredProvider, Metrics, NoMetrics
 from tieredstore.driver.one_process import OneProcess
-from tieredstore.driver.provider import Fence, ListedSegment, RoundSizes, SegmentProvider
+from tieredstore.driver.provider import (
+    LOST_LOG,
+    Fence,
+    ListedSegment,
+    RoundSizes,
+    SegmentProvider,
+)
 from tieredstore.driver.registry import (
     CATALOGUE_COPIES,
     CATALOGUE_FILES,
@@ -332,11 +338,12 @@ def refuse_lost_log(
     if not keeps_catalogue(config, provider) or metadata.segments():
         return
     for found in provider.damage(config.broker_name):
-        text = (
-            f"{found.detail}; `tieredstore rebuild` saves what is left of the log; if it saves"
-            " nothing, move these objects away"
-        )
-        raise MetadataError(found.where, text)
+        if found.kind == LOST_LOG:  # with other damage, the log can still be written
+            text = (
+                f"{found.detail}; `tieredstore rebuild` saves what is left of the log; if it saves"
+                " nothing, move these objects away"
+            )
+            raise MetadataError(found.where, text)
 
 
 def has_tier(config: StoreConfig, provider: SegmentProvider) -> bool:

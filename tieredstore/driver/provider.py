@@ -52,6 +52,8 @@ LOAD_MS_MAX: Final = 24 * 3_600_000
 """A load ends within this time after its first task ended; what it staged before is dead."""
 LEFTOVER_KIND: Final = "staged"
 """The kind of a leftover of a job that did not end."""
+LOST_LOG: Final = "lost-log"
+"""The kind of the damage that a bucket has objects of a log that is not there."""
 
 _BLOCK_BYTES: Final = 8 << 20
 _GENERATION_NAME: Final = re.compile(r"([0-9]{20})\.json")

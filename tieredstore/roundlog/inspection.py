@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Final
 
 from tieredstore.driver.object_client import ListedKey, Range
-from tieredstore.driver.provider import LOADS, Appended, Leftover, may_be_loaded
+from tieredstore.driver.provider import LOADS, LOST_LOG, Appended, Leftover, may_be_loaded
 from tieredstore.model.errors import MetadataError, SegmentNotFoundError
 from tieredstore.model.findings import Finding
 from tieredstore.roundlog.adopted import ADOPTED, superseded
@@ -192,7 +192,7 @@ def _lost(log: BrokerLog, epoch: int, there: Iterable[str]) -> Iterator[Finding]
     older = [each for each in epochs if each is not None and (not epoch or each < epoch)]
     if older:
         detail = f"of {len(older)} objects beside it: no entry is left that names them"
-        yield Finding.of_damage("log", log.key("log/"), detail)
+        yield Finding.of_damage(LOST_LOG, log.key("log/"), detail)
     if (part := log.old_part()) is not None:
         yield Finding.of_damage("old-layout", part, OLD_LAYOUT)
 

@@ -277,6 +277,10 @@ class BrokerLog:
         self._refuse_newer(state)
         self._believe(state)
         self._epoch = self._claimed
+        self._put_beginning()
+
+    def _put_beginning(self) -> None:
+        """Append an empty entry, so that the log begins before anything that it may name is put."""
         try:
             self._append([_Ticket([Draft()])], looks=False)
         except BaseException:
@@ -295,6 +299,8 @@ class BrokerLog:
                 newest = following
         self._believe(state)
         self._claimed = self._epoch = newest
+        if not state.sequence:
+            self._put_beginning()
 
     def _looked(self) -> tuple[int, LogState]:
         """The newest epoch, 0 if there is none, and the newest state: both from one listing, unless
