@@ -230,6 +230,32 @@ def test_a_topic_that_is_deleted_meanwhile_is_not_missing_in_a_flush_that_seals(
         assert broker.unsealed() == []
 
 
+def test_a_flush_that_seals_misses_a_queue_whose_deletion_fails_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = ObjectBroker(tmp_path, MemoryObjects())
+    with broker.store as store:
+        broker.commits(2)
+        alone_with = broker.dispatcher.alone_with
+
+        def refuse(operation: str, key: str) -> None:
+            if operation == "put":
+                raise BackendRefusedError(key, "put", "access denied")
+
+        def deleting(key: QueueKey, **how: Any) -> Any:
+            monkeypatch.setattr(broker.dispatcher, "alone_with", alone_with)
+            broker.client.before = refuse
+            with pytest.raises(BackendRefusedError):
+                store.delete_topics([key.topic])
+            broker.client.before = lambda *_: None
+            return alone_with(key, **how)
+
+        monkeypatch.setattr(broker.dispatcher, "alone_with", deleting)
+        is_sealed = broker.sealing.seal_all()
+        assert len(broker.unsealed()) > 0
+        assert not is_sealed
+
+
 def test_a_flush_beside_an_end_does_not_say_that_it_has_sealed(tmp_path: Path) -> None:
     broker = ObjectBroker(tmp_path, MemoryObjects())
     with broker.store as store:

@@ -281,10 +281,11 @@ class SealChore:
         clock = self._clock
         deadline = None if timeout is None else clock.monotonic() + timeout
         rolled = True
-        for file in self._files.files():
+        for key in [file.key for file in self._files.files()]:
             left = None if deadline is None else max(0.0, deadline - clock.monotonic())
-            with self._dispatcher.alone_with(file.key, timeout=left) as alone:
-                if self._files.get(file.key) is not file:
+            with self._dispatcher.alone_with(key, timeout=left) as alone:
+                file = self._files.get(key)  # only now: a deletion that failed replaces it
+                if file is None:
                     continue  # destroyed meanwhile
                 try:
                     rolled = bool(alone) and roll_unsealed(file) and rolled
