@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from tieredstore.access.rebuild import rebuild
 from tieredstore.access.wiring import published_catalogue
 from tieredstore.codec.queue_unit import encode_unit
 from tieredstore.driver.metadata import LINEAGE, MetadataStore, was_published
-from tieredstore.driver.provider import ListedSegment, ProviderWrapper, SegmentProvider
+from tieredstore.driver.provider import Leftover, ListedSegment, ProviderWrapper, SegmentProvider
 from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import FileSegment
 from tieredstore.flat import append_file
@@ -477,6 +477,30 @@ def test_a_repair_reads_the_marks_no_more_often_if_there_are_many(
         assert [each.repaired for each in report.findings] == [True] * (5 + start)
         counts.append(len(calls))
         calls.clear()
+    assert counts[0] == counts[1]
+
+
+def test_a_repair_looks_through_what_is_left_over_no_more_often_if_it_is_much(
+    tier: GoldenTier,
+) -> None:
+    looks: list[int] = []
+
+    class Looked(list[Leftover]):
+        def __iter__(self) -> Iterator[Leftover]:
+            looks.append(len(self))
+            return super().__iter__()
+
+    class Littered(ProviderWrapper):
+        def leftovers(self, prefix: str = "") -> Sequence[Leftover]:
+            return Looked(Leftover(kind="orphan", name=f"data/{n}") for n in range(count))
+
+    counts = []
+    for count in (5, 105):
+        provider = Littered(tier.provider, tier.runtime)
+        report = audit(tier.metadata, provider, tier.config, tier.runtime, repair=True)
+        assert sum(each.repaired for each in report.findings) == count
+        counts.append(len(looks))
+        looks.clear()
     assert counts[0] == counts[1]
 
 

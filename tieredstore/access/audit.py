@@ -672,7 +672,9 @@ class _Repair:
         config: StoreConfig,
         runtime: Runtime,
     ) -> None:
-        self._leftovers = leftovers
+        self._leftovers: dict[tuple[str, str], list[Leftover]] = {}
+        for each in leftovers:
+            self._leftovers.setdefault((each.kind, each.name), []).append(each)
         self._metadata = metadata
         self._provider = provider
         self._config = config
@@ -712,12 +714,7 @@ class _Repair:
         return ""
 
     def _remove(self, finding: Finding) -> str:
-        mine = [
-            leftover
-            for leftover in self._leftovers
-            if (leftover.kind, leftover.name) == (finding.kind, finding.where)
-        ]
-        self._provider.remove_leftovers(mine)
+        self._provider.remove_leftovers(self._leftovers.get((finding.kind, finding.where), []))
         return ""
 
     def _catch_up(self, finding: Finding) -> str:
