@@ -336,11 +336,30 @@ def test_a_column_that_takes_no_nulls_is_told_before_anything_is_read(
 
 
 @pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        (pa.list_(pa.field("element", pa.string(), nullable=False)), "column 'keys.* is NOT NULL"),
+        (pa.string(), "lake.messages has other columns: .*keys.element"),
+    ],
+)
+def test_a_list_that_cannot_take_ours_is_told_before_anything_is_read(
+    opened: Any, other: IceCatalog, kind: pa.DataType, told: str
+) -> None:
+    fields = [each.with_type(kind) if each.name == "keys" else each for each in SCHEMA]
+    other.create_namespace("lake")
+    other.create_table(NAME, pa.schema(fields))
+    with pytest.raises(InvalidConfigError, match=told):
+        opened().read()
+
+
+@pytest.mark.parametrize(
     ("name", "kind", "told"),
     [
         ("store_time", pa.timestamp("us"), "timestamp, and is to have timestamptz"),
         ("queue_id", pa.string(), "string, and is to have int"),
         ("queue_id", pa.int64(), ""),  # Iceberg widens it
+        ("keys", pa.list_(pa.int32()), "int, and is to have string"),
+        ("properties", pa.map_(pa.string(), pa.int32()), "int, and is to have string"),
     ],
 )
 def test_a_column_of_another_type_is_told_before_anything_is_read(
@@ -351,7 +370,7 @@ def test_a_column_of_another_type_is_told_before_anything_is_read(
     other.create_table(NAME, pa.schema(fields))
     if told:
         with pytest.raises(
-            InvalidConfigError, match=f"column '{name}' of {NAME} has the type {told}"
+            InvalidConfigError, match=f"column '{name}.*' of {NAME} has the type {told}"
         ):
             opened().read()
     else:

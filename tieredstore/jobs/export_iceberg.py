@@ -225,34 +225,48 @@ class IcebergTarget:
 
     def _refuse_other_types(self) -> None:
         """pyiceberg would refuse them once all is staged, and print a table."""
-        from pyiceberg.exceptions import ResolveError
         from pyiceberg.io.pyarrow import pyarrow_to_schema
-        from pyiceberg.schema import promote
+        from pyiceberg.schema import index_by_id
 
         held = self._table.schema()
-        for theirs in held.fields:
-            if theirs.required:
+        try:
+            ours = pyarrow_to_schema(self._schema, name_mapping=held.name_mapping)
+        except ValueError as error:  # it lacks a part of a list or map
+            raise InvalidConfigError(f"target: {self.name} has other columns: {error}") from error
+        mine = index_by_id(ours)
+        numbers = [*(each.field_id for each in held.fields), *mine]
+        for number in dict.fromkeys(numbers):
+            theirs, here = held.find_field(number), mine.get(number)
+            name = held.find_column_name(number)
+            if theirs.required and (here is None or not here.required):
                 raise InvalidConfigError(
-                    f"target: column {theirs.name!r} of {self.name} is NOT NULL: drop that"
+                    f"target: column {name!r} of {self.name} is NOT NULL: drop that"
                 )
-        plain = pa.schema([each for each in self._schema if not pa.types.is_nested(each.type)])
-        for ours in pyarrow_to_schema(plain, name_mapping=held.name_mapping).fields:
-            theirs = held.find_field(ours.name)
-            if ours.field_type == theirs.field_type:
-                continue
-            try:
-                promote(ours.field_type, theirs.field_type)
-            except ResolveError as error:
+            if here is not None and not _fits(here.field_type, theirs.field_type):
                 raise InvalidConfigError(
-                    f"target: column {ours.name!r} of {self.name} has the type "
-                    f"{theirs.field_type}, and is to have {ours.field_type}"
-                ) from error
+                    f"target: column {name!r} of {self.name} has the type "
+                    f"{theirs.field_type}, and is to have {here.field_type}"
+                )
 
     def _failed(self, error: Exception, operation: str) -> BackendError:
         text = " ".join(str(error).split()) or type(error).__name__
         if isinstance(error, _unavailable()) and not isinstance(error, PermissionError):
             return BackendUnavailableError(self.name, operation, text)
         return BackendRefusedError(self.name, operation, text)
+
+
+def _fits(ours: Any, theirs: Any) -> bool:
+    """Whether Iceberg reads our type as theirs. Parts of lists and maps have types of their own."""
+    from pyiceberg.exceptions import ResolveError
+    from pyiceberg.schema import promote
+
+    if not ours.is_primitive or ours == theirs:
+        return type(ours) is type(theirs)
+    try:
+        promote(ours, theirs)
+    except ResolveError:
+        return False
+    return True
 
 
 def _offsets_of(snapshot: Any) -> str | None:
