@@ -244,7 +244,9 @@ def test_a_log_that_is_lost_is_made_from_what_was_merged(
     damage = other.own.damage(other.config.broker_name)
     assert ["no entry is left" in found.detail for found in damage] == [True]
     there = keys(objects, "/data/")
-    assert kinds(other.repair()) == ["lost-log"]  # the repair has begun a new log, without the old one
+    assert kinds(other.repair()) == [
+        "lost-log"
+    ]  # the repair has begun a new log, without the old one
     assert keys(objects, "/data/") == there
     report = other.rebuild()
     assert any("were not merged yet are gone" in problem for problem in report.problems)
