@@ -949,7 +949,13 @@ class World:
             return
         runtime, may_fail = self.runtime_here(), bool(self.expected)
         engine = LocalEngine(pool=runtime.dispatch, threads=2)
-        report = reindex(config, engine, clock=runtime.clock)
+        try:
+            report = reindex(config, engine, clock=runtime.clock)
+        except MetadataError as error:  # copies of an adoption, and a catalogue without segments
+            if not self.adoption.is_half_done:
+                raise
+            self.scheduler.note(f"reindex: {error!r:.200}")
+            return
         self.scheduler.note(f"reindex: {report.state.value} {dict(report.counts)}")
         assert report.state is JobState.DONE or may_fail, f"reindex: {report}"
         if report.state is JobState.DONE:
