@@ -55,12 +55,7 @@ from tieredstore.driver.metadata import (
     PutNote,
     StaleCatalogueError,
 )
-from tieredstore.driver.provider import (
-    ListedSegment,
-    SegmentProvider,
-    TakenIn,
-    nothing_to_note,
-)
+from tieredstore.driver.provider import ListedSegment, SegmentProvider, TakenIn
 from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import FileSegment
 from tieredstore.flat import append_file
@@ -115,8 +110,8 @@ class RebuildReport:
     size: int
     is_index_whole: bool
     problems: tuple[str, ...]
+    told: Callable[[], None]
     notes: tuple[str, ...] = ()
-    told: Callable[[], None] = nothing_to_note
 
 
 class NewerCatalogueError(MetadataError):

@@ -128,7 +128,7 @@ class Fence:
         return f"fenced by epoch {self.epoch} since {since}"
 
 
-def nothing_to_note() -> None:
+def _nothing_to_note() -> None:
     pass
 
 
@@ -142,7 +142,7 @@ class TakenIn:
     segment_count: int = 0
     size: int = 0
     losses: tuple[str, ...] = ()
-    told: Callable[[], None] = nothing_to_note
+    told: Callable[[], None] = _nothing_to_note
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
