@@ -22,12 +22,11 @@ from tieredstore.driver.provider import LOADS
 from tieredstore.metadata.tables import describe
 from tieredstore.model.errors import MetadataError
 from tieredstore.roundlog.entry import Begun, Entry, Sealed, SegmentKey, Whole, no_change
+from tieredstore.roundlog.layout import ADOPTED
 from tieredstore.roundlog.log import BrokerLog
 from tieredstore.roundlog.object_calls import ObjectCalls
 from tieredstore.roundlog.state import LogState
 
-ADOPTED: Final = "adopted"
-"""The folder, and the kind of the note that names the object of a load's newest commit."""
 READ_TOGETHER: Final = 8
 _NAME: Final = re.compile(rf"{ADOPTED}/([0-9]{{10}})-([0-9]{{20}})-.+")
 

@@ -11,8 +11,8 @@ from tieredstore.driver.object_client import ListedKey, Range
 from tieredstore.driver.provider import LOADS, LOST_LOG, Appended, Leftover, may_be_loaded
 from tieredstore.model.errors import MetadataError, SegmentNotFoundError
 from tieredstore.model.findings import Finding
-from tieredstore.roundlog.adopted import ADOPTED, superseded
-from tieredstore.roundlog.layout import OLD_LAYOUT, epoch_of, number_of
+from tieredstore.roundlog.adopted import superseded
+from tieredstore.roundlog.layout import ADOPTED, OLD_LAYOUT, epoch_of, number_of
 from tieredstore.roundlog.log import BrokerLog, side_by_side
 from tieredstore.roundlog.object_calls import ObjectCalls
 from tieredstore.roundlog.salvage import begun_by, may_be_lost

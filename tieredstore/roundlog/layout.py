@@ -26,6 +26,8 @@ from tieredstore.model.errors import BackendRefusedError, InvalidConfigError
 from tieredstore.model.values import INT64_MAX, SegmentType
 
 ROUNDS: Final = ".rounds/"
+ADOPTED: Final = "adopted"
+"""The folder, and the kind of the note that names the object of a load's newest commit."""
 OLD_PARTS: Final = ".parts/"
 """The folder with the parts of open segments, before there was a log."""
 OLD_CLAIMS: Final = ".epochs/"
@@ -36,7 +38,7 @@ OLD_LAYOUT: Final = (
 
 _TYPES: Final = {kind.name: kind for kind in SegmentType}
 _NUMBERED: Final = re.compile(r"(log|state|epoch)/([0-9]{10,20})")
-_OF_EPOCH: Final = re.compile(r"(?:data|adopted)/([0-9]{10})-.+")
+_OF_EPOCH: Final = re.compile(rf"(?:data|{ADOPTED})/([0-9]{{10}})-.+")
 _OLD_PART: Final = re.compile(r"(.+)/([0-9]{20}|[a-z]+)-([0-9]{10})")
 _OLD_CLAIM: Final = re.compile(r".+/([0-9]{10})(?:\.ends)?")
 

@@ -21,11 +21,11 @@ from tieredstore.driver.object_client import ListedKey, Range
 from tieredstore.metadata.tables import describe
 from tieredstore.model.errors import MetadataError, SegmentNotFoundError
 from tieredstore.model.values import INT64_MAX, Json
-from tieredstore.roundlog.adopted import ADOPTED, Told, announcement, settle, told_of
+from tieredstore.roundlog.adopted import Told, announcement, settle, told_of
 from tieredstore.roundlog.draft import Draft, DraftWrite, segment_path
 from tieredstore.roundlog.entry import SegmentKey, Whole, begun_of, no_change
 from tieredstore.roundlog.frames import Frame, NeedMore, crc32c, decode_tail
-from tieredstore.roundlog.layout import number_of
+from tieredstore.roundlog.layout import ADOPTED, number_of
 from tieredstore.roundlog.log import BrokerLog
 from tieredstore.roundlog.state import LogState
 
