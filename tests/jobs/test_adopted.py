@@ -270,13 +270,9 @@ def test_an_adoption_of_some_topics_keeps_what_is_noted_of_the_copies_of_others(
     assert not journal_path(target).exists()
 
 
-@pytest.mark.parametrize("is_bucket", [False, True])
-def test_copies_of_a_topic_that_went_before_it_was_adopted_do_not_stay(
-    tmp_path: Path, is_bucket: bool
-) -> None:
-    source, target = posix_config(tmp_path / "old"), posix_config(tmp_path / "new")
-    if is_bucket:
-        target = in_struck_bucket(target, tmp_path.name)
+def with_copies_of_a_deleted_topic(source: StoreConfig, target: StoreConfig) -> WrittenTier:
+    """Adopt `a` beside `c`, and copy `b`, which the source deletes before it is adopted; returns
+    the target."""
     gone, mine = WrittenTier(config=source), WrittenTier(config=target)
     gone.add("a", 0, 5)
     mine.add("c", 0, 5)
@@ -284,6 +280,17 @@ def test_copies_of_a_topic_that_went_before_it_was_adopted_do_not_stay(
     gone.add("b", 0, 5)
     moved(source, target, adopt=True)
     gone.delete("b")
+    return mine
+
+
+@pytest.mark.parametrize("is_bucket", [False, True])
+def test_copies_of_a_topic_that_went_before_it_was_adopted_do_not_stay(
+    tmp_path: Path, is_bucket: bool
+) -> None:
+    source, target = posix_config(tmp_path / "old"), posix_config(tmp_path / "new")
+    if is_bucket:
+        target = in_struck_bucket(target, tmp_path.name)
+    mine = with_copies_of_a_deleted_topic(source, target)
     report = moved(source, target, adopt=True, cut_over=True)
     assert report.facts["cut_over"] == "done before"
     assert not journal_path(target).exists()
@@ -301,13 +308,7 @@ def test_a_run_that_finds_everything_adopted_does_not_fence_the_broker_that_runs
     source = posix_config(tmp_path / "old")
     target = in_struck_bucket(posix_config(tmp_path / "new"), tmp_path.name)
     elsewhere = replace(target, store_path=str(tmp_path / "elsewhere"))
-    gone, mine = WrittenTier(config=source), WrittenTier(config=target)
-    gone.add("a", 0, 5)
-    mine.add("c", 0, 5)
-    moved(source, target, adopt=True, topics=["a"], cut_over=True)
-    gone.add("b", 0, 5)
-    moved(source, target, adopt=True)
-    gone.delete("b")
+    mine = with_copies_of_a_deleted_topic(source, target)
     with WrittenTier(config=elsewhere).open() as parts:
         report = moved(source, target, adopt=True, cut_over=True)
         assert report.facts["cut_over"] == "done before"
