@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 import shutil
 import signal
 from pathlib import Path
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 from tests.codec.golden_files import GOLDEN
+from tests.every_step import every_step
 from tests.index.index_kit import (
     BEGIN,
     BEGINS,
@@ -43,6 +45,8 @@ from tieredstore.index.footer import decode_tail
 from tieredstore.index.keys import IndexColumns, KeyNotes, notes_path
 from tieredstore.index.local_file import IndexStoreFile
 from tieredstore.index.uploaded import _exactly, newest_timestamp
+from tieredstore.index.writer import LocalFolder
+from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import (
     BackendRefusedError,
     InvalidConfigError,
@@ -52,6 +56,7 @@ from tieredstore.model.errors import (
     StoreClosedError,
 )
 from tieredstore.model.values import INT64_MAX
+from tieredstore.testing.disk import ForgetfulDisk
 
 FOREVER = {"begin": -INT64_MAX, "end": INT64_MAX}
 
@@ -151,6 +156,36 @@ def test_an_empty_file_of_somebody_else_is_ours_from_then_on(tmp_path: Path) -> 
     assert again.notes is not None
     again.put(columns_of([Row("T#a", 1, 2, 3, 9, BEGIN)]))
     again.close()
+    assert len(reopen(file.path).find("T#a", begin=BEGIN, end=BEGIN, count_max=9)) == 1
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_file_that_a_crash_left_is_never_taken_for_another_programs(
+    tmp_path: Path, seed: int
+) -> None:
+    def make(step: int) -> ForgetfulDisk:
+        folder = tmp_path / f"at-{step}"
+        folder.mkdir()
+        with ForgetfulDisk(folder, stop_at=step + 1) as disk:
+            create(folder)
+        return disk
+
+    def check(disk: ForgetfulDisk, step: int) -> bool:
+        dice = random.Random(f"{seed} {step}")
+        for left in (disk.written(tmp_path / f"{step}"), disk.cut(tmp_path / f"cut-{step}", dice)):
+            index = LocalFolder(StoreConfig(), left)
+            assert all(map(index.is_ours, index.begins()))
+        return disk.died
+
+    assert every_step(make, check) > 5
+
+
+def test_a_file_that_exists_keeps_its_notes(tmp_path: Path) -> None:
+    file = create(tmp_path)
+    file.put(columns_of([Row("T#a", 1, 2, 3, 9, BEGIN)]))
+    file.close()
+    with pytest.raises(BackendRefusedError, match="File exists"):
+        create(tmp_path)
     assert len(reopen(file.path).find("T#a", begin=BEGIN, end=BEGIN, count_max=9)) == 1
 
 

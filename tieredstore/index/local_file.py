@@ -6,6 +6,7 @@ slots and header are not trusted but rebuilt from the items.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -100,17 +101,20 @@ class IndexStoreFile:
         cls, folder: Path, begin_timestamp: int, *, slot_count: int, item_capacity: int
     ) -> IndexStoreFile:
         """Make a new sparse file and its notes. Both are durable when this returns; if it raises,
-        the file does not exist."""
+        the file does not exist. The notes come first: without them it would be taken for another
+        program's, after a crash in between."""
         path = folder / str(begin_timestamp)
         sizes = FileSizes.of(path, slot_count, item_capacity)
         with refused_by_system(str(path), "create"):
-            mapped = MappedIndex.create(sizes)
+            if path.exists():
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+            notes = KeyNotes.create(notes_path(path), begin_timestamp=begin_timestamp)
             try:
-                notes = KeyNotes.create(notes_path(path), begin_timestamp=begin_timestamp)
                 fsync_directory(folder)
-            except OSError:
-                mapped.close()
-                path.unlink(missing_ok=True)
+                mapped = MappedIndex.create(sizes)
+            except BaseException:
+                notes.close()
+                notes_path(path).unlink(missing_ok=True)
                 raise
         return cls(mapped, notes, sizes)
 
