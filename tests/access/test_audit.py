@@ -83,6 +83,12 @@ def row_lost(tier: GoldenTier) -> None:
     tier.metadata.delete_segment(f"{BROKER}/{Q}", LOG, 13167)
 
 
+def units_lost(tier: GoldenTier) -> None:
+    for row in tier.metadata.segments(f"{BROKER}/{Q}", QUEUE):
+        tier.metadata.delete_segment(row.path, QUEUE, row.base_offset)
+        tier.file(Q, QUEUE, row.base_offset).unlink()
+
+
 def misaligned(tier: GoldenTier) -> None:
     row = tier.row(Q, QUEUE, 1600)
     tier.metadata.delete_segment(row.path, QUEUE, 1600)
@@ -157,6 +163,7 @@ DAMAGES: list[tuple[Callable[[GoldenTier], None], str, str]] = [
     (short, "short", f"{Q}/COMMIT_LOG/41521"),
     (overlapping, "overlapping", f"{Q}/COMMIT_LOG/0"),
     (hole, "hole", f"{Q}/COMMIT_LOG/0"),
+    (units_lost, "no-units", f"{Q}/COMMIT_LOG/0"),
     (misaligned, "misaligned", f"{Q}/CONSUME_QUEUE/1601"),
     (units_beyond, "units-beyond-log", f"{Q}/CONSUME_QUEUE/1600"),
     (disorder, "units-in-disorder", f"{Q}/CONSUME_QUEUE/800"),

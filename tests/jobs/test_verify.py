@@ -380,6 +380,18 @@ def test_messages_whose_units_were_lost_with_their_row_are_found(tmp_path: Path)
     assert offsets == {*range(20, 40)}
 
 
+def test_a_log_whose_units_were_all_lost_with_their_rows_is_found(tmp_path: Path) -> None:
+    """As after a rebuild of a tier that lost them."""
+    tier = Harmed.golden(tmp_path)
+    with JsonMetadataStore.open(tier.config.catalogue_path) as metadata:
+        for row in metadata.segments(f"{BROKER}/GoldBB/0", SegmentType.CONSUME_QUEUE):
+            metadata.delete_segment(row.path, row.type, row.base_offset)
+            tier.file("GoldBB/0", QUEUE, row.base_offset).unlink()
+    report = verified(tier.config)
+    assert kinds(report) == {"no-units", "key-stale"}
+    assert report.exit_code is JobExit.DAMAGE
+
+
 def log_files(tier: WrittenTier) -> set[str]:
     root = Path(tier.config.path)
     return {str(path.relative_to(root)) for path in root.rglob("*/COMMIT_LOG/*")}

@@ -56,6 +56,7 @@ class AuditKind(FindingKind):
     SHORT = "short"
     OVERLAPPING = "overlapping"
     HOLE = "hole"
+    NO_UNITS = "no-units"
     MISALIGNED = "misaligned"
     UNITS_BEYOND = "units-beyond-log"
     DISORDER = "units-in-disorder"
@@ -381,7 +382,7 @@ def log_findings(provider: SegmentProvider, broker: str) -> Iterator[Finding]:
 
 
 def catalogue_findings(facts: TierFacts, metadata: MetadataStore, broker: str) -> Iterator[Finding]:
-    """Segments whose queue is missing, and queues whose topic is missing."""
+    """Segments whose queue or units are missing, and queues whose topic is missing."""
     topics = {record.topic for record in metadata.topics()}
     queues = {(record.topic, record.queue_id) for record in metadata.queues()}
     for path in dict.fromkeys(path for path, _ in facts.files):
@@ -391,6 +392,10 @@ def catalogue_findings(facts: TierFacts, metadata: MetadataStore, broker: str) -
         if not number.isdigit() or (topic, int(number)) not in queues:
             detail = "the catalogue has its segments, but not the queue"
             yield _about(AuditKind.UNKNOWN_QUEUE, path, detail)
+        log = next((row for row in facts.files.get((path, LOG), []) if facts.size(row)), None)
+        # Even a queue whose messages have all expired keeps a row, for its offsets.
+        if log is not None and (path, QUEUE) not in facts.files:
+            yield _about_segment(log, AuditKind.NO_UNITS, "it has a log and no queue units")
     for topic in sorted({topic for topic, _ in queues} - topics):
         detail = "the catalogue has its queues, but not the topic"
         yield _about(AuditKind.UNKNOWN_TOPIC, f"{broker}/{topic}", detail)
