@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.flat.tiers import FaultyCatalogue, run_of
 from tests.jobs import faulty_tiers
 from tests.jobs.dying import LOADED, NEW, OLD, config_in, dying, load, reindexed
-from tests.jobs.job_kit import copy_of_golden, files, flipped
+from tests.jobs.job_kit import copy_of_golden, files, flipped, verified
 from tests.jobs.load_kit import assert_found, loaded, open_tier_of, report_of, rows_of
 from tests.jobs.written_tier import WrittenTier, posix_config
 from tieredstore.access.reader import TieredReader
@@ -31,7 +31,7 @@ from tieredstore.index.contract import CommittedRun
 from tieredstore.index.keys import IndexColumns
 from tieredstore.index.store import IndexStore
 from tieredstore.jobs import key_runs
-from tieredstore.jobs.job import JobExit, JobReport, JobState, LocalEngine, run_job
+from tieredstore.jobs.job import JobExit, JobReport, JobState, LocalEngine, RowStream, run_job
 from tieredstore.jobs.key_runs import KeyRun, RunWriter, file_plans, in_order, merged, staged_runs
 from tieredstore.jobs.reindex import ReindexKeys, begin_timestamps, reindex
 from tieredstore.jobs.worker import worker_provider
@@ -320,6 +320,26 @@ def test_what_a_killed_run_could_not_read_is_read_again(config: StoreConfig) -> 
     report = run(config)
     assert (report.exit_code, report.findings) == (JobExit.DONE, ())
     assert_found(config, LOADED, samples=100)
+
+
+def test_a_file_that_a_killed_run_made_of_what_it_could_read_is_made_again(
+    config: StoreConfig,
+) -> None:
+    """The files after it would go on at another key."""
+    with open_tier_of(config) as parts:
+        file = parts.files.get(NEW)
+        segment = Path(file.log.segments[0].segment.path)
+        place = int(file.units(10, 1).log_offsets[0])
+    job: Any = ReindexKeys(config=config)
+    with flipped(segment, place + 4), LocalEngine(threads=1) as engine:
+        for _ in range(2):
+            plan = job.plan()
+            results = list(engine.results(job.work, plan, on_progress=lambda _: None))
+            if isinstance(job, ReindexKeys):
+                job = job.finish(plan, RowStream(iter(results), item_count=len(plan.items)))
+    report = run(config)
+    assert (report.exit_code, report.findings) == (JobExit.DONE, ())
+    assert verified(config).findings == ()
 
 
 def test_the_steps_of_a_job_are_run_one_after_the_other(config: StoreConfig) -> None:

@@ -153,11 +153,14 @@ def staged_runs(scratch: Scratch, folder: str) -> dict[str, list[KeyRun]]:
     }
 
 
-def drop_damaged(scratch: Scratch, folder: str) -> None:
-    """Remove the runs of origins that could not be read in whole: by now they may be sound."""
-    for runs in _runs_by_stem(scratch, folder).values():
-        if any(run.damaged_count for run in runs):
-            scratch.delete([run.name for run in runs])
+def drop_damaged(scratch: Scratch, folder: str, *, made_of_runs: str) -> None:
+    """Remove the runs of origins that could not be read in whole: by now they may be sound. What
+    was made of runs, in its own folder, goes first: its names would be those of other bytes."""
+    found = _runs_by_stem(scratch, folder).values()
+    damaged = [run.name for runs in found if any(run.damaged_count for run in runs) for run in runs]
+    if damaged:
+        scratch.delete([made.name for made in scratch.listed(made_of_runs)])
+        scratch.delete(damaged)
 
 
 def _runs_by_stem(scratch: Scratch, folder: str) -> dict[str, list[KeyRun]]:

@@ -113,7 +113,7 @@ class ReindexKeys:
             yield self
             return
         with owned_tier(self.config, threads=THREADS) as tier:
-            drop_damaged(tier.scratch, KEYS)
+            drop_damaged(tier.scratch, KEYS, made_of_runs=FILES)
             yield replace(self, tier=tier)
 
     def plan(self) -> Plan[KeysItem]:
