@@ -12,10 +12,12 @@ from typing import NoReturn
 import numpy as np
 import pytest
 
-from tests.jobs.job_kit import flipped, kinds
+from tests.codec.golden_files import BROKER
+from tests.jobs.job_kit import Harmed, flipped, kinds
 from tests.jobs.written_tier import START_MS, WrittenTier, a_run, posix_config
 from tieredstore.access.upkeep import expire_tier
 from tieredstore.access.wiring import Tier
+from tieredstore.codec.queue_unit import UNIT_BYTES
 from tieredstore.codec.tiered_index import HEADER_BYTES, decode_header, item_position
 from tieredstore.driver.object_client import KeysExpiredError
 from tieredstore.driver.runtime import InlinePool
@@ -33,6 +35,7 @@ from tieredstore.jobs.job import (
 from tieredstore.jobs.verify import TierPicture, VerifyItem, VerifyJob
 from tieredstore.jobs.verify_findings import Sums, VerifyRow
 from tieredstore.jobs.verify_slice import SegmentBytes
+from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import BackendError, BackendUnavailableError
 from tieredstore.model.values import QueueKey, SegmentType
@@ -41,10 +44,11 @@ HOUR_MS = 3_600_000
 
 
 @pytest.fixture(autouse=True, params=["looked at", "too large"])
-def suspects(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def suspects(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Whether the entries of an index are compared one by one where sums differ."""
     if request.param == "too large":
         monkeypatch.setattr(verify_keys, "LOOKED_AT_BYTES_MAX", 0)
+    return str(request.param)
 
 
 @pytest.fixture
@@ -394,6 +398,30 @@ def test_keys_that_the_notes_have_and_no_index_file_are_missing(tmp_path: Path) 
         assert parts.publishing.step()
         report = verified_beside(elsewhere(tier), planned=nothing)
     assert kinds(report) == {"key-missing", "keys-not-uploaded"}, report.findings
+
+
+@pytest.mark.parametrize("grows", [True, False])
+def test_keys_of_messages_whose_units_come_meanwhile_are_no_damage(
+    tmp_path: Path, suspects: str, grows: bool
+) -> None:
+    """RocketMQ's catalogue has the records of messages before it has their units."""
+    tier = Harmed.golden(tmp_path)
+    with JsonMetadataStore.open(tier.config.catalogue_path) as metadata:
+        row = metadata.segments(f"{BROKER}/GoldBB/0", SegmentType.CONSUME_QUEUE)[-1]
+        metadata.put(replace(row, size=row.size - UNIT_BYTES))
+    units = tier.file("GoldBB/0", "CONSUME_QUEUE", row.base_offset)
+    whole = units.read_bytes()
+    units.write_bytes(whole[:-UNIT_BYTES])
+
+    def written() -> None:
+        units.write_bytes(whole)
+        with JsonMetadataStore.open(tier.config.catalogue_path) as metadata:
+            metadata.put(row)
+
+    report = verified_beside(tier.config, worked=written if grows else nothing)
+    left = "keys-not-compared" if suspects == "too large" else "key-unfounded"
+    wanted = set() if grows and suspects == "looked at" else {left}
+    assert kinds(report) == {"log-ahead", *wanted}, report.findings
 
 
 def test_segments_that_are_not_published_yet_are_looked_for(tmp_path: Path) -> None:

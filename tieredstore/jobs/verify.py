@@ -448,6 +448,7 @@ class TierPicture:
                 rows=left,
                 log_start=max(queue.log_start, now.log[0].base_offset),
                 oldest_offset=now.min_offset,
+                has_grown=now.end_offset > queue.offsets.stop,
                 sure_below=min((each for each in noted if each is not None), default=None),
             )
         return found

@@ -53,8 +53,9 @@ class IndexedQueue:
     """An indexed queue with the messages `offsets`.
 
     `log_start`: records before this byte have expired, or at least their units have.
-    `oldest_offset`: the units before this one are gone by now. `sure_below`: keys of messages
-    before this queue offset must be found, and later ones need not be; None if that was not noted.
+    `oldest_offset`: the units before this one are gone by now. `has_grown`: by now there are units
+    behind `offsets`. `sure_below`: keys of messages before this queue offset must be found, and
+    later ones need not be; None if that was not noted.
     """
 
     key: QueueKey
@@ -64,6 +65,7 @@ class IndexedQueue:
     log_end: int
     offsets: range
     oldest_offset: int = 0
+    has_grown: bool = False
     sure_below: int | None = None
 
     def is_sure(self, queue_offset: int) -> bool:
@@ -322,11 +324,22 @@ class KeyComparison:
         oldest = queue.oldest_offset
         if oldest <= queue.offsets.start:
             return queue.log_start
-        with closing(self._slice(number, oldest, oldest + 1)) as check:
+        start = self._place(number, oldest)
+        return queue.log_start if start is None else max(queue.log_start, start)
+
+    def _newest(self, number: QueueId) -> int:
+        """The place of the newest message that was read, if the queue has grown since: the log may
+        have had the next ones before the queue had their units."""
+        queue = self._queues[number]
+        place = self._place(number, queue.offsets.stop - 1) if queue.has_grown else None
+        return INT64_MAX if place is None else place
+
+    def _place(self, number: QueueId, queue_offset: int) -> int | None:
+        """The log offset that this unit names; None if it is gone, or names no place in the log."""
+        with closing(self._slice(number, queue_offset, queue_offset + 1)) as check:
             for _ in check.run():
                 pass
-            start = check.row().log_start
-        return queue.log_start if start is None else max(queue.log_start, start)
+            return check.row().log_start
 
     def _held(self, suspects: Sums) -> NDArray[Any]:
         """The suspects' entries in all index files."""
@@ -378,8 +391,13 @@ class KeyComparison:
             self._describe(VerifyKind.KEY_TIME, row, text)
 
     def _find_unfounded(self, unfounded: NDArray[Any]) -> None:
-        starts = {number: self._log_start(number) for number in {*_queues(unfounded)}}
-        wrong = unfounded[unfounded["log_offset"] >= _limits(unfounded, starts, 0)]
+        numbers = {*_queues(unfounded)}
+        starts = {number: self._log_start(number) for number in numbers}
+        newest = {number: self._newest(number) for number in numbers}
+        places = unfounded["log_offset"]
+        wrong = unfounded[
+            (places >= _limits(unfounded, starts, 0)) & (places <= _limits(unfounded, newest, 0))
+        ]
         for row in wrong[: self._findings.room(VerifyKind.KEY_UNFOUNDED, len(wrong))]:
             text = f"no message at byte {row['log_offset']} has the key or the size of this entry"
             self._describe(VerifyKind.KEY_UNFOUNDED, row, text)
