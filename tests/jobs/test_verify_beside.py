@@ -208,6 +208,28 @@ def test_a_topic_that_is_deleted_meanwhile_is_no_damage(tier: WrittenTier) -> No
     assert kinds(report) <= {"key-stale"}, report.findings
 
 
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_topic_that_is_deleted_while_a_slice_of_it_is_read_is_no_damage(
+    tier: WrittenTier, monkeypatch: pytest.MonkeyPatch, anew: bool
+) -> None:
+    """Also if the slice has its units by then, and asks for the first one of the next slice."""
+    tier.add("Bills", 0, 20)
+    read = SegmentBytes.read
+
+    def as_it_goes(bytes_: SegmentBytes, start: int, stop: int) -> bytes:
+        row = bytes_.rows[0]
+        if row.type is SegmentType.COMMIT_LOG and "Orders" in row.path:
+            monkeypatch.setattr(SegmentBytes, "read", read)
+            tier.delete("Orders")
+            tier.add("Orders", 0, int(anew))
+        return read(bytes_, start, stop)
+
+    monkeypatch.setattr(SegmentBytes, "read", as_it_goes)
+    report = verified_beside(tier.config)
+    assert (report.failures, report.exit_code) == ((), JobExit.DONE)
+    assert kinds(report) <= {"key-stale"}, report.findings
+
+
 def seal(tier: WrittenTier) -> None:
     with tier.open() as parts:
         parts.index.seal()

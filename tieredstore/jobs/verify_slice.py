@@ -47,6 +47,7 @@ from tieredstore.jobs.verify_findings import (
 from tieredstore.jobs.worker import worker_provider
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import (
+    OffsetOutOfRangeError,
     SegmentCorruptError,
     SegmentError,
     SegmentNotFoundError,
@@ -342,7 +343,11 @@ class SliceCheck:
         position = offset * UNIT_BYTES
         if not self._units.holds(np.array([position]), np.array([position + UNIT_BYTES]))[0]:
             return
-        unit = named_by(offset, self._units.read(position, position + UNIT_BYTES))
+        try:
+            data = self._units.read(position, position + UNIT_BYTES)
+        except SegmentError:  # the next slice reports it
+            return
+        unit = named_by(offset, data)
         gone = _before_log(unit, self._log.start) & (unit.sizes >= RECORD_BYTES_MIN)
         if self._is_in_log and gone[0]:  # the next slice cannot tell it from an expired one
             why = "older messages have not expired"
@@ -704,7 +709,8 @@ class SegmentBytes:
         return found
 
     def read(self, start: int, stop: int) -> bytes:
-        """Read bytes that are there. Errors of the backend are raised."""
+        """Read bytes that are there. SegmentError if they are not there any more. Errors of the
+        backend are raised."""
         pieces = []
         while start < stop:
             number = bisect_right(self._bases, start) - 1
@@ -714,7 +720,12 @@ class SegmentBytes:
             if end <= start:
                 reason = "the byte is not there"
                 raise SegmentCorruptError(segment.path, reason, position=start - base)
-            pieces.append(segment.read(start - base, end - start))
+            try:
+                pieces.append(segment.read(start - base, end - start))
+            except OffsetOutOfRangeError as error:  # a shorter one has its name
+                raise SegmentCorruptError(
+                    segment.path, str(error), position=start - base
+                ) from error
             start = end
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
