@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from tests.flat.tiers import FaultyCatalogue, run_of
 from tests.jobs import faulty_tiers
 from tests.jobs.dying import LOADED, NEW, OLD, config_in, dying, load, reindexed
-from tests.jobs.job_kit import copy_of_golden, files, flipped, verified
+from tests.jobs.job_kit import copy_of_golden, files, flipped, kinds, verified
 from tests.jobs.load_kit import assert_found, loaded, open_tier_of, report_of, rows_of
-from tests.jobs.written_tier import WrittenTier, posix_config
+from tests.jobs.written_tier import START_MS, WrittenTier, posix_config
 from tieredstore.access.reader import TieredReader
 from tieredstore.access.wiring import open_tier, published_catalogue
 from tieredstore.codec.message import decode_message
@@ -52,6 +52,7 @@ from tieredstore.testing.faults import Fault, Faults
 from tieredstore.testing.samples import STORE_TIMESTAMP, a_record
 
 CLOCK = SystemClock()
+HOUR_MS = 3_600_000
 
 
 def run(config: StoreConfig, **how: Any) -> JobReport:
@@ -181,6 +182,22 @@ def test_an_index_that_was_lost_is_there_again(config: StoreConfig) -> None:
             parts.provider.open(row.path, row.type, row.base_offset).delete()
     run(config)
     assert_found(config, LOADED)
+
+
+def test_an_index_that_was_made_anew_lacks_nothing_that_was_dropped_before(
+    config: StoreConfig,
+) -> None:
+    with open_tier_of(config) as parts:
+        assert parts.index.expire(START_MS + HOUR_MS)
+    assert kinds(verified(config)) == {"keys-expired"}
+    run(config)
+    assert verified(config).findings == ()
+    with open_tier_of(config) as parts:
+        path = index_queue_path(config.broker_name)
+        row = parts.metadata.segments(path, SegmentType.INDEX)[1]
+        parts.metadata.delete_segment(*row.key)
+        parts.provider.open(*row.key).delete()
+    assert "key-missing" in kinds(verified(config))
 
 
 def test_what_was_staged_before_a_failure_is_used_again(config: StoreConfig) -> None:

@@ -142,6 +142,11 @@ class Watermarks:
     def dropped(before_ms: int) -> Change:
         return PutNote(STORE, "dropped", before_ms)
 
+    @staticmethod
+    def nothing_dropped() -> Change:
+        """For an index that was made anew, with the keys of all messages."""
+        return DeleteNote(STORE, "dropped")
+
     # Of a queue
 
     def of_queue(self, topic: str, queue: QueueId) -> int:

@@ -351,7 +351,7 @@ class ReindexFiles:
         marks = tier.watermarks
         # The new files also have all keys of the broker's local files.
         local = [note for begin in marks.begins() for note in marks.forgotten(begin)]
-        return [*index_changes(tier, rows, ends), *local]
+        return [*index_changes(tier, rows, ends), marks.nothing_dropped(), *local]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
