@@ -13,6 +13,10 @@ reconsume times, the prepared offset and the properties other than TAGS, KEYS an
 time is compared with the times of its segment and, summed over a stretch of the log, with the
 seconds of the index entries: these may be a second apart for each key of the stretch.
 
+In the stretch where the oldest messages of a queue lie, the index may also have entries of expired
+messages. There only the number of entries counts: a wrong one is found by the checksums of our
+files, and not in a file that RocketMQ made.
+
 A broker may run meanwhile: data that seems damaged is checked again with the current catalogue, so
 data that expires or moves is not a finding.
 
