@@ -244,6 +244,25 @@ def test_a_reply_without_a_body_says_what_may_be_wrong(client: str) -> None:
         opened.head("key")
 
 
+@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("code", ["PermanentRedirect", ""])
+def test_a_store_that_is_elsewhere_is_refused_at_every_request(client: str, code: str) -> None:
+    """S3 so answers for another region, and a proxy that wants https."""
+    with (
+        refusing(code, status=301) as address,
+        open_client(settings_at(address, client)) as opened,
+    ):
+        for ask in (
+            lambda: opened.head("key"),
+            lambda: opened.get_range("key", 0, 4),
+            lambda: list(opened.list()),
+            lambda: opened.put("key", b"x"),
+            lambda: create_bucket(settings_at(address)),
+        ):
+            with pytest.raises(BackendRefusedError, match=r"301.*: the store is elsewhere: .*regi"):
+                ask()
+
+
 def test_no_two_causes_have_the_same_words() -> None:
     assert len({*UNREACHED.values(), *REFUSALS.values()}) == len(UNREACHED) + len(REFUSALS)
 

@@ -48,6 +48,7 @@ from tieredstore.providers.s3_settings import ObjectStoreSettings, PerProcess, k
 from tieredstore.providers.s3fs import gathered, told
 
 _STATUS: Final = re.compile(r"status code: (\d{3})")
+_BARE_REDIRECT: Final = "redirect without LOCATION"  # as S3 sends to another region
 _CODE: Final = re.compile(r"<Code>(\w+)</Code>")
 _MESSAGE: Final = re.compile(r"<Message>([^<]*)</Message>")
 _CERTIFICATE: Final = re.compile(r"InvalidCertificate\(\s*(?:Other\(\s*OtherError\(\s*)?(\w+)")
@@ -207,7 +208,8 @@ def error_of(
 ) -> TieredStoreError:
     """Our error for one of obstore's: by the status in its text, otherwise by its type."""
     text = str(error)
-    status, code = _found(_STATUS, text), _found(_CODE, text) or _found(_DELETE_CODE, text)
+    kind = type(error).__name__
+    status, code = _reply_of(kind, text)
     if status == "416":
         size = _found(re.compile(r"<ActualObjectSize>(\d+)<"), text)
         end = int(size or 0)
@@ -215,9 +217,6 @@ def error_of(
     message = _found(_MESSAGE, text)
     if settings.leaks_into(message):
         message = "(the message quotes a secret)"
-    kind = type(error).__name__
-    if kind in ("AlreadyExistsError", "PreconditionError") and status != "409":
-        status, code = "412", "PreconditionFailed" if code != "NoSuchBucket" else code
     if status:
         return error_of_reply(key, operation, status=int(status), code=code, message=message)
     if code:  # for one key of a batch, which has no status of its own
@@ -237,6 +236,16 @@ def error_of(
         if said in text:
             return error_of_connection(key, operation, cause, text)
     return BackendUnavailableError(key, operation, reason)
+
+
+def _reply_of(kind: str, text: str) -> tuple[str, str]:
+    """The status and the code of the reply, as far as an error of obstore tells them."""
+    if _BARE_REDIRECT in text:  # it tells neither
+        return "301", "PermanentRedirect"
+    status, code = _found(_STATUS, text), _found(_CODE, text) or _found(_DELETE_CODE, text)
+    if kind in ("AlreadyExistsError", "PreconditionError") and status not in ("409", "416"):
+        return "412", "PreconditionFailed" if code != "NoSuchBucket" else code
+    return status, code
 
 
 _REFUSED: Final = (

@@ -14,7 +14,11 @@ from tieredstore.model.errors import (
 )
 from tieredstore.model.printable import log_of
 from tieredstore.providers.s3_errors import error_of_exception, error_of_reply, one_line
-from tieredstore.providers.s3_settings import ObjectStoreSettings, keep_clients_quiet
+from tieredstore.providers.s3_settings import (
+    ObjectStoreSettings,
+    end_redirects,
+    keep_clients_quiet,
+)
 
 log = log_of(__name__)
 
@@ -110,7 +114,7 @@ def admin_client(settings: ObjectStoreSettings) -> Any:
         raise InvalidConfigError("this needs botocore: pip install 'tieredstore[s3]'") from error
     style = "path" if settings.path_addressing else settings.addressing
     with _translated(settings, "connect"):
-        return sessions.get_session().create_client(
+        client = sessions.get_session().create_client(
             "s3",
             endpoint_url=settings.endpoint or None,
             region_name=settings.region or None,
@@ -126,6 +130,8 @@ def admin_client(settings: ObjectStoreSettings) -> Any:
                 response_checksum_validation="when_required",
             ),
         )
+    end_redirects(client)
+    return client
 
 
 def _lifecycle(client: Any, bucket: str) -> dict[str, Any]:

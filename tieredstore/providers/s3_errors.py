@@ -45,6 +45,10 @@ _KEYS: Final = (
 _CLOCK: Final = "this machine's clock and the store's are too far apart; set the clock, by NTP"
 _EXPIRED: Final = f"the keys have expired, so get new ones; {_KEYS}"
 _REGION: Final = "the bucket is in another region; see the setting region"
+_ELSEWHERE: Final = (
+    "the store is elsewhere: in another region, or at another address, such as https:// instead of"
+    " http://; see the settings region and endpoint"
+)
 # Explanations of the store's error codes.
 _MEANINGS: Final = {
     "AuthorizationHeaderMalformed": _REGION,
@@ -54,7 +58,7 @@ _MEANINGS: Final = {
     "NoSuchBucket": (
         "see its name (--bucket) and the address (--endpoint); `tieredstore create-bucket` makes it"
     ),
-    "PermanentRedirect": _REGION,
+    "PermanentRedirect": _ELSEWHERE,
     "RequestExpired": _CLOCK,
     "RequestTimeTooSkewed": _CLOCK,
     "SignatureDoesNotMatch": f"the secret key is not that of the key id; {_KEYS}",
@@ -105,6 +109,7 @@ _TRANSIENT: Final = frozenset(
     }
 )
 _TRANSIENT_STATUS: Final = frozenset({408, 409, 425, 429})
+_REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 # How stores without a batch delete refuse one.
 _NO_BATCH_DELETE: Final = ("NotImplemented", "MissingContentMD5", "InvalidRequest", "MalformedXML")
 _ADDRESS: Final = re.compile(r"https?://[^/\s\"'?]+")
@@ -203,6 +208,8 @@ def _meaning(status: int, code: str, message: str) -> str:
         return _CLOCK
     if code in _MEANINGS:
         return _MEANINGS[code]
+    if status in _REDIRECTS:
+        return _ELSEWHERE
     if status == 404 and code in _ABSENT:
         return f"no bucket is there; {_MEANINGS['NoSuchBucket']}"
     if status in (401, 403):

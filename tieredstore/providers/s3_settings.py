@@ -6,9 +6,9 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 from urllib.parse import urlsplit
 
 from tieredstore.driver.object_requests import PriceTable
@@ -140,6 +140,23 @@ def keep_clients_quiet() -> None:
         logger = logging.getLogger(name)
         if logger.level == logging.NOTSET and logger.isEnabledFor(logging.DEBUG):
             logger.setLevel(logging.INFO)
+
+
+def end_redirects(client: Any) -> None:
+    """Keep this client of botocore from asking for a bucket's region without end.
+
+    It asks with a request for the bucket. If that is redirected too, and the reply names no region,
+    it would ask once more for each reply.
+    """
+    client.meta.events.register_first("needs-retry.s3.HeadBucket", _end_redirect)
+
+
+def _end_redirect(request_dict: Mapping[str, Any], response: Any, **_: Any) -> None:
+    if response is None:
+        return
+    headers = response[1].get("ResponseMetadata", {}).get("HTTPHeaders", {})
+    if "x-amz-bucket-region" not in headers:
+        request_dict["context"].setdefault("s3_redirect", {})["redirected"] = True
 
 
 def checked_endpoint(endpoint: str) -> str:

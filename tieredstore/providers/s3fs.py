@@ -54,7 +54,12 @@ from tieredstore.providers.s3_errors import (
     no_batch_delete,
     one_line,
 )
-from tieredstore.providers.s3_settings import ObjectStoreSettings, PerProcess, keep_clients_quiet
+from tieredstore.providers.s3_settings import (
+    ObjectStoreSettings,
+    PerProcess,
+    end_redirects,
+    keep_clients_quiet,
+)
 
 log = log_of(__name__)
 
@@ -212,6 +217,7 @@ class S3fsConnection:
         with self.translated(settings.bucket, "connect"):
             filesystem.connect()
         filesystem.s3.meta.events.register_last("before-call.s3", _send_at_once)
+        end_redirects(filesystem.s3)
         return filesystem
 
 
