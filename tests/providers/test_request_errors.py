@@ -13,10 +13,13 @@ from pathlib import Path
 
 import pytest
 from werkzeug.serving import generate_adhoc_ssl_context
+from werkzeug.wrappers import Response
 
 from tests.cli.cli_kit import Command
 from tests.loopback import running
 from tests.s3.conftest import s3_environment
+from tests.s3.moto_server import moto_server
+from tieredstore.driver.object_client import KeysExpiredError
 from tieredstore.driver.retry import RetryPolicy
 from tieredstore.model.errors import (
     BackendError,
@@ -235,13 +238,39 @@ def test_a_server_that_knows_no_bucket_is_no_missing_object(client: str, code: s
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-def test_a_reply_without_a_body_says_what_may_be_wrong(client: str) -> None:
+def test_a_reply_without_a_code_says_what_may_be_wrong(client: str) -> None:
     with (
-        refusing("RequestTimeTooSkewed") as address,
+        refusing("", status=403) as address,
         open_client(settings_at(address, client)) as opened,
-        pytest.raises(BackendRefusedError, match=r"403: the keys are missing or wrong, or do not"),
+        pytest.raises(BackendRefusedError, match=r"403.*: the keys are missing or wrong, or do no"),
     ):
         opened.head("key")
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize(("code", "status"), [("RequestTimeTooSkewed", 403), ("ExpiredToken", 400)])
+def test_a_reply_without_a_body_means_what_another_one_says(
+    client: str, code: str, status: int
+) -> None:
+    """The reply to a HEAD: a certification must not take it for a failed check."""
+    with (
+        refusing(code, status=status) as address,
+        open_client(settings_at(address, client)) as opened,
+        pytest.raises(KeysExpiredError, match=REFUSALS[code]),
+    ):
+        opened.head("key")
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_what_may_be_read_but_not_asked_about_is_refused(client: str) -> None:
+    with moto_server() as (address, door):
+        create_bucket(settings_at(address))
+        door.answers["HEAD"] = Response("", 403)
+        with open_client(settings_at(address, client)) as opened:
+            opened.put("key", b"x", if_absent=False)  # another test may have put it
+            for key in ("key", "absent"):
+                with pytest.raises(BackendRefusedError, match="403: the keys are missing"):
+                    opened.head(key)
 
 
 @pytest.mark.parametrize("client", CLIENTS)

@@ -13,7 +13,13 @@ from werkzeug.wrappers import Response
 
 from tests.s3.moto_server import Door
 from tests.s3.s3_clients import CLIENTS, new_client, new_settings
-from tieredstore.driver.object_client import ObjectClient, ObjectExistsError, Range
+from tieredstore.driver.certify import certify
+from tieredstore.driver.object_client import (
+    KeysExpiredError,
+    ObjectClient,
+    ObjectExistsError,
+    Range,
+)
 from tieredstore.driver.object_requests import RetryingClient
 from tieredstore.driver.retry import RetryPolicy
 from tieredstore.driver.runtime import Runtime
@@ -150,6 +156,18 @@ def test_a_reply_means_what_its_code_says(
         assert SECRET_KEY_ID not in str(caught.value)
         assert SECRET_KEY_ID not in repr(caught.value.__cause__)
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_keys_that_have_expired_by_the_time_of_a_head_fail_no_check(
+    moto: tuple[str, Door], request: pytest.FixtureRequest, name: str
+) -> None:
+    endpoint, door = moto
+    request.addfinalizer(door.answers.clear)
+    with new_client(endpoint, name) as client:
+        door.answers |= {"HEAD": Response("", 400), "GET": error(400, "ExpiredToken")}
+        with pytest.raises(KeysExpiredError, match="at the check read-after-write"):
+            certify(client)
 
 
 @pytest.mark.parametrize("name", CLIENTS)

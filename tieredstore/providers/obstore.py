@@ -41,6 +41,7 @@ from tieredstore.providers.s3_errors import (
     certificate_refused,
     error_of_connection,
     error_of_reply,
+    explained,
     no_batch_delete,
     one_line,
 )
@@ -374,7 +375,10 @@ class ObstoreClient(ObjectClient):
     def head(self, key: str) -> ObjectFacts:
         if started_elsewhere():
             return self._instead("head").head(key)
-        with self._live.translated(key, "head") as (obstore, store):
+        with (
+            explained(lambda: self.get_range(key, 0, 1)),
+            self._live.translated(key, "head") as (obstore, store),
+        ):
             found = obstore.get(store, self._prefix + key, options={"head": True})
             metadata = {
                 name: value

@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 import socket
 import ssl
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import Enum
 from typing import Final
 
@@ -142,6 +144,22 @@ def error_of_reply(
     if meaning in (_EXPIRED, _CLOCK):
         return KeysExpiredError(key, operation, reason)
     return BackendRefusedError(key, operation, reason)
+
+
+@contextmanager
+def explained(ask: Callable[[], object]) -> Iterator[None]:
+    """If a HEAD is refused, raise what `ask` is refused with: the reply to a HEAD has no body that
+    says why, such as that keys have expired."""
+    try:
+        yield
+    except BackendRefusedError:
+        try:
+            ask()
+        except BackendRefusedError:
+            raise
+        except TieredStoreError:
+            pass
+        raise
 
 
 def error_of_connection(key: str, operation: str, cause: Cause, text: str) -> TieredStoreError:

@@ -51,6 +51,7 @@ from tieredstore.model.printable import log_of
 from tieredstore.providers.s3_errors import (
     error_of_exception,
     error_of_reply,
+    explained,
     no_batch_delete,
     one_line,
 )
@@ -507,7 +508,8 @@ class S3fsClient(ObjectClient):
         return f"s3fs, {self._settings.place()}"
 
     def head(self, key: str) -> ObjectFacts:
-        reply = self._connection.call("head_object", key, **self._at, Key=self._prefix + key)
+        with explained(lambda: self.get_range(key, 0, 1)):
+            reply = self._connection.call("head_object", key, **self._at, Key=self._prefix + key)
         metadata = {name.lower(): value for name, value in reply.get("Metadata", {}).items()}
         size, etag = (told(reply, name, key, "head_object") for name in ("ContentLength", "ETag"))
         return ObjectFacts(key=key, size=size, etag=etag, metadata=metadata)
