@@ -107,6 +107,41 @@ def test_a_key_that_a_batch_delete_reports_as_absent_is_no_error(
 
 
 @pytest.mark.parametrize("name", CLIENTS)
+@pytest.mark.parametrize("said", ["some%2Ftier%2Fb", "b", "some/tier/c"])
+def test_a_batch_delete_that_fails_at_a_key_nobody_named_has_deleted_nothing(
+    moto: tuple[str, Door], request: pytest.FixtureRequest, name: str, said: str
+) -> None:
+    endpoint, door = moto
+    request.addfinalizer(door.answers.clear)
+    reply = f"<Error><Key>{said}</Key><Code>AccessDenied</Code><Message>-</Message></Error>"
+    with new_client(endpoint, name) as client:
+        door.answers["DELETE-MANY"] = Response(
+            f"<DeleteResult>{reply}</DeleteResult>", content_type="application/xml"
+        )
+        errors = client.delete_many(["a", "b"])
+        assert {key: type(error) for key, error in errors.items()} == dict.fromkeys(
+            "ab", BackendUnavailableError
+        )
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+@pytest.mark.parametrize("code", ["SlowDown", "Throttling", "RequestTimeout"])
+def test_a_key_that_a_busy_store_does_not_delete_is_no_matter_of_rights(
+    moto: tuple[str, Door], request: pytest.FixtureRequest, name: str, code: str
+) -> None:
+    endpoint, door = moto
+    request.addfinalizer(door.answers.clear)
+    said = f"<Error><Key>some/tier/a</Key><Code>{code}</Code><Message>-</Message></Error>"
+    with new_client(endpoint, name) as client:
+        door.answers["DELETE-MANY"] = Response(
+            f"<DeleteResult>{said}</DeleteResult>", content_type="application/xml"
+        )
+        error = client.delete_many(["a"])["a"]
+        assert isinstance(error, BackendUnavailableError)
+        assert "the store was reached and fails at this request" in str(error)
+
+
+@pytest.mark.parametrize("name", CLIENTS)
 def test_a_page_of_a_proxy_deletes_nothing(
     moto: tuple[str, Door], request: pytest.FixtureRequest, name: str
 ) -> None:

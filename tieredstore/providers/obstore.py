@@ -40,6 +40,7 @@ from tieredstore.providers.s3_errors import (
     Cause,
     certificate_refused,
     error_of_connection,
+    error_of_key,
     error_of_reply,
     explained,
     no_batch_delete,
@@ -223,8 +224,7 @@ def error_of(
     if code:  # for one key of a batch, which has no status of its own
         if code == "NoSuchKey":
             return SegmentNotFoundError(key)
-        transient = code in ("InternalError", "ServiceUnavailable", "SlowDown")
-        return error_of_reply(key, operation, status=500 if transient else 403, code=code)
+        return error_of_key(key, operation, code)
     certificate = _found(_CERTIFICATE, text)
     if certificate:
         return certificate_refused(key, operation, certificate)

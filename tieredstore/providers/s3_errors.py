@@ -146,6 +146,12 @@ def error_of_reply(
     return BackendRefusedError(key, operation, reason)
 
 
+def error_of_key(key: str, operation: str, code: str, message: str = "") -> TieredStoreError:
+    """Our error for one key of a batch, which has a code but no status of its own."""
+    status = 500 if code in _TRANSIENT else 403
+    return error_of_reply(key, operation, status=status, code=code, message=message)
+
+
 @contextmanager
 def explained(ask: Callable[[], object]) -> Iterator[None]:
     """If a HEAD is refused, raise what `ask` is refused with: the reply to a HEAD has no body that

@@ -50,6 +50,7 @@ from tieredstore.model.errors import (
 from tieredstore.model.printable import log_of
 from tieredstore.providers.s3_errors import (
     error_of_exception,
+    error_of_key,
     error_of_reply,
     explained,
     no_batch_delete,
@@ -156,17 +157,10 @@ class S3fsConnection:
             # The reply may quote a secret: then the cause is not chained.
             raise ours from (None if self._settings.leaks_into(repr(error)) else error)
 
-    def delete_error(self, entry: Mapping[str, Any], prefix: str) -> TieredStoreError:
-        """The error for one key of a batch, which has a code but no status."""
-        code = str(entry.get("Code", ""))
-        status = 500 if code in ("InternalError", "ServiceUnavailable", "SlowDown") else 403
-        return error_of_reply(
-            str(entry["Key"])[len(prefix) :],
-            "delete_objects",
-            status=status,
-            code=code,
-            message=self._told(str(entry.get("Message", ""))),
-        )
+    def delete_error(self, key: str, entry: Mapping[str, Any]) -> TieredStoreError:
+        """The error for one key of a batch."""
+        message = self._told(str(entry.get("Message", "")))
+        return error_of_key(key, "delete_objects", str(entry.get("Code", "")), message)
 
     def _ours(self, key: str, operation: str, error: Exception) -> TieredStoreError:
         from botocore.exceptions import ClientError
@@ -663,13 +657,16 @@ class S3fsClient(ObjectClient):
         reply = self._connection.call(
             "delete_objects", batch[0], **self._at, Delete={"Objects": named, "Quiet": True}
         )
-        return {
-            told(entry, "Key", batch[0], "delete_objects")[
-                len(self._prefix) :
-            ]: self._connection.delete_error(entry, self._prefix)
-            for entry in reply.get("Errors", ())
-            if entry.get("Code") != "NoSuchKey"
-        }
+        errors: dict[str, TieredStoreError] = {}
+        for entry in reply.get("Errors", ()):
+            name = told(entry, "Key", batch[0], "delete_objects")
+            key = name.removeprefix(self._prefix)
+            if self._prefix + key != name or key not in batch:  # which one has failed is unknown
+                reason = one_line(f"the reply is about {name}, which was not to be deleted")
+                raise BackendUnavailableError(batch[0], "delete_objects", reason)
+            if entry.get("Code") != "NoSuchKey":
+                errors[key] = self._connection.delete_error(key, entry)
+        return errors
 
     def _delete_singly(self, batch: Sequence[str]) -> dict[str, TieredStoreError]:
         errors: dict[str, TieredStoreError] = {}
