@@ -30,6 +30,7 @@ from tieredstore.model.errors import (
 )
 from tieredstore.providers import s3_settings, s3fs
 from tieredstore.providers.object_provider import open_client
+from tieredstore.testing.memory_objects import moto_application
 
 MIB = 1024 * 1024
 KINDS = ("503", "429", "lost-reply", "truncated")
@@ -322,6 +323,24 @@ def test_bytes_from_elsewhere_are_not_served(
                 client.get_range("k", 2, 3)
         finally:
             door.answers.clear()
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_a_server_that_ignores_ranges_is_not_trusted(
+    moto: tuple[str, Door], request: pytest.FixtureRequest, name: str
+) -> None:
+    endpoint, door = moto
+    request.addfinalizer(door.answers.clear)
+    inner = moto_application()
+
+    def whole(environ: Any, start: Any) -> Iterable[bytes]:
+        environ.pop("HTTP_RANGE", None)
+        return inner(environ, start)  # type: ignore[no-any-return]
+
+    with new_client(endpoint, name) as client:
+        door.answers["GET"] = whole
+        failed = {found.kind for found in certify(client, page_keys=3).failures}
+    assert {"read-after-write", "ranges", "range-beyond-end"} <= failed
 
 
 @pytest.mark.parametrize("name", CLIENTS)
