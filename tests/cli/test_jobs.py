@@ -232,6 +232,10 @@ def test_wrong_words_are_told_in_one_line(command: Command, tmp_path: Path) -> N
             [VerifyKind.BODY_CRC, AuditKind.STOPPED],
             ["resume TOPIC QUEUE", "restore the named segments"],
         ),
+        (
+            [VerifyKind.KEY_UNFOUNDED, VerifyKind.BODY_CRC],
+            ["restore the named segments", "reindex"],
+        ),
         ([VerifyKind.LOG_AHEAD], []),
     ],
 )

@@ -53,6 +53,7 @@ from tieredstore.testing.samples import STORE_TIMESTAMP, a_record
 
 CLOCK = SystemClock()
 HOUR_MS = 3_600_000
+OTHER = QueueKey("other", 7)
 
 
 def run(config: StoreConfig, **how: Any) -> JobReport:
@@ -71,7 +72,7 @@ def index_files(config: StoreConfig) -> list[bytes]:
 @pytest.fixture
 def config(tmp_path: Path) -> StoreConfig:
     config = config_in(tmp_path)
-    WrittenTier(config=config).add("other", 7, 40, seal=True)
+    WrittenTier(config=config).add(*OTHER, 40, seal=True)
     load(config)
     return config
 
@@ -322,6 +323,30 @@ def test_messages_that_cannot_be_read_are_told(config: StoreConfig) -> None:
     assert [each.kind for each in report.findings] == ["not-indexed"]
     with TieredReader.open(config) as reader:
         assert reader.query_message(NEW.topic, "u-orders-1-11").messages
+
+
+@pytest.mark.parametrize("type", [SegmentType.COMMIT_LOG, SegmentType.CONSUME_QUEUE])
+@pytest.mark.parametrize("share", [0, 0.5], ids=["all", "half"])
+def test_the_lost_end_of_a_queue_is_told_and_its_keys_are_not_taken_for_indexed(
+    config: StoreConfig, type: SegmentType, share: float
+) -> None:
+    with open_tier_of(config) as parts:
+        file = parts.files.get(OTHER)
+        chain = file.log if type is SegmentType.COMMIT_LOG else file.queue
+        (segment,) = (Path(each.segment.path) for each in chain.segments)
+    whole = segment.read_bytes()
+    segment.write_bytes(whole[: int(len(whole) * share)])
+    report = run(config)
+    segment.write_bytes(whole)  # it is brought back
+    with TieredReader.open(config) as reader:
+        answer = reader.query_message(OTHER.topic, "order-39")
+        assert answer.messages or not answer.complete
+    assert report.exit_code is JobExit.DAMAGE
+    (finding,) = report.findings
+    assert (finding.kind, finding.where) == ("not-indexed", "other/7")
+    assert run(config).exit_code is JobExit.DONE
+    with TieredReader.open(config) as reader:
+        assert reader.query_message(OTHER.topic, "order-39").messages
 
 
 def test_what_a_killed_run_could_not_read_is_read_again(config: StoreConfig) -> None:

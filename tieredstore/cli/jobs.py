@@ -474,13 +474,13 @@ def after_findings(report: JobReport) -> Iterator[str]:
     kinds = {str(finding.kind) for finding in report.findings}
     if _STOPPED in kinds:
         yield "next: `resume TOPIC QUEUE` for a stopped queue, once the cause is fixed"
-    if kinds & _OF_THE_INDEX:
-        yield "next: `reindex` rebuilds the key index, with no broker running"
     if any(finding.repairable for finding in report.findings):
         yield "next: `audit --repair` repairs what loses no data, with no broker running"
     mended = {_STOPPED, *_OF_THE_INDEX}
     if any(finding.is_damage and str(finding.kind) not in mended for finding in report.findings):
         yield "next: restore the named segments from a copy, and run it again"
+    if kinds & _OF_THE_INDEX:  # after a restoration, since it indexes only what is there
+        yield "next: `reindex` rebuilds the key index, with no broker running"
 
 
 def _after_export(parquet: ParquetOptions, report: JobReport) -> Iterator[str]:
@@ -499,6 +499,8 @@ def _after_export(parquet: ParquetOptions, report: JobReport) -> Iterator[str]:
 def _after_reindex(report: JobReport) -> Iterator[str]:
     if report.exit_code is report.exit_code.DONE:
         yield "next: start the broker; `verify` compares all keys with the new files"
+    else:
+        yield from after_findings(report)
 
 
 def end_with(report: JobReport) -> None:

@@ -27,6 +27,7 @@ from tieredstore.jobs.job import (
     OnProgress,
     Plan,
     RowStream,
+    bounded,
     no_progress,
     run_job,
 )
@@ -57,7 +58,7 @@ from tieredstore.model.errors import (
     SegmentNotFoundError,
 )
 from tieredstore.model.findings import Finding
-from tieredstore.model.values import SegmentRecord, SegmentType
+from tieredstore.model.values import QueueKey, SegmentRecord, SegmentType
 
 BLOCK_BYTES: Final = 8 << 20
 FOLDER: Final = "reindex"
@@ -117,7 +118,7 @@ class ReindexKeys:
             yield replace(self, tier=tier)
 
     def plan(self) -> Plan[KeysItem]:
-        wanted = planned_keys(self.config, split_bytes=self.split_bytes)
+        wanted, _ = planned_keys(self.config, split_bytes=self.split_bytes)
         scratch = worker_scratch(self.config)
         staged = staged_runs(scratch, KEYS)
         items = [item for item in wanted if item.stem not in staged]
@@ -147,8 +148,8 @@ class ReindexKeys:
     def finish(self, plan: Plan[KeysItem], rows: RowStream[int]) -> JobReport | ReindexFiles:
         keys = sum(rows)
         if rows.state is JobState.DONE:
-            wanted = planned_keys(self.config, split_bytes=self.split_bytes)
-            return ReindexFiles(config=self.config, scope=_scope(wanted), tier=self.tier)
+            wanted, lost = planned_keys(self.config, split_bytes=self.split_bytes)
+            return ReindexFiles(config=self.config, scope=_scope(wanted, lost), tier=self.tier)
         return JobReport(
             job=self.name,
             state=rows.state,
@@ -167,8 +168,18 @@ class KeysItem:
     stem: str
 
 
-def planned_keys(config: StoreConfig, *, split_bytes: int) -> list[KeysItem]:
-    """The slices of all queues that the catalogue has now."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostEnd:
+    """A queue that has lost all from `end_offset` on, which is in no slice."""
+
+    key: QueueKey
+    topic_id: int
+    end_offset: int
+    problem: str
+
+
+def planned_keys(config: StoreConfig, *, split_bytes: int) -> tuple[list[KeysItem], list[LostEnd]]:
+    """The slices of all queues that the catalogue has now, and the queues that lost their end."""
     if not config.index_enabled:
         raise InvalidConfigError("index_enabled: it is off: this tier is to have no index")
     check_catalogue(config, wanted=lambda _topic: True)
@@ -178,8 +189,19 @@ def planned_keys(config: StoreConfig, *, split_bytes: int) -> list[KeysItem]:
         if missing:
             reason = f"it has queues of {missing[0]}, and not the topic: rebuild it"
             raise MetadataError(reader.catalogue.place, reason)
-        slices = plan_slices(queue_rows(reader.segments()), split_bytes=split_bytes)
-    return [
+        queues = queue_rows(reader.segments())
+        slices = plan_slices(queues, split_bytes=split_bytes)
+        lost = [
+            LostEnd(
+                key=rows.key,
+                topic_id=topic_ids[rows.key.topic],
+                end_offset=rows.end_offset if rows.queue else 0,
+                problem=problem,
+            )
+            for rows in queues
+            if (problem := reader.problem(*rows.key)) is not None
+        ]
+    items = [
         KeysItem(
             slice=slice_,
             topic_id=topic_ids[slice_.key.topic],
@@ -187,6 +209,7 @@ def planned_keys(config: StoreConfig, *, split_bytes: int) -> list[KeysItem]:
         )
         for slice_ in slices
     ]
+    return items, lost
 
 
 def _stem(slice: Slice, topic_id: int) -> str:
@@ -197,14 +220,16 @@ def _stem(slice: Slice, topic_id: int) -> str:
     return f"{KEYS}/{sha256(repr(facts).encode()).hexdigest()[:32]}"
 
 
-def _scope(wanted: Sequence[KeysItem]) -> ReindexScope:
-    ends: dict[tuple[str, int, int], int] = {}
+def _scope(wanted: Sequence[KeysItem], lost: Sequence[LostEnd]) -> ReindexScope:
+    # What comes back later is not indexed, also if it is all of a queue.
+    ends = {(each.key.topic, each.topic_id, each.key.queue_id): each.end_offset for each in lost}
     for item in wanted:
         queue = item.slice.key.topic, item.topic_id, item.slice.key.queue_id
         ends[queue] = max(ends.get(queue, 0), item.slice.end_offset)
     return ReindexScope(
         stems=tuple(item.stem for item in wanted),
         ends=tuple((*queue, end) for queue, end in ends.items()),
+        lost=tuple((f"{each.key.topic}/{each.key.queue_id}", each.problem) for each in lost),
     )
 
 
@@ -288,12 +313,14 @@ class ReindexFiles:
         if state is JobState.DONE:
             self._install(made)
         keys, size = plan.counts["keys"], sum(row.size for row in made)
+        findings, left_out = bounded(_findings(plan.counts["damaged"], self.scope.lost))
         return JobReport(
             job=self.name,
             state=state,
             counts={**plan.counts, "files": len(made), "failed": rows.failed_count},
             byte_counts={"index": size},
-            findings=_findings(plan.counts["damaged"]),
+            findings=findings,
+            findings_left_out=left_out,
             failures=tuple(rows.failures),
             lines=(
                 f"{counted(keys, 'key')} in {counted(len(made), 'index file')}, {shown_size(size)}",
@@ -356,10 +383,12 @@ class ReindexFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReindexScope:
-    """The result of the first step: the names of its runs, and the end of each queue."""
+    """The result of the first step: the names of its runs, the end of each queue, and which have
+    lost theirs."""
 
     stems: tuple[str, ...]
     ends: tuple[tuple[str, int, int, int], ...]  # topic, topic id, queue id, end offset
+    lost: tuple[tuple[str, str], ...] = ()  # topic/queue id, why
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -387,11 +416,12 @@ def _staged_blocks(scratch: Scratch, row: FileRow) -> Iterator[Buffer]:
         yield scratch.read(row.name, position, min(BLOCK_BYTES, row.size - position))
 
 
-def _findings(damaged: int) -> tuple[Finding, ...]:
-    if not damaged:
-        return ()
-    detail = f"{damaged} messages cannot be read and are not indexed: `verify` names them"
-    return (Finding.of_damage("not-indexed", "tier", detail),)
+def _findings(damaged: int, lost: Iterable[tuple[str, str]]) -> Iterator[Finding]:
+    if damaged:
+        detail = f"{damaged} messages cannot be read and are not indexed: `verify` names them"
+        yield Finding.of_damage("not-indexed", "tier", detail)
+    for where, problem in lost:
+        yield Finding.of_damage("not-indexed", where, problem)
 
 
 def next_base(tier: OwnedTier) -> int:
