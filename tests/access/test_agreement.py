@@ -100,12 +100,15 @@ def test_queues_of_a_lost_disk_are_not_compared_with_each_other(
     assert len(compared) <= len(keys)
 
 
-def test_queues_of_a_lost_disk_go_on_at_the_end_of_the_tier(machine: Machine) -> None:
+def test_queues_of_a_lost_disk_go_on_at_the_end_of_the_tier(
+    machine: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
     a_life(machine, lost=3)
     machine.lose_local()
     store = machine.open()
     assert store.agreement.ends == {ONE: 10, TWO: 10, OTHER: 10}
     assert [queue.local_end for queue in store.agreement.continued] == [None] * 3
+    assert "the local store does not have it; nobody knows what was lost" in caplog.text
     assert [queue.lost_count for queue in store.agreement.continued] == [None] * 3
     assert {store.max_offset(*key) for key in (ONE, TWO, OTHER)} == {10}
     machine.check()

@@ -278,9 +278,9 @@ def scrubbing(*words: object) -> tuple[list[str], str]:
 
 def test_more_failures_than_a_report_has_room_for_are_told_to_be_more() -> None:
     failures = (ItemFailure(error="E", text="no"),) * FAILURES_MAX
-    for count, text in ((2, "export: 2 items failed"), (100, "export: 100 or more items failed")):
+    for count, text in ((1, "1 item"), (2, "2 items"), (100, "100 or more items")):
         report = JobReport(job="export", state=JobState.INCOMPLETE, failures=failures[:count])
-        with pytest.raises(CommandError, match=f"{text}, the first: no"):
+        with pytest.raises(CommandError, match=f"export: {text} failed, the first: no"):
             end_with(report)
 
 

@@ -392,10 +392,11 @@ def _continued(one: _Verdict, known: Mapping[QueueKey, int]) -> ContinuedQueue:
 
 def _log(continued: Sequence[ContinuedQueue], refused: Mapping[QueueKey, str]) -> None:
     for queue in continued[:_LOGGED_MAX]:
-        lost = queue.lost_count
+        lost, end = queue.lost_count, queue.local_end
         log.warning(
-            "%s/%d continues at %d, after what the tier has; the local store ended at %s; %s",
-            *(queue.topic, queue.queue_id, queue.goes_on_at, queue.local_end),
+            "%s/%d continues at %d, after what the tier has; the local store %s; %s",
+            *(queue.topic, queue.queue_id, queue.goes_on_at),
+            "does not have it" if end is None else f"ended at {end}",
             "nobody knows what was lost" if lost is None else f"{lost} messages are lost",
         )
     for key, reason in list(refused.items())[:_LOGGED_MAX]:

@@ -510,10 +510,11 @@ def end_with(report: JobReport) -> None:
         return
     if report.failures:
         from tieredstore.jobs.job import FAILURES_MAX
+        from tieredstore.model.amounts import counted
 
         count, first = len(report.failures), report.failures[0].text
-        many = f"{count} or more" if count >= FAILURES_MAX else str(count)
-        text = f"{report.job}: {many} items failed, the first: {first}"
+        many = f"{count} or more items" if count >= FAILURES_MAX else counted(count, "item")
+        text = f"{report.job}: {many} failed, the first: {first}"
     elif report.findings:
         finding = report.findings[0]
         text = f"{report.job}: found {finding.kind}: {finding.where}: {finding.detail}"
