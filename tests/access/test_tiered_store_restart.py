@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -15,12 +16,14 @@ from tests.access.tiered_kit import a_config
 from tests.codec.encoders import rewrite_log_offset
 from tieredstore.access.reader import TieredReader
 from tieredstore.access.store import TieredMessageStore
+from tieredstore.access.wiring import NoCatalogueError, open_tier
 from tieredstore.codec.message import decode_message
 from tieredstore.driver.runtime import Runtime
 from tieredstore.local.config import LocalConfig
 from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.messages import SelectedMessage
 from tieredstore.model.values import GetStatus, QueueKey
+from tieredstore.providers.memory import MemoryProvider
 from tieredstore.testing.samples import STORE_TIMESTAMP, TOPIC, a_message
 
 COUNT = 600
@@ -41,13 +44,12 @@ class Machine:
         return store, local
 
     def config(self, **settings: Any) -> Any:
+        tier = {"provider": "posix", "path": str(self.folder / "tier")}
         return a_config(
             self.folder,
-            provider="posix",
-            path=str(self.folder / "tier"),
             commit_log_segment_bytes=40_000,
             consume_queue_segment_bytes=4_000,
-            **settings,
+            **(tier | settings),
         )
 
     def local_config(self) -> LocalConfig:
@@ -144,6 +146,67 @@ def test_messages_go_on_after_a_restart_and_all_are_there_once(tmp_path: Path) -
         assert read_all(store, key) == hashes[key]
     assert store.health().ok
     store.shutdown()
+
+
+@pytest.mark.parametrize("provider", ["memory", "posix"])
+def test_after_a_tier_in_memory_the_next_one_gets_what_the_local_store_has(
+    tmp_path: Path, provider: str
+) -> None:
+    machine = Machine(tmp_path)
+    store, _ = machine.open(provider="memory")
+    hashes = put_many(store)
+    assert store.flush(seal=True)
+    store.shutdown()
+    store, _ = machine.open(provider=provider)
+    assert store.flush()
+    assert store.health().ok
+    for key in queues_of(hashes):
+        assert store.committed_offset(*key) == len(hashes[key])
+    found = store.query_message(TOPIC, f"key-{COUNT - 1}")
+    assert [one.queue_offset for one in found.messages] == [(COUNT - 1) // 3]
+    assert found.complete
+    store.shutdown()
+
+
+def test_a_tier_in_memory_that_is_passed_on_goes_on(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    config = machine.config(provider="memory")
+    runtime = Runtime.inline()
+    provider = MemoryProvider(runtime)
+    with closing(open_tier(config, runtime=runtime, provider=provider)) as tier:
+        tier.metadata.add_topic(TOPIC)
+    with closing(open_tier(config, runtime=runtime, provider=provider)) as tier:
+        assert tier.metadata.topic(TOPIC) is not None
+
+
+def test_a_tier_that_seems_to_be_in_memory_by_mistake_is_not_forgotten(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    store, _ = machine.open()
+    hashes = put_many(store)
+    assert store.flush(seal=True)
+    store.shutdown()
+    store, _ = machine.open(provider="memory")
+    assert not store.health().ok
+    store.shutdown()
+    store, _ = machine.open()
+    assert store.health().ok
+    assert all(store.committed_offset(*key) == len(hashes[key]) for key in queues_of(hashes))
+    store.shutdown()
+
+
+def test_a_catalogue_of_memory_does_not_begin_a_second_tier(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    store, _ = machine.open()
+    put_many(store)
+    assert store.flush(seal=True)
+    store.shutdown()
+    for path in Path(machine.config().catalogue_path).parent.glob("tieredStoreMetadata*"):
+        path.unlink()
+    store, _ = machine.open(provider="memory")
+    store.shutdown()
+    for _ in range(2):
+        with pytest.raises(NoCatalogueError, match="in memory .move it away., but broker"):
+            machine.open()
 
 
 def test_local_retention_waits_for_the_upload(tmp_path: Path) -> None:

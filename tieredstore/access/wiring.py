@@ -23,8 +23,15 @@ from tieredstore.driver.metadata import (
     LOG,
     CatalogueCopy,
     CatalogueUpkeep,
+    Change,
+    DeleteNote,
+    DeleteQueue,
+    DeleteSegment,
+    DeleteTopic,
     MetadataStore,
     Publisher,
+    Put,
+    PutNote,
 )
 from tieredstore.driver.metrics import MeasuredProvider, Metrics, NoMetrics
 from tieredstore.driver.one_process import OneProcess
@@ -60,7 +67,7 @@ from tieredstore.model.errors import (
 )
 from tieredstore.model.printable import log_of
 from tieredstore.model.settings import JAVA_CLASSES
-from tieredstore.model.values import SegmentType
+from tieredstore.model.values import QueueRecord, SegmentRecord, SegmentType, TopicRecord
 
 log = log_of(__name__)
 
@@ -68,6 +75,7 @@ END_SECONDS_MIN = 5.0  # for each part to make its data durable, even after the 
 _FILES: Final = ("", ".bak", ".journal")
 _NAMED_MAX: Final = 8
 _REBUILDS_MAX: Final = 8  # for a reader, while what is read expires
+_ENDS_WITH_PROCESS: Final = "tier", "ends-with-process"  # the kind and the key of a note
 _OWN: Final = "json"  # the kind of catalogue that a provider may keep in its own way
 _JAVA_PACKAGE: Final = "org.apache.rocketmq."
 
@@ -264,6 +272,7 @@ def open_tier(
         if runtime is None:
             runtime = Runtime.threads()
             opened.callback(_end_runtime, runtime, ending)
+        is_made_here = provider is None
         if provider is None:
             provider = provider_of(config, runtime, metrics or NoMetrics())
             opened.callback(provider.close)
@@ -278,6 +287,7 @@ def open_tier(
             end = partial(_end_in_time, runtime, ending, "catalogue")
             written = written_catalogue(config, runtime, provider, end=end)
             metadata, copy = opened.enter_context(written)
+            forget_ended_tier(config, provider, metadata, is_new=is_made_here)
             refuse_lost_log(config, provider, metadata)
         elif not read_only:
             claim(config, provider)
@@ -319,12 +329,48 @@ def refuse_second_tier(config: StoreConfig, provider: SegmentProvider) -> None:
     if config.metadata != _OWN or keeps_catalogue(config, provider) or has_file(config):
         return
     if has_tier(config, provider):
-        raise NoCatalogueError(
-            config.catalogue_path,
-            f"there is no such file, but broker {config.broker_name} has a tier already:"
-            " `tieredstore recover --apply` makes this machine ready for it",
-            names_file=True,
-        )
+        raise _second_tier(config, "there is no such file")
+
+
+def _second_tier(config: StoreConfig, why: str) -> NoCatalogueError:
+    return NoCatalogueError(
+        config.catalogue_path,
+        f"{why}, but broker {config.broker_name} has a tier already:"
+        " `tieredstore recover --apply` makes this machine ready for it",
+        names_file=True,
+    )
+
+
+def forget_ended_tier(
+    config: StoreConfig, provider: SegmentProvider, metadata: MetadataStore, *, is_new: bool
+) -> None:
+    """Empty a catalogue in a file whose tier ended with a process, as one in memory does. The next
+    tier gets what the local store still has.
+
+    `is_new`: nothing was written with this provider yet. Raises NoCatalogueError where the tier of
+    the settings exists already: this catalogue knows nothing of it.
+    """
+    if keeps_catalogue(config, provider):
+        return
+    if metadata.note(*_ENDS_WITH_PROCESS) is not None:
+        if not provider.ends_with_process and has_tier(config, provider):
+            raise _second_tier(config, "it is of a tier in memory (move it away)")
+        metadata.apply(map(_undone, metadata.contents()))
+    if is_new and provider.ends_with_process and not metadata.segments():
+        metadata.put_note(*_ENDS_WITH_PROCESS, True)
+
+
+def _undone(change: Change) -> Change:
+    match change:
+        case Put(TopicRecord(topic=topic)):
+            return DeleteTopic(topic)
+        case Put(QueueRecord(topic=topic, queue_id=queue_id)):
+            return DeleteQueue(topic, queue_id)
+        case Put(SegmentRecord(path=path, type=type, base_offset=base)):
+            return DeleteSegment(path, type, base)
+        case PutNote(kind, key):
+            return DeleteNote(kind, key)
+    return change
 
 
 def refuse_lost_log(

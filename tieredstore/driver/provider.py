@@ -207,6 +207,7 @@ class SegmentProvider(ABC):
 
     retries_itself: bool = False
     shares_rounds: bool = False  # a round costs the same, however many queues are in it
+    ends_with_process: bool = False  # a catalogue in a file outlives its bytes
     reads_together: bool = False  # bytes of many segments lie side by side, see `read_together`
     round_sizes: ClassVar[RoundSizes | None] = None  # given by a provider that shares rounds
 
@@ -669,6 +670,7 @@ class ProviderWrapper(SegmentProvider):
         self.inner = inner
         self.retries_itself = inner.retries_itself
         self.shares_rounds = inner.shares_rounds
+        self.ends_with_process = inner.ends_with_process
         self.reads_together = inner.reads_together
 
     def wrap(self, segment: FileSegment) -> SegmentWrapper:

@@ -109,6 +109,7 @@ class MemoryProvider(SegmentProvider):
 
     def __init__(self, runtime: Runtime) -> None:
         super().__init__(runtime)
+        self.ends_with_process = type(self) is MemoryProvider  # a subclass may keep its bytes
         self._fs = MemoryFileSystem(global_store=False, skip_instance_cache=True)
         self._guard = threading.Lock()
 
