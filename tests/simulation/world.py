@@ -107,7 +107,7 @@ from tieredstore.model.errors import (
 )
 from tieredstore.model.findings import Finding
 from tieredstore.model.messages import PutResult
-from tieredstore.model.values import PutStatus, QueueKey, SegmentRecord, SegmentType
+from tieredstore.model.values import GetStatus, PutStatus, QueueKey, SegmentRecord, SegmentType
 from tieredstore.providers.object_provider import ObjectProvider
 from tieredstore.roundlog.layout import ObjectLayout
 from tieredstore.testing.disk import Crash, ForgetfulDisk
@@ -1202,6 +1202,7 @@ class World:
             self._delete_again(life)
         life_puts = [each for each in model.puts.values() if each.state == SENT]
         unread = {*model.murky}  # queues that may have a message that nobody can read
+        expiring = set()  # or that hides old ones, although its writer may not get to drop them
         for queue in self.queues:
             # The tier's end, if the local queue could not begin after it: puts are refused then.
             ends = life.local.max_offset(*queue), life.store.committed_offset(*queue)
@@ -1218,6 +1219,8 @@ class World:
                     if isinstance(error, self.rot.errors):
                         at, unread = at + 1, {*unread, queue}
                     continue
+                if page.status is GetStatus.OFFSET_TOO_SMALL:
+                    expiring.add(queue)
                 for one in page.messages:
                     if self.rot.makes_no_sense(one):
                         unread.add(queue)
@@ -1231,7 +1234,8 @@ class World:
             model.settle(queue, end, seen)
         for put in life_puts:
             if put.state == SENT and put.queue not in unread:
-                model.never_came(put, may_have_expired=self.has_just_expired)
+                may_have_expired = self.has_just_expired or put.queue in expiring
+                model.never_came(put, may_have_expired=may_have_expired)
         self.has_just_expired &= any(put.state == SENT for put in life_puts)
         self.loads.settle()
 
