@@ -189,8 +189,8 @@ class TieredMessageStore:
     def shutdown(self, *, drain: bool = True, timeout: float | None = FLUSH_SECONDS) -> None:
         """End everything within the timeout; with `drain` upload everything first, as `flush` does.
 
-        Every part is ended, even if others fail; then the first failure is raised. A part that does
-        not stop in time is abandoned, which is logged.
+        Every part is ended, even if others fail; then the last failure is raised, with the others
+        as its context. A part that does not stop in time is abandoned, which is logged.
         """
         self._refuse_a_fork()
         with self._life_guard, self._refusals("shut down"):
