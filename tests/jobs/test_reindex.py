@@ -34,7 +34,7 @@ from tieredstore.jobs import key_runs
 from tieredstore.jobs.job import JobExit, JobReport, JobState, LocalEngine, RowStream, run_job
 from tieredstore.jobs.key_runs import KeyRun, RunWriter, file_plans, in_order, merged, staged_runs
 from tieredstore.jobs.reindex import ReindexKeys, begin_timestamps, reindex
-from tieredstore.jobs.worker import worker_provider
+from tieredstore.jobs.worker import owned_tier, worker_provider
 from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.metadata.tables import Tables
 from tieredstore.model.config import StoreConfig
@@ -344,6 +344,37 @@ def test_the_lost_end_of_a_queue_is_told_and_its_keys_are_not_taken_for_indexed(
     assert report.exit_code is JobExit.DAMAGE
     (finding,) = report.findings
     assert (finding.kind, finding.where) == ("not-indexed", "other/7")
+    assert run(config).exit_code is JobExit.DONE
+    with TieredReader.open(config) as reader:
+        assert reader.query_message(OTHER.topic, "order-39").messages
+
+
+@pytest.mark.parametrize("share", [0.5, 1], ids=["half a log", "a log"])
+def test_a_queue_without_any_units_is_told_and_the_others_are_indexed(
+    config: StoreConfig, share: float
+) -> None:
+    with open_tier_of(config) as parts:
+        file = parts.files.get(OTHER)
+        (units,) = file.queue.segments
+        (log,) = (Path(each.segment.path) for each in file.log.segments)
+        parts.metadata.delete_segment(*units.record.key)
+    place = Path(units.segment.path)
+    whole = place.read_bytes(), log.read_bytes()
+    place.unlink()
+    log.write_bytes(whole[1][: int(len(whole[1]) * share)])
+    report = run(config)
+    assert report.exit_code is JobExit.DAMAGE
+    (finding,) = report.findings
+    assert (finding.kind, finding.where) == ("not-indexed", "other/7")
+    with TieredReader.open(config) as reader:
+        assert reader.query_message(NEW.topic, "u-orders-1-11").messages
+    place.write_bytes(whole[0])  # it is brought back
+    log.write_bytes(whole[1])
+    with owned_tier(config, threads=1) as tier:
+        tier.metadata.put(units.record)
+    with TieredReader.open(config) as reader:
+        answer = reader.query_message(OTHER.topic, "order-39")
+        assert answer.messages or not answer.complete
     assert run(config).exit_code is JobExit.DONE
     with TieredReader.open(config) as reader:
         assert reader.query_message(OTHER.topic, "order-39").messages

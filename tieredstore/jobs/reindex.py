@@ -58,7 +58,7 @@ from tieredstore.model.errors import (
     SegmentNotFoundError,
 )
 from tieredstore.model.findings import Finding
-from tieredstore.model.values import QueueKey, SegmentRecord, SegmentType
+from tieredstore.model.values import SegmentRecord, SegmentType
 
 BLOCK_BYTES: Final = 8 << 20
 FOLDER: Final = "reindex"
@@ -148,8 +148,8 @@ class ReindexKeys:
     def finish(self, plan: Plan[KeysItem], rows: RowStream[int]) -> JobReport | ReindexFiles:
         keys = sum(rows)
         if rows.state is JobState.DONE:
-            wanted, lost = planned_keys(self.config, split_bytes=self.split_bytes)
-            return ReindexFiles(config=self.config, scope=_scope(wanted, lost), tier=self.tier)
+            _, scope = planned_keys(self.config, split_bytes=self.split_bytes)
+            return ReindexFiles(config=self.config, scope=scope, tier=self.tier)
         return JobReport(
             job=self.name,
             state=rows.state,
@@ -168,18 +168,8 @@ class KeysItem:
     stem: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LostEnd:
-    """A queue that has lost all from `end_offset` on, which is in no slice."""
-
-    key: QueueKey
-    topic_id: int
-    end_offset: int
-    problem: str
-
-
-def planned_keys(config: StoreConfig, *, split_bytes: int) -> tuple[list[KeysItem], list[LostEnd]]:
-    """The slices of all queues that the catalogue has now, and the queues that lost their end."""
+def planned_keys(config: StoreConfig, *, split_bytes: int) -> tuple[list[KeysItem], ReindexScope]:
+    """The slices of all queues that the catalogue has now, and what the index then has."""
     if not config.index_enabled:
         raise InvalidConfigError("index_enabled: it is off: this tier is to have no index")
     check_catalogue(config, wanted=lambda _topic: True)
@@ -189,27 +179,29 @@ def planned_keys(config: StoreConfig, *, split_bytes: int) -> tuple[list[KeysIte
         if missing:
             reason = f"it has queues of {missing[0]}, and not the topic: rebuild it"
             raise MetadataError(reader.catalogue.place, reason)
-        queues = queue_rows(reader.segments())
-        slices = plan_slices(queues, split_bytes=split_bytes)
-        lost = [
-            LostEnd(
-                key=rows.key,
-                topic_id=topic_ids[rows.key.topic],
-                end_offset=rows.end_offset if rows.queue else 0,
-                problem=problem,
-            )
-            for rows in queues
-            if (problem := reader.problem(*rows.key)) is not None
-        ]
+        segments = reader.segments()
+        with_units = {row.path for row in segments if row.type is SegmentType.CONSUME_QUEUE}
+        queues = queue_rows(segments)
+        problems = {rows.key: reader.problem(*rows.key) for rows in queues}
     items = [
         KeysItem(
             slice=slice_,
             topic_id=topic_ids[slice_.key.topic],
             stem=_stem(slice_, topic_ids[slice_.key.topic]),
         )
-        for slice_ in slices
+        for slice_ in plan_slices(queues, split_bytes=split_bytes)
     ]
-    return items, lost
+    ends, lost = [], []
+    for rows in queues:
+        key, problem = rows.key, problems[rows.key]
+        # What comes back later is not indexed, also if it is all of a queue.
+        ends.append((key.topic, topic_ids[key.topic], key.queue_id, rows.end_offset))
+        if problem is None and rows.log and rows.path not in with_units:
+            problem = "it has a log and no queue units"
+        if problem is not None:
+            lost.append((f"{key.topic}/{key.queue_id}", problem))
+    stems = tuple(item.stem for item in items)
+    return items, ReindexScope(stems=stems, ends=tuple(ends), lost=tuple(lost))
 
 
 def _stem(slice: Slice, topic_id: int) -> str:
@@ -218,19 +210,6 @@ def _stem(slice: Slice, topic_id: int) -> str:
     made = sorted(row.create_timestamp for row in slice.rows)
     facts = (slice.path, topic_id, slice.first_offset, slice.end_offset, made[:1])
     return f"{KEYS}/{sha256(repr(facts).encode()).hexdigest()[:32]}"
-
-
-def _scope(wanted: Sequence[KeysItem], lost: Sequence[LostEnd]) -> ReindexScope:
-    # What comes back later is not indexed, also if it is all of a queue.
-    ends = {(each.key.topic, each.topic_id, each.key.queue_id): each.end_offset for each in lost}
-    for item in wanted:
-        queue = item.slice.key.topic, item.topic_id, item.slice.key.queue_id
-        ends[queue] = max(ends.get(queue, 0), item.slice.end_offset)
-    return ReindexScope(
-        stems=tuple(item.stem for item in wanted),
-        ends=tuple((*queue, end) for queue, end in ends.items()),
-        lost=tuple((f"{each.key.topic}/{each.key.queue_id}", each.problem) for each in lost),
-    )
 
 
 def stage_keys(config: StoreConfig, item: KeysItem) -> list[KeyRun]:
@@ -343,11 +322,11 @@ class ReindexFiles:
     def _check(self, tier: OwnedTier) -> None:
         """Check that the tier still has what was read."""
         tier.check_index_sizes()
-        for name, topic_id, queue_id, _ in self.scope.ends:
+        for name, topic_id, queue_id, end in self.scope.ends:
             topic = tier.metadata.topic(name)
             path = queue_path(self.config.broker_name, name, queue_id)
             rows = tier.metadata.segments(path, SegmentType.CONSUME_QUEUE)
-            if topic is None or topic.topic_id != topic_id or not rows:
+            if topic is None or topic.topic_id != topic_id or (end and not rows):
                 raise MetadataError(
                     self.config.catalogue_path,
                     f"it does not know queue {queue_id} of {name} as it was read: rebuild it, or "
@@ -383,8 +362,8 @@ class ReindexFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReindexScope:
-    """The result of the first step: the names of its runs, the end of each queue, and which have
-    lost theirs."""
+    """The result of the first step: the names of its runs, the end of each queue, and what is
+    lost of queues."""
 
     stems: tuple[str, ...]
     ends: tuple[tuple[str, int, int, int], ...]  # topic, topic id, queue id, end offset
