@@ -193,12 +193,25 @@ def test_an_index_that_was_made_anew_lacks_nothing_that_was_dropped_before(
     assert kinds(verified(config)) == {"keys-expired"}
     run(config)
     assert verified(config).findings == ()
+    with TieredReader.open(config) as reader:
+        covered = reader.indexed_times()
+        assert covered is not None
+        assert covered.begin is None
     with open_tier_of(config) as parts:
         path = index_queue_path(config.broker_name)
         row = parts.metadata.segments(path, SegmentType.INDEX)[1]
         parts.metadata.delete_segment(*row.key)
         parts.provider.open(*row.key).delete()
     assert "key-missing" in kinds(verified(config))
+
+
+def test_keys_that_a_reindex_could_not_read_are_not_taken_for_expired(config: StoreConfig) -> None:
+    """Those of the oldest message, which was brought back."""
+    with open_tier_of(config) as parts:
+        segment = Path(parts.files.get(OTHER).log.segments[0].segment.path)
+    with flipped(segment, 4):
+        assert run(config).exit_code is JobExit.DAMAGE
+    assert kinds(verified(config)) == {"key-missing"}
 
 
 def test_what_was_staged_before_a_failure_is_used_again(config: StoreConfig) -> None:

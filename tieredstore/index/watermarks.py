@@ -142,10 +142,15 @@ class Watermarks:
     def dropped(before_ms: int) -> Change:
         return PutNote(STORE, "dropped", before_ms)
 
+    def has_dropped(self, base: int) -> bool:
+        """Whether files before this base may have been dropped, and not only replaced."""
+        return base > (_number(self._metadata.note(STORE, "anew")) or 0)
+
     @staticmethod
-    def nothing_dropped() -> Change:
-        """For an index that was made anew, with the keys of all messages."""
-        return DeleteNote(STORE, "dropped")
+    def made_anew(base: int) -> list[Change]:
+        """Changes for an index that was made anew from this base on, with the keys of all
+        messages."""
+        return [DeleteNote(STORE, "dropped"), PutNote(STORE, "anew", base)]
 
     # Of a queue
 
@@ -315,10 +320,11 @@ def index_coverage(metadata: MetadataStore, broker_name: str, now_ms: int) -> In
     ends = [row.end_timestamp for row in rows if row.end_timestamp is not None]
     if not rows or len(ends) < len(rows) or not is_believed(max(ends), now_ms):
         return None
-    if not rows[0].base_offset:
+    marks = Watermarks(metadata, broker_name)
+    if not marks.has_dropped(rows[0].base_offset):
         return IndexCoverage(None, max(ends))
     # Files overlap: the begin of the first file says less than the time of the last drop.
-    dropped = Watermarks(metadata, broker_name).dropped_before()
+    dropped = marks.dropped_before()
     begin = rows[0].begin_timestamp if dropped is None else dropped
     return IndexCoverage(begin, max(ends)) if begin and is_believed(begin, now_ms) else None
 

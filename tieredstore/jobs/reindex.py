@@ -357,7 +357,8 @@ class ReindexFiles:
         marks = tier.watermarks
         # The new files also have all keys of the broker's local files.
         local = [note for begin in marks.begins() for note in marks.forgotten(begin)]
-        return [*index_changes(tier, rows, ends), marks.nothing_dropped(), *local]
+        anew = marks.made_anew(next_base(tier))
+        return [*index_changes(tier, rows, ends), *anew, *local]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

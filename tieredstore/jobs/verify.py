@@ -394,7 +394,7 @@ class TierPicture:
                 topic_ids=topic_ids,
                 index=index,
                 slot_count=marks.slot_count() or config.index_slot_count,
-                index_has_expired=(index[0].base_offset if index else marks.end()) > 0,
+                index_has_expired=marks.has_dropped(index[0].base_offset if index else marks.end()),
                 dropped_before=marks.dropped_before() or 0,
                 sure_below=dict(_sure_below(config, found, topic_ids, marks)),
                 shift=stretch_shift(sum(queue.log_bytes for queue in found)),
