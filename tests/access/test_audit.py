@@ -449,6 +449,28 @@ def test_what_expires_while_it_is_looked_at_is_no_damage(tier: GoldenTier) -> No
     assert not backend.audit(tier).damage
 
 
+def test_a_queue_whose_units_expire_while_sizes_are_asked_for_is_no_damage(
+    tier: GoldenTier,
+) -> None:
+    """Expiry begins the next segment of units, drops the units, and then the log."""
+    row = tier.row(Q, QUEUE, 1600)
+
+    def shorter(found: ListedSegment) -> ListedSegment:
+        is_last = (found.path, found.type, found.base) == row.key
+        return replace(found, size=found.size - 20) if is_last else found
+
+    def expire_units() -> None:
+        units = tier.metadata.segments(f"{BROKER}/{Q}", QUEUE)
+        tier.metadata.put(replace(row, base_offset=row.end_offset, size=0))
+        for each in units:
+            tier.metadata.delete_segment(*each.key)
+            tier.file(Q, QUEUE, each.base_offset).unlink()
+
+    backend = Meanwhile(tier)
+    backend.listed, backend.opening = shorter, expire_units
+    assert not backend.audit(tier).damage
+
+
 def test_what_is_deleted_since_the_listing_is_no_orphan(tier: GoldenTier) -> None:
     """The writer deletes the bytes first, and then the note about them."""
     doomed_segment(tier)

@@ -393,8 +393,9 @@ def catalogue_findings(facts: TierFacts, metadata: MetadataStore, broker: str) -
             detail = "the catalogue has its segments, but not the queue"
             yield _about(AuditKind.UNKNOWN_QUEUE, path, detail)
         log = next((row for row in facts.files.get((path, LOG), []) if facts.size(row)), None)
-        # Even a queue whose messages have all expired keeps a row, for its offsets.
-        if log is not None and (path, QUEUE) not in facts.files:
+        # Even a queue whose messages have all expired keeps a row, for its offsets: a new one, so
+        # `facts` may know only the earlier ones.
+        if log is not None and not metadata.segments(path, QUEUE):
             yield _about_segment(log, AuditKind.NO_UNITS, "it has a log and no queue units")
     for topic in sorted({topic for topic, _ in queues} - topics):
         detail = "the catalogue has its queues, but not the topic"
