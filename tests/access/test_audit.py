@@ -163,7 +163,6 @@ DAMAGES: list[tuple[Callable[[GoldenTier], None], str, str]] = [
     (short, "short", f"{Q}/COMMIT_LOG/41521"),
     (overlapping, "overlapping", f"{Q}/COMMIT_LOG/0"),
     (hole, "hole", f"{Q}/COMMIT_LOG/0"),
-    (units_lost, "no-units", f"{Q}/COMMIT_LOG/0"),
     (misaligned, "misaligned", f"{Q}/CONSUME_QUEUE/1601"),
     (units_beyond, "units-beyond-log", f"{Q}/CONSUME_QUEUE/1600"),
     (disorder, "units-in-disorder", f"{Q}/CONSUME_QUEUE/800"),
@@ -184,6 +183,7 @@ KEPT: list[tuple[Callable[[GoldenTier], None], str, str]] = [
     (stranger, "orphaned", "Unknown/7/COMMIT_LOG/0"),
     (gap, "gap", f"{Q}/CONSUME_QUEUE/0"),
     (tail, "tail", f"{Q}/COMMIT_LOG/0"),
+    (units_lost, "no-units", f"{Q}/COMMIT_LOG/0"),
 ]
 
 

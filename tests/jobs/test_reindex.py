@@ -363,7 +363,7 @@ def test_the_lost_end_of_a_queue_is_told_and_its_keys_are_not_taken_for_indexed(
 
 
 @pytest.mark.parametrize("share", [0.5, 1], ids=["half a log", "a log"])
-def test_a_queue_without_any_units_is_told_and_the_others_are_indexed(
+def test_a_queue_without_any_units_is_left_out_and_the_others_are_indexed(
     config: StoreConfig, share: float
 ) -> None:
     with open_tier_of(config) as parts:
@@ -376,9 +376,9 @@ def test_a_queue_without_any_units_is_told_and_the_others_are_indexed(
     place.unlink()
     log.write_bytes(whole[1][: int(len(whole[1]) * share)])
     report = run(config)
-    assert report.exit_code is JobExit.DAMAGE
-    (finding,) = report.findings
-    assert (finding.kind, finding.where) == ("not-indexed", "other/7")
+    assert [(each.kind, each.where) for each in report.findings] == (
+        [("not-indexed", "other/7")] if share < 1 else []  # it may never have had any units
+    )
     with TieredReader.open(config) as reader:
         assert reader.query_message(NEW.topic, "u-orders-1-11").messages
     place.write_bytes(whole[0])  # it is brought back

@@ -56,7 +56,6 @@ class AuditKind(FindingKind):
     SHORT = "short"
     OVERLAPPING = "overlapping"
     HOLE = "hole"
-    NO_UNITS = "no-units"
     MISALIGNED = "misaligned"
     UNITS_BEYOND = "units-beyond-log"
     DISORDER = "units-in-disorder"
@@ -81,6 +80,7 @@ class AuditKind(FindingKind):
     BEHIND = "catalogue-behind", Severity.NOTE
     GAP = "gap", Severity.NOTE
     TAIL = "tail", Severity.NOTE
+    NO_UNITS = "no-units", Severity.NOTE  # after a lost disk, a crash looks like lost units
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -396,7 +396,8 @@ def catalogue_findings(facts: TierFacts, metadata: MetadataStore, broker: str) -
         # Even a queue whose messages have all expired keeps a row, for its offsets: a new one, so
         # `facts` may know only the earlier ones.
         if log is not None and not metadata.segments(path, QUEUE):
-            yield _about_segment(log, AuditKind.NO_UNITS, "it has a log and no queue units")
+            detail = "it has a log and no queue units: they are lost, or a crash came between both"
+            yield _about_segment(log, AuditKind.NO_UNITS, detail)
     for topic in sorted({topic for topic, _ in queues} - topics):
         detail = "the catalogue has its queues, but not the topic"
         yield _about(AuditKind.UNKNOWN_TOPIC, f"{broker}/{topic}", detail)

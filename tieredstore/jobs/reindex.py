@@ -179,9 +179,7 @@ def planned_keys(config: StoreConfig, *, split_bytes: int) -> tuple[list[KeysIte
         if missing:
             reason = f"it has queues of {missing[0]}, and not the topic: rebuild it"
             raise MetadataError(reader.catalogue.place, reason)
-        segments = reader.segments()
-        with_units = {row.path for row in segments if row.type is SegmentType.CONSUME_QUEUE}
-        queues = queue_rows(segments)
+        queues = queue_rows(reader.segments())
         problems = {rows.key: reader.problem(*rows.key) for rows in queues}
     items = [
         KeysItem(
@@ -193,12 +191,10 @@ def planned_keys(config: StoreConfig, *, split_bytes: int) -> tuple[list[KeysIte
     ]
     ends, lost = [], []
     for rows in queues:
-        key, problem = rows.key, problems[rows.key]
+        key = rows.key
         # What comes back later is not indexed, also if it is all of a queue.
         ends.append((key.topic, topic_ids[key.topic], key.queue_id, rows.end_offset))
-        if problem is None and rows.log and rows.path not in with_units:
-            problem = "it has a log and no queue units"
-        if problem is not None:
+        if (problem := problems[key]) is not None:
             lost.append((f"{key.topic}/{key.queue_id}", problem))
     stems = tuple(item.stem for item in items)
     return items, ReindexScope(stems=stems, ends=tuple(ends), lost=tuple(lost))
