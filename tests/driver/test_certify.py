@@ -14,6 +14,7 @@ from tieredstore.driver.object_client import (
     ObjectClient,
     ObjectClientWrapper,
     ObjectFacts,
+    OtherBytesError,
     Range,
 )
 from tieredstore.driver.segment import Buffer
@@ -61,7 +62,7 @@ class MixesRacersUp(ObjectClientWrapper):
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         if "/race-" in key:
-            raise BackendUnavailableError(key, "get", "2 bytes came instead of 3")
+            raise OtherBytesError(key, "get", "2 bytes came instead of 3")
         return self.inner.get_range(key, start, length)
 
 
@@ -69,10 +70,10 @@ class IgnoresRanges(ObjectClientWrapper):
     """Sends the whole object, which no client accepts."""
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        raise BackendUnavailableError(key, "get", f"no range came instead of {length} bytes")
+        raise OtherBytesError(key, "get", f"no range came instead of {length} bytes")
 
     def get_ranges(self, ranges: Sequence[Range]) -> list[bytes | TieredStoreError]:
-        return [BackendUnavailableError(ranges[0].key, "get", "9 bytes came")] * len(ranges)
+        return [OtherBytesError(ranges[0].key, "get", "9 bytes came")] * len(ranges)
 
 
 class LosesMetadata(ObjectClientWrapper):

@@ -18,6 +18,7 @@ from tieredstore.driver.object_client import (
     KeysExpiredError,
     ObjectClient,
     ObjectExistsError,
+    OtherBytesError,
     Range,
 )
 from tieredstore.driver.object_requests import RetryingClient
@@ -319,7 +320,7 @@ def test_bytes_from_elsewhere_are_not_served(
         try:
             with pytest.raises(TieredStoreError):
                 client.get_range("k", 5, 10)
-            with pytest.raises(TieredStoreError):
+            with pytest.raises(OtherBytesError):
                 client.get_range("k", 2, 3)
         finally:
             door.answers.clear()
@@ -341,6 +342,18 @@ def test_a_server_that_ignores_ranges_is_not_trusted(
         door.answers["GET"] = whole
         failed = {found.kind for found in certify(client, page_keys=3).failures}
     assert {"read-after-write", "ranges", "range-beyond-end"} <= failed
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_a_server_too_busy_for_reads_alone_fails_no_check(
+    moto: tuple[str, Door], request: pytest.FixtureRequest, name: str
+) -> None:
+    endpoint, door = moto
+    request.addfinalizer(door.answers.clear)
+    with new_client(endpoint, name) as client:
+        door.answers["GET"] = error(503, "SlowDown")
+        with pytest.raises(BackendUnavailableError, match="at the check read-after-write"):
+            certify(client, page_keys=3)
 
 
 @pytest.mark.parametrize("name", CLIENTS)

@@ -10,6 +10,7 @@ from typing import Final, Protocol, Self, TypeVar
 from tieredstore.driver.segment import Buffer
 from tieredstore.model.errors import (
     BackendRefusedError,
+    BackendUnavailableError,
     OffsetOutOfRangeError,
     SegmentError,
     TieredStoreError,
@@ -33,6 +34,11 @@ class ObjectExistsError(SegmentError):
 
 class KeysExpiredError(BackendRefusedError):
     """The keys have expired, or the clock is wrong: this says nothing about the store."""
+
+
+class OtherBytesError(BackendUnavailableError):
+    """The reply to a read is not the bytes that were asked for, as from a store that ignores
+    ranges."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from tieredstore.driver.object_client import (
     ObjectClient,
     ObjectExistsError,
     ObjectFacts,
+    OtherBytesError,
     beyond_end,
     check_object_range,
     once,
@@ -97,7 +98,7 @@ class FsspecClient(ObjectClient):
             if len(data) == length:
                 return data
             self._refuse_beyond_end(fs, key, start, length)
-        raise BackendUnavailableError(key, "get", f"{len(data)} bytes came instead of {length}")
+        raise OtherBytesError(key, "get", f"{len(data)} bytes came instead of {length}")
 
     def put(
         self,

@@ -20,6 +20,7 @@ from tieredstore.driver.object_client import (
     ObjectCapabilities,
     ObjectClient,
     ObjectFacts,
+    OtherBytesError,
     Range,
     beyond_end,
     check_object_range,
@@ -51,6 +52,7 @@ from tieredstore.providers.s3fs import gathered, told
 
 _STATUS: Final = re.compile(r"status code: (\d{3})")
 _BARE_REDIRECT: Final = "redirect without LOCATION"  # as S3 sends to another region
+_OTHER_RANGE: Final = re.compile(r"source: (?:NotPartial|NoContentRange|UnexpectedRange)\b")
 _CODE: Final = re.compile(r"<Code>(\w+)</Code>")
 _MESSAGE: Final = re.compile(r"<Message>([^<]*)</Message>")
 _CERTIFICATE: Final = re.compile(r"InvalidCertificate\(\s*(?:Other\(\s*OtherError\(\s*)?(\w+)")
@@ -233,6 +235,8 @@ def error_of(
     reason = "(the message quotes a secret)" if settings.leaks_into(text) else _first_line(error)
     if kind in _REFUSED or isinstance(error, ValueError | TypeError):
         return BackendRefusedError(key, operation, reason)
+    if _OTHER_RANGE.search(text):
+        return OtherBytesError(key, operation, reason)
     for said, cause in _CAUSES:
         if said in text:
             return error_of_connection(key, operation, cause, text)
@@ -572,7 +576,7 @@ class ObstoreClient(ObjectClient):
         size = self.head(key).size
         if size < start + length:
             return beyond_end(key, start, length, size)
-        return BackendUnavailableError(key, "get", f"{got} bytes came instead of {length}")
+        return OtherBytesError(key, "get", f"{got} bytes came instead of {length}")
 
     def _deleted_singly(self, batch: Sequence[str]) -> dict[str, TieredStoreError]:
         errors: dict[str, TieredStoreError] = {}

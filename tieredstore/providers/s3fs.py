@@ -32,6 +32,7 @@ from tieredstore.driver.object_client import (
     ObjectCapabilities,
     ObjectClient,
     ObjectFacts,
+    OtherBytesError,
     Range,
     beyond_end,
     check_object_range,
@@ -640,9 +641,7 @@ class S3fsClient(ObjectClient):
                 refuse_another_range(key, start, length, reply.get("ContentRange", ""))
                 data: bytes = await body.read()
         if len(data) != length:
-            raise BackendUnavailableError(
-                key, "get_object", f"{len(data)} bytes came instead of {length}"
-            )
+            raise OtherBytesError(key, "get_object", f"{len(data)} bytes came instead of {length}")
         return data
 
     async def _got_or_error(self, key: str, start: int, length: int) -> bytes | TieredStoreError:
@@ -682,7 +681,7 @@ class S3fsClient(ObjectClient):
 
 def refuse_another_range(key: str, start: int, length: int, served: str) -> None:
     """Raise unless the reply has exactly these bytes: OffsetOutOfRangeError if it says that the
-    object ends before, otherwise BackendUnavailableError.
+    object ends before, otherwise OtherBytesError.
 
     A server may ignore ranges, and a proxy may answer with what it has.
     """
@@ -692,4 +691,4 @@ def refuse_another_range(key: str, start: int, length: int, served: str) -> None
     if total.isdigit() and int(total) < start + length:
         raise beyond_end(key, start, length, int(total))
     reason = f"{served or 'no range'} came instead of bytes {start}-{start + length - 1}"
-    raise BackendUnavailableError(key, "get_object", reason)
+    raise OtherBytesError(key, "get_object", reason)
