@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,19 @@ import pytest
 
 from tests.access.tiered_kit import a_config
 from tests.codec.encoders import rewrite_log_offset
+from tests.jobs.job_kit import files, golden_config, moved, posix
+from tests.jobs.load_kit import loaded, rows_of
 from tieredstore.access.reader import TieredReader
 from tieredstore.access.store import TieredMessageStore
 from tieredstore.access.wiring import NoCatalogueError, open_tier
 from tieredstore.codec.message import decode_message
+from tieredstore.driver.metadata import Change, MetadataStore
 from tieredstore.driver.runtime import Runtime
+from tieredstore.jobs.job import JobExit
 from tieredstore.local.config import LocalConfig
 from tieredstore.local.store import LocalMessageStore
+from tieredstore.metadata.json_store import JsonMetadataStore
+from tieredstore.model.config import StoreConfig
 from tieredstore.model.messages import SelectedMessage
 from tieredstore.model.values import GetStatus, QueueKey
 from tieredstore.providers.memory import MemoryProvider
@@ -205,8 +211,57 @@ def test_a_catalogue_of_memory_does_not_begin_a_second_tier(tmp_path: Path) -> N
     store, _ = machine.open(provider="memory")
     store.shutdown()
     for _ in range(2):
-        with pytest.raises(NoCatalogueError, match="in memory .move it away., but broker"):
+        with pytest.raises(
+            NoCatalogueError,
+            match=r"in memory \(move it away, .*\), but broker",
+        ):
             machine.open()
+
+
+class NotesApart(JsonMetadataStore):
+    """Has the `contents` that the contract gives every catalogue: without notes."""
+
+    def contents(self) -> Sequence[Change]:
+        return MetadataStore.contents(self)
+
+
+def test_a_tier_in_memory_is_forgotten_once_in_any_kind_of_catalogue(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    kind = f"{__name__}.NotesApart"
+    store, _ = machine.open(provider="memory", metadata=kind)
+    put_many(store)
+    assert store.flush(seal=True)
+    store.shutdown()
+    for _ in range(2):
+        store, _ = machine.open(metadata=kind)
+        assert store.flush()
+        store.shutdown()
+
+
+def begin_in_memory(config: StoreConfig) -> None:
+    """Leave what a broker without messages leaves that once ran with the default provider."""
+    with closing(open_tier(replace(config, provider="memory"), runtime=Runtime.inline())):
+        pass
+
+
+def test_a_tier_moved_to_where_one_in_memory_was_starts(tmp_path: Path) -> None:
+    target = posix(tmp_path)
+    begin_in_memory(target)
+    report = moved(golden_config(), target, cut_over=True)
+    assert report.exit_code is JobExit.DONE
+    for _ in range(2):
+        with closing(open_tier(target, runtime=Runtime.inline())) as tier:
+            assert len(tier.metadata.segments()) == len(files(golden_config()))
+
+
+def test_a_load_to_where_a_tier_in_memory_was_is_kept(tmp_path: Path) -> None:
+    config = posix(tmp_path)
+    begin_in_memory(config)
+    key = QueueKey("T", 0)
+    loaded(config, [[rows_of(key, range(3))]])
+    for _ in range(2):
+        with closing(open_tier(config, runtime=Runtime.inline())) as tier:
+            assert tier.metadata.segments()
 
 
 def test_local_retention_waits_for_the_upload(tmp_path: Path) -> None:

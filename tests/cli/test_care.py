@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -21,6 +23,7 @@ from tests.cli.tier_kit import (
     verb_of,
 )
 from tests.codec.golden_files import contents
+from tests.jobs.job_kit import golden_config
 from tests.jobs.load_kit import assert_found, rows_of, staged
 from tests.jobs.written_tier import posix_config
 from tieredstore.access.queue_upload import (
@@ -29,8 +32,9 @@ from tieredstore.access.queue_upload import (
     history_note,
     is_asked_to_resume,
 )
+from tieredstore.access.wiring import open_tier
 from tieredstore.cli.output import ExitCode
-from tieredstore.driver.runtime import SystemClock
+from tieredstore.driver.runtime import Runtime, SystemClock
 from tieredstore.jobs.load import commit_load
 from tieredstore.jobs.load_records import LoadDefaults
 from tieredstore.metadata.json_store import JsonMetadataStore
@@ -127,6 +131,21 @@ def test_what_is_not_sound_is_told_after_a_rebuild(command: Command, root: Path)
     assert ran.code == 4
     assert "problem: " in ran.out
     assert "GoldAa/0: 1 queue units" in ran.err
+
+
+def test_the_catalogue_of_a_tier_in_memory_is_moved_away_before_a_rebuild(
+    command: Command, root: Path
+) -> None:
+    config = golden_config(root)
+    beside = (root / CATALOGUE).parent
+    shutil.rmtree(beside)
+    with closing(open_tier(replace(config, provider="memory"), runtime=Runtime.inline())):
+        pass
+    asked(command, root, "rebuild").refused(3, "in memory (move it away, with all files of its na")
+    shutil.rmtree(beside)
+    asked(command, root, "rebuild").done()
+    with closing(open_tier(config, runtime=Runtime.inline())) as tier:
+        assert tier.metadata.segments()
 
 
 def test_expired_units_are_a_note_of_a_rebuild(command: Command, root: Path) -> None:

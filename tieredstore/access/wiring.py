@@ -75,7 +75,7 @@ END_SECONDS_MIN = 5.0  # for each part to make its data durable, even after the 
 _FILES: Final = ("", ".bak", ".journal")
 _NAMED_MAX: Final = 8
 _REBUILDS_MAX: Final = 8  # for a reader, while what is read expires
-_ENDS_WITH_PROCESS: Final = "tier", "ends-with-process"  # the kind and the key of a note
+ENDS_WITH_PROCESS: Final = "tier", "ends-with-process"  # the kind and the key of a note
 _OWN: Final = "json"  # the kind of catalogue that a provider may keep in its own way
 _JAVA_PACKAGE: Final = "org.apache.rocketmq."
 
@@ -287,7 +287,8 @@ def open_tier(
             end = partial(_end_in_time, runtime, ending, "catalogue")
             written = written_catalogue(config, runtime, provider, end=end)
             metadata, copy = opened.enter_context(written)
-            forget_ended_tier(config, provider, metadata, is_new=is_made_here)
+            if is_made_here and provider.ends_with_process and not metadata.segments():
+                metadata.put_note(*ENDS_WITH_PROCESS, True)
             refuse_lost_log(config, provider, metadata)
         elif not read_only:
             claim(config, provider)
@@ -341,23 +342,23 @@ def _second_tier(config: StoreConfig, why: str) -> NoCatalogueError:
     )
 
 
-def forget_ended_tier(
-    config: StoreConfig, provider: SegmentProvider, metadata: MetadataStore, *, is_new: bool
+def _forget_ended_tier(
+    config: StoreConfig, provider: SegmentProvider, metadata: MetadataStore
 ) -> None:
     """Empty a catalogue in a file whose tier ended with a process, as one in memory does. The next
     tier gets what the local store still has.
 
-    `is_new`: nothing was written with this provider yet. Raises NoCatalogueError where the tier of
-    the settings exists already: this catalogue knows nothing of it.
+    Raises NoCatalogueError where the tier of the settings exists already: this catalogue knows
+    nothing of it.
     """
-    if keeps_catalogue(config, provider):
+    if metadata.note(*ENDS_WITH_PROCESS) is None:
         return
-    if metadata.note(*_ENDS_WITH_PROCESS) is not None:
-        if not provider.ends_with_process and has_tier(config, provider):
-            raise _second_tier(config, "it is of a tier in memory (move it away)")
-        metadata.apply(map(_undone, metadata.contents()))
-    if is_new and provider.ends_with_process and not metadata.segments():
-        metadata.put_note(*_ENDS_WITH_PROCESS, True)
+    if not provider.ends_with_process and has_tier(config, provider):
+        why = "it is of a tier in memory (move it away, with all files of its name)"
+        raise _second_tier(config, why)
+    # Not every catalogue counts its notes among its contents.
+    gone = DeleteNote(*ENDS_WITH_PROCESS)
+    metadata.apply([*map(_undone, metadata.contents()), gone])
 
 
 def _undone(change: Change) -> Change:
@@ -440,13 +441,17 @@ def written_catalogue(
     provider: SegmentProvider,
     *,
     end: Callable[[Callable[[], None]], None] = lambda close: close(),
+    forgets: bool = True,
 ) -> Iterator[tuple[MetadataStore, CatalogueCopy | None]]:
     """Claims the tier and opens its catalogue for writing; also its copy on this machine, if the
     provider keeps the catalogue itself.
 
     `end` is given the call that closes the catalogue: one in a bucket then appends what is still
-    staged. CatalogueLockedError is raised before the claim: a process that holds the lock of the
-    file keeps its tier.
+    staged. A tier in memory that has ended is forgotten, unless `forgets` is False: then the caller
+    deletes the note of it together with its first changes.
+
+    CatalogueLockedError is raised before the claim: a process that holds the lock of the file keeps
+    its tier.
     """
     with ExitStack() as opened:
         copy = _locked_copy(config) if config.metadata == _OWN else None
@@ -454,11 +459,14 @@ def written_catalogue(
             opened.callback(copy.close)
         claim(config, provider)
         metadata = own_catalogue(config, provider, read_only=False)
+        is_file = metadata is None
         if metadata is None:  # the file is the catalogue, and takes the lock itself
             opened.close()
             copy = None
             metadata = catalogue_of(config, runtime, read_only=False)
         opened.callback(end, metadata.close)
+        if is_file and forgets:
+            _forget_ended_tier(config, provider, metadata)
         if copy is not None:
             copy.follow(metadata)
             opened.callback(copy.step)

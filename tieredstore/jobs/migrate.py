@@ -21,6 +21,7 @@ from tieredstore.access.queue_upload import history_note, is_history
 from tieredstore.access.rebuild import layout_of
 from tieredstore.access.upkeep import TendChore
 from tieredstore.access.wiring import (
+    ENDS_WITH_PROCESS,
     catalogue_of,
     claim,
     keeps_catalogue,
@@ -31,7 +32,7 @@ from tieredstore.access.wiring import (
 )
 from tieredstore.codec.names import INDEX_TOPIC, index_queue_path
 from tieredstore.driver.durable import FileLock
-from tieredstore.driver.metadata import Change, MetadataStore, Put, PutNote
+from tieredstore.driver.metadata import Change, DeleteNote, MetadataStore, Put, PutNote
 from tieredstore.driver.metrics import NoMetrics
 from tieredstore.driver.provider import SegmentProvider
 from tieredstore.driver.runtime import Clock, Runtime, SystemClock
@@ -762,17 +763,18 @@ def _publish(
     Path(target.catalogue_path).parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as opened:
         try:
-            written = written_catalogue(target, worker_runtime(), provider)
+            written = written_catalogue(target, worker_runtime(), provider, forgets=False)
             metadata, _ = opened.enter_context(written)
         except MetadataError as error:
             reason = str(error).removeprefix(f"{target.catalogue_path}: ")
             raise BackendRefusedError(target.catalogue_path, "cut over", reason) from error
         check()
+        lasts = DeleteNote(*ENDS_WITH_PROCESS)  # a broker in memory may have begun this catalogue
         if adopt:
             taken_over = _index_taken_over(target, metadata, provider)
-            metadata.apply([*taken_over, *_adopted(tier, source, target, metadata)])
+            metadata.apply([lasts, *taken_over, *_adopted(tier, source, target, metadata)])
         else:
-            metadata.apply(_moved(tier, source, target))
+            metadata.apply([lasts, *_moved(tier, source, target)])
         try:
             publisher = publisher_of(target, provider, metadata)
             if publisher is not None:
