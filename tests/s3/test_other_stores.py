@@ -124,6 +124,19 @@ def test_a_batch_delete_that_fails_at_a_key_nobody_named_has_deleted_nothing(
         )
 
 
+def test_a_key_that_is_reported_as_absent_in_percent_encoding_is_no_error(
+    moto: tuple[str, Door], request: pytest.FixtureRequest
+) -> None:
+    endpoint, door = moto
+    request.addfinalizer(door.answers.clear)
+    reply = "<Error><Key>some%2Ftier%2Fb</Key><Code>NoSuchKey</Code><Message>-</Message></Error>"
+    with new_client(endpoint, "s3fs") as client:  # obstore fails at such a name
+        door.answers["DELETE-MANY"] = Response(
+            f"<DeleteResult>{reply}</DeleteResult>", content_type="application/xml"
+        )
+        assert client.delete_many(["a", "b"]) == {}
+
+
 @pytest.mark.parametrize("name", CLIENTS)
 @pytest.mark.parametrize("code", ["SlowDown", "Throttling", "RequestTimeout"])
 def test_a_key_that_a_busy_store_does_not_delete_is_no_matter_of_rights(

@@ -658,13 +658,14 @@ class S3fsClient(ObjectClient):
         )
         errors: dict[str, TieredStoreError] = {}
         for entry in reply.get("Errors", ()):
+            if entry.get("Code") == "NoSuchKey":  # whichever it is, it is gone
+                continue
             name = told(entry, "Key", batch[0], "delete_objects")
             key = name.removeprefix(self._prefix)
             if self._prefix + key != name or key not in batch:  # which one has failed is unknown
                 reason = one_line(f"the reply is about {name}, which was not to be deleted")
                 raise BackendUnavailableError(batch[0], "delete_objects", reason)
-            if entry.get("Code") != "NoSuchKey":
-                errors[key] = self._connection.delete_error(key, entry)
+            errors[key] = self._connection.delete_error(key, entry)
         return errors
 
     def _delete_singly(self, batch: Sequence[str]) -> dict[str, TieredStoreError]:
