@@ -9,7 +9,7 @@ import zlib
 from typing import Final
 
 from tieredstore.driver.certify import PREFIX, Certificate, certify
-from tieredstore.driver.object_client import ObjectCapabilities, ObjectClient
+from tieredstore.driver.object_client import ObjectCapabilities, ObjectClient, OtherBytesError
 from tieredstore.model.errors import (
     BackendRefusedError,
     InvalidConfigError,
@@ -123,11 +123,12 @@ def keep(client: ObjectClient, certificate: Certificate) -> None:
 
 
 def kept_verdict(client: ObjectClient) -> Certificate | None:
-    """The verdict that is kept beside the data; None if there is none in the present format."""
+    """The verdict that is kept beside the data; None if there is none in the present format, or if
+    the store cannot show it, as one that ignores ranges."""
     key = certificate_key(client)
     try:
         data = client.get_range(key, 0, client.head(key).size)
-    except (SegmentNotFoundError, OffsetOutOfRangeError):
+    except (SegmentNotFoundError, OffsetOutOfRangeError, OtherBytesError):
         return None
     try:
         number, _, text = data.decode().partition("\n")
