@@ -17,7 +17,7 @@ import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from random import Random
@@ -416,6 +416,16 @@ class Life:
     def flushed_offset(self) -> int | None:
         """Works even for a store that is closing and has released its parts."""
         return None if self.parts is None else self.parts.log.flushed_offset
+
+
+@dataclass(slots=True)
+class _FoundMessages:
+    """The names of messages by offset. `lacks`: there may be one that nobody can read. `hides`: old
+    ones are hidden as expired, although their writer may not get to drop them."""
+
+    names: dict[int, str] = field(default_factory=dict)
+    lacks: bool = False
+    hides: bool = False
 
 
 class World:
@@ -1201,43 +1211,50 @@ class World:
         if model.deletions.get(BRIEF.topic, 0) % 2:
             self._delete_again(life)
         life_puts = [each for each in model.puts.values() if each.state == SENT]
-        unread = {*model.murky}  # queues that may have a message that nobody can read
-        expiring = set()  # or that hides old ones, although its writer may not get to drop them
+        unread = {*model.murky}
+        expiring = set()
         for queue in self.queues:
             # The tier's end, if the local queue could not begin after it: puts are refused then.
             ends = life.local.max_offset(*queue), life.store.committed_offset(*queue)
             end = max(each or 0 for each in ends)
             first = model.first_unknown(queue)
-            seen: dict[int, str] = {}
-            at = first
-            while at < end:
-                try:
-                    with self.rot.reading(queue, at):
-                        page = life.store.get_message(*queue, at, count_max=8)
-                except self.expected as error:
-                    life.runtime.clock.sleep(1)
-                    if isinstance(error, self.rot.errors):
-                        at, unread = at + 1, {*unread, queue}
-                    continue
-                if page.status is GetStatus.OFFSET_TOO_SMALL:
-                    expiring.add(queue)
-                for one in page.messages:
-                    if self.rot.makes_no_sense(one):
-                        unread.add(queue)
-                        continue
-                    body = decode_message(one.record).body.decode(errors="replace")
-                    seen[one.queue_offset] = body.split("|")[0]
-                if page.next_offset <= at:
-                    break
-                at = page.next_offset
-            self.scheduler.note(f"{queue.topic}/{queue.queue_id}: {first} to {end}, {seen}")
-            model.settle(queue, end, seen)
+            read = self._read_from(life, queue, first, end)
+            if read.lacks:
+                unread.add(queue)
+            if read.hides:
+                expiring.add(queue)
+            self.scheduler.note(f"{queue.topic}/{queue.queue_id}: {first} to {end}, {read.names}")
+            model.settle(queue, end, read.names)
         for put in life_puts:
             if put.state == SENT and put.queue not in unread:
                 may_have_expired = self.has_just_expired or put.queue in expiring
                 model.never_came(put, may_have_expired=may_have_expired)
         self.has_just_expired &= any(put.state == SENT for put in life_puts)
         self.loads.settle()
+
+    def _read_from(self, life: Life, queue: QueueKey, first: int, end: int) -> _FoundMessages:
+        found = _FoundMessages()
+        at = first
+        while at < end:
+            try:
+                with self.rot.reading(queue, at):
+                    page = life.store.get_message(*queue, at, count_max=8)
+            except self.expected as error:
+                life.runtime.clock.sleep(1)
+                if isinstance(error, self.rot.errors):
+                    at, found.lacks = at + 1, True
+                continue
+            found.hides |= page.status is GetStatus.OFFSET_TOO_SMALL
+            for one in page.messages:
+                if self.rot.makes_no_sense(one):
+                    found.lacks = True
+                    continue
+                body = decode_message(one.record).body.decode(errors="replace")
+                found.names[one.queue_offset] = body.split("|")[0]
+            if page.next_offset <= at:
+                break
+            at = page.next_offset
+        return found
 
     def _wait_for_ends(self, life: Life) -> None:
         """Wait until every queue is opened: before that the tier may have more than it says."""
