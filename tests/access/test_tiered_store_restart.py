@@ -14,7 +14,7 @@ import pytest
 
 from tests.access.tiered_kit import a_config
 from tests.codec.encoders import rewrite_log_offset
-from tests.jobs.job_kit import files, golden_config, moved, posix
+from tests.jobs.job_kit import copy_of_golden, files, moved, posix
 from tests.jobs.load_kit import loaded, rows_of
 from tieredstore.access.reader import TieredReader
 from tieredstore.access.store import TieredMessageStore
@@ -245,13 +245,13 @@ def begin_in_memory(config: StoreConfig) -> None:
 
 
 def test_a_tier_moved_to_where_one_in_memory_was_starts(tmp_path: Path) -> None:
-    target = posix(tmp_path)
+    source, target = copy_of_golden(tmp_path / "old"), posix(tmp_path / "new")
     begin_in_memory(target)
-    report = moved(golden_config(), target, cut_over=True)
+    report = moved(source, target, cut_over=True)
     assert report.exit_code is JobExit.DONE
     for _ in range(2):
         with closing(open_tier(target, runtime=Runtime.inline())) as tier:
-            assert len(tier.metadata.segments()) == len(files(golden_config()))
+            assert len(tier.metadata.segments()) == len(files(source))
 
 
 def test_a_load_to_where_a_tier_in_memory_was_is_kept(tmp_path: Path) -> None:
