@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.driver.test_certify import IgnoresRanges
 from tests.providers.object_kit import CLUSTER, PATH
 from tieredstore.driver.certify import Certificate, certify
 from tieredstore.driver.object_client import (
@@ -17,7 +18,6 @@ from tieredstore.driver.object_client import (
     ObjectClient,
     ObjectClientWrapper,
     ObjectFacts,
-    OtherBytesError,
 )
 from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import Buffer
@@ -142,12 +142,6 @@ def test_a_store_that_failed_once_stays_refused_whatever_its_luck() -> None:
             provider.open(PATH, LOG, 0).write(0, b"data")
         assert client.requests["put"] == 0  # the store is not asked at all
     assert puts_of_a_write(client, "warn") == 3
-
-
-class IgnoresRanges(ObjectClientWrapper):
-    def get_range(self, key: str, start: int, length: int) -> bytes:
-        data = self.inner.get_range(key, start, length)
-        raise OtherBytesError(key, "get", f"no range came instead of {len(data)} bytes")
 
 
 def test_a_failure_that_this_store_cannot_show_refuses_the_next_process_too() -> None:

@@ -48,6 +48,13 @@ def moto(s3_environment: None) -> Iterator[tuple[str, Door]]:
 
 
 @pytest.fixture
+def door(moto: tuple[str, Door]) -> Iterator[Door]:
+    """That server's door; afterwards it is as open as before."""
+    yield moto[1]
+    moto[1].answers.clear()
+
+
+@pytest.fixture
 def s3(s3_endpoint: str) -> S3FileSystem:
     """A client without caches: it sees at once what another client wrote."""
     from s3fs import S3FileSystem

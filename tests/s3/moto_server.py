@@ -185,6 +185,16 @@ class _Quiet(WSGIRequestHandler):
         pass
 
 
+def delete_result(inside: str) -> Response:
+    """The reply to a batch delete."""
+    return Response(f"<DeleteResult>{inside}</DeleteResult>", content_type="application/xml")
+
+
+def not_deleted(name: str, code: str) -> str:
+    """What such a reply says of an object that stays; `name` is its whole key."""
+    return f"<Error><Key>{name}</Key><Code>{code}</Code><Message>-</Message></Error>"
+
+
 @contextmanager
 def moto_server(*, tls: bool = False) -> Iterator[tuple[str, Door]]:
     """Run a server on loopback until the block ends; give its address and the door.

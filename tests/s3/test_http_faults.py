@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from werkzeug.wrappers import Response
 
-from tests.s3.moto_server import Door
+from tests.s3.moto_server import Door, delete_result, not_deleted
 from tests.s3.s3_clients import CLIENTS, new_client, new_settings
 from tieredstore.driver.certify import certify
 from tieredstore.driver.object_client import (
@@ -162,10 +162,9 @@ def test_a_reply_means_what_its_code_says(
 
 @pytest.mark.parametrize("name", CLIENTS)
 def test_keys_that_have_expired_by_the_time_of_a_head_fail_no_check(
-    moto: tuple[str, Door], request: pytest.FixtureRequest, name: str
+    moto: tuple[str, Door], door: Door, name: str
 ) -> None:
-    endpoint, door = moto
-    request.addfinalizer(door.answers.clear)
+    endpoint, _ = moto
     with new_client(endpoint, name) as client:
         door.answers |= {"HEAD": Response("", 400), "GET": error(400, "ExpiredToken")}
         with pytest.raises(KeysExpiredError, match="at the check read-after-write"):
@@ -328,10 +327,9 @@ def test_bytes_from_elsewhere_are_not_served(
 
 @pytest.mark.parametrize("name", CLIENTS)
 def test_a_server_that_ignores_ranges_is_not_trusted(
-    moto: tuple[str, Door], request: pytest.FixtureRequest, name: str
+    moto: tuple[str, Door], door: Door, name: str
 ) -> None:
-    endpoint, door = moto
-    request.addfinalizer(door.answers.clear)
+    endpoint, _ = moto
     inner = moto_application()
 
     def whole(environ: Any, start: Any) -> Iterable[bytes]:
@@ -346,10 +344,9 @@ def test_a_server_that_ignores_ranges_is_not_trusted(
 
 @pytest.mark.parametrize("name", CLIENTS)
 def test_a_server_too_busy_for_reads_alone_fails_no_check(
-    moto: tuple[str, Door], request: pytest.FixtureRequest, name: str
+    moto: tuple[str, Door], door: Door, name: str
 ) -> None:
-    endpoint, door = moto
-    request.addfinalizer(door.answers.clear)
+    endpoint, _ = moto
     with new_client(endpoint, name) as client:
         door.answers["GET"] = error(503, "SlowDown")
         with pytest.raises(BackendUnavailableError, match="at the check read-after-write"):
@@ -362,11 +359,7 @@ def test_errors_of_a_batch_delete_are_told_for_each_key(moto: tuple[str, Door], 
     with new_client(endpoint, name) as client:
         for key in ("a", "b", "c"):
             client.put(key, b"x")
-        door.answers["DELETE-MANY"] = Response(
-            "<DeleteResult><Error><Key>some/tier/b</Key><Code>AccessDenied</Code>"
-            "<Message>no</Message></Error></DeleteResult>",
-            content_type="application/xml",
-        )
+        door.answers["DELETE-MANY"] = delete_result(not_deleted("some/tier/b", "AccessDenied"))
         try:
             errors = client.delete_many(["a", "b", "c"])
         finally:

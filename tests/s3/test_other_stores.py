@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from werkzeug.wrappers import Response
 
-from tests.s3.moto_server import Door, moto_server
+from tests.s3.moto_server import Door, delete_result, moto_server, not_deleted
 from tests.s3.s3_clients import CLIENTS, new_client, new_settings, settings_at
 from tieredstore.driver.object_client import AbandonedUpload
 from tieredstore.model.errors import BackendRefusedError, BackendUnavailableError
@@ -54,10 +54,9 @@ def test_a_bucket_is_set_up_where_the_store_takes_no_rules(
 
 @pytest.mark.parametrize("name", CLIENTS)
 def test_objects_are_deleted_where_the_store_has_no_batch_delete(
-    moto: tuple[str, Door], request: pytest.FixtureRequest, name: str
+    moto: tuple[str, Door], door: Door, name: str
 ) -> None:
-    endpoint, door = moto
-    request.addfinalizer(door.answers.clear)
+    endpoint, _ = moto
     with new_client(endpoint, name) as client:
         for key in ("a", "b", "c"):
             client.put(key, b"x")
@@ -69,37 +68,30 @@ def test_objects_are_deleted_where_the_store_has_no_batch_delete(
 
 
 @pytest.mark.parametrize("name", CLIENTS)
-def test_a_batch_delete_names_each_key_once(
-    moto: tuple[str, Door], request: pytest.FixtureRequest, name: str
-) -> None:
-    endpoint, door = moto
-    request.addfinalizer(door.answers.clear)
+def test_a_batch_delete_names_each_key_once(moto: tuple[str, Door], door: Door, name: str) -> None:
+    endpoint, _ = moto
     deleted = "".join(f"<Deleted><Key>some/tier/{key}</Key></Deleted>" for key in "ab")
     with new_client(endpoint, name) as client:
-        door.answers["DELETE-MANY"] = Response(
-            f"<DeleteResult>{deleted}</DeleteResult>", content_type="application/xml"
-        )
+        door.answers["DELETE-MANY"] = delete_result(deleted)
         assert client.delete_many(["a", "b", "a"]) == {}
         assert door.asked.count(b"<Key>") == 2
 
 
 @pytest.mark.parametrize("name", CLIENTS)
 def test_a_key_that_a_batch_delete_reports_as_absent_is_no_error(
-    moto: tuple[str, Door], request: pytest.FixtureRequest, name: str
+    moto: tuple[str, Door], door: Door, name: str
 ) -> None:
-    endpoint, door = moto
-    request.addfinalizer(door.answers.clear)
+    endpoint, _ = moto
 
     def reply(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
         asked = re.findall(r"<Key>(.*?)</Key>", door.asked.decode())
         said = "".join(
-            f"<Error><Key>{key}</Key><Code>NoSuchKey</Code><Message>-</Message></Error>"
+            not_deleted(key, "NoSuchKey")
             if key.endswith("absent")
             else f"<Deleted><Key>{key}</Key></Deleted>"
             for key in asked
         )
-        done = Response(f"<DeleteResult>{said}</DeleteResult>", content_type="application/xml")
-        return done(environ, start)
+        return delete_result(said)(environ, start)
 
     with new_client(endpoint, name) as client:
         door.answers["DELETE-MANY"] = reply
@@ -109,15 +101,11 @@ def test_a_key_that_a_batch_delete_reports_as_absent_is_no_error(
 @pytest.mark.parametrize("name", CLIENTS)
 @pytest.mark.parametrize("said", ["some%2Ftier%2Fb", "b", "some/tier/c"])
 def test_a_batch_delete_that_fails_at_a_key_nobody_named_has_deleted_nothing(
-    moto: tuple[str, Door], request: pytest.FixtureRequest, name: str, said: str
+    moto: tuple[str, Door], door: Door, name: str, said: str
 ) -> None:
-    endpoint, door = moto
-    request.addfinalizer(door.answers.clear)
-    reply = f"<Error><Key>{said}</Key><Code>AccessDenied</Code><Message>-</Message></Error>"
+    endpoint, _ = moto
     with new_client(endpoint, name) as client:
-        door.answers["DELETE-MANY"] = Response(
-            f"<DeleteResult>{reply}</DeleteResult>", content_type="application/xml"
-        )
+        door.answers["DELETE-MANY"] = delete_result(not_deleted(said, "AccessDenied"))
         errors = client.delete_many(["a", "b"])
         assert {key: type(error) for key, error in errors.items()} == dict.fromkeys(
             "ab", BackendUnavailableError
@@ -125,41 +113,30 @@ def test_a_batch_delete_that_fails_at_a_key_nobody_named_has_deleted_nothing(
 
 
 def test_a_key_that_is_reported_as_absent_in_percent_encoding_is_no_error(
-    moto: tuple[str, Door], request: pytest.FixtureRequest
+    moto: tuple[str, Door], door: Door
 ) -> None:
-    endpoint, door = moto
-    request.addfinalizer(door.answers.clear)
-    reply = "<Error><Key>some%2Ftier%2Fb</Key><Code>NoSuchKey</Code><Message>-</Message></Error>"
+    endpoint, _ = moto
     with new_client(endpoint, "s3fs") as client:  # obstore fails at such a name
-        door.answers["DELETE-MANY"] = Response(
-            f"<DeleteResult>{reply}</DeleteResult>", content_type="application/xml"
-        )
+        door.answers["DELETE-MANY"] = delete_result(not_deleted("some%2Ftier%2Fb", "NoSuchKey"))
         assert client.delete_many(["a", "b"]) == {}
 
 
 @pytest.mark.parametrize("name", CLIENTS)
 @pytest.mark.parametrize("code", ["SlowDown", "Throttling", "RequestTimeout"])
 def test_a_key_that_a_busy_store_does_not_delete_is_no_matter_of_rights(
-    moto: tuple[str, Door], request: pytest.FixtureRequest, name: str, code: str
+    moto: tuple[str, Door], door: Door, name: str, code: str
 ) -> None:
-    endpoint, door = moto
-    request.addfinalizer(door.answers.clear)
-    said = f"<Error><Key>some/tier/a</Key><Code>{code}</Code><Message>-</Message></Error>"
+    endpoint, _ = moto
     with new_client(endpoint, name) as client:
-        door.answers["DELETE-MANY"] = Response(
-            f"<DeleteResult>{said}</DeleteResult>", content_type="application/xml"
-        )
+        door.answers["DELETE-MANY"] = delete_result(not_deleted("some/tier/a", code))
         error = client.delete_many(["a"])["a"]
         assert isinstance(error, BackendUnavailableError)
         assert "the store was reached and fails at this request" in str(error)
 
 
 @pytest.mark.parametrize("name", CLIENTS)
-def test_a_page_of_a_proxy_deletes_nothing(
-    moto: tuple[str, Door], request: pytest.FixtureRequest, name: str
-) -> None:
-    endpoint, door = moto
-    request.addfinalizer(door.answers.clear)
+def test_a_page_of_a_proxy_deletes_nothing(moto: tuple[str, Door], door: Door, name: str) -> None:
+    endpoint, _ = moto
     page = Response("<html><body>log in</body></html>", content_type="text/html; charset=utf-8")
     with new_client(endpoint, name) as client:
         client.put("a", b"x")
@@ -173,10 +150,9 @@ def test_a_page_of_a_proxy_deletes_nothing(
 
 @pytest.mark.parametrize("name", CLIENTS)
 def test_there_are_no_uploads_where_the_store_says_so_with_an_error(
-    moto: tuple[str, Door], request: pytest.FixtureRequest, name: str
+    moto: tuple[str, Door], door: Door, name: str
 ) -> None:
-    endpoint, door = moto
-    request.addfinalizer(door.answers.clear)
+    endpoint, _ = moto
     with new_client(endpoint, name) as client:
         door.answers["GET uploads"] = Response(
             "<Error><Code>NoSuchUpload</Code></Error>", 404, content_type="application/xml"
@@ -185,10 +161,9 @@ def test_there_are_no_uploads_where_the_store_says_so_with_an_error(
 
 
 def test_the_end_of_an_upload_repeats_the_checksums_that_the_store_told(
-    moto: tuple[str, Door], request: pytest.FixtureRequest
+    moto: tuple[str, Door], door: Door
 ) -> None:
-    endpoint, door = moto
-    request.addfinalizer(door.answers.clear)
+    endpoint, _ = moto
     with new_client(endpoint, "s3fs", checksum="crc64nvme") as client:
         door.answers["PUT uploadId"] = Response(
             "", 200, headers={"ETag": '"part"', "x-amz-checksum-crc64nvme": "AAAAAAAAAAE="}
