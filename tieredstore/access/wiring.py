@@ -363,12 +363,12 @@ def _forget_ended_tier(
 
 def _undone(change: Change) -> Change:
     match change:
-        case Put(TopicRecord(topic=topic)):
-            return DeleteTopic(topic)
-        case Put(QueueRecord(topic=topic, queue_id=queue_id)):
-            return DeleteQueue(topic, queue_id)
-        case Put(SegmentRecord(path=path, type=type, base_offset=base)):
-            return DeleteSegment(path, type, base)
+        case Put(TopicRecord() as row):
+            return DeleteTopic(row.topic)
+        case Put(QueueRecord() as row):
+            return DeleteQueue(*row.key)
+        case Put(SegmentRecord() as row):
+            return DeleteSegment(*row.key)
         case PutNote(kind, key):
             return DeleteNote(kind, key)
     return change
@@ -459,17 +459,16 @@ def written_catalogue(
             opened.callback(copy.close)
         claim(config, provider)
         metadata = own_catalogue(config, provider, read_only=False)
-        is_file = metadata is None
         if metadata is None:  # the file is the catalogue, and takes the lock itself
             opened.close()
             copy = None
             metadata = catalogue_of(config, runtime, read_only=False)
         opened.callback(end, metadata.close)
-        if is_file and forgets:
-            _forget_ended_tier(config, provider, metadata)
         if copy is not None:
             copy.follow(metadata)
             opened.callback(copy.step)
+        elif forgets:
+            _forget_ended_tier(config, provider, metadata)
         yield metadata, copy
 
 
