@@ -162,9 +162,11 @@ def test_a_bucket_is_moved_into_whatever_its_log_has_got(
         if number in (11, 23):
             assert moved(source, target, cut_over=number == 23).state is JobState.DONE
     read.clear()
+    with TieredReader(target) as reader:
+        assert reader.queues() == queues
+    assert 0 < len({key for key in read if "/log/" in key}) <= 16 + 8 + 4
     for queue in queues:
         assert bodies(target, queue) == names_of(queue, range(24))
-    assert len({key for key in read if "/log/" in key}) <= 16 + 8 + 4
 
 
 def test_only_the_topics_that_were_asked_for_are_moved(tmp_path: Path) -> None:
