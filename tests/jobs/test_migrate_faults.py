@@ -31,7 +31,8 @@ from tests.jobs.job_kit import (
     posix,
     verified,
 )
-from tests.jobs.written_tier import WrittenTier, posix_config
+from tests.jobs.load_kit import recovered
+from tests.jobs.written_tier import START_MS, WrittenTier, posix_config
 from tieredstore.access.reader import TieredReader
 from tieredstore.access.wiring import Tier, open_tier
 from tieredstore.driver import durable
@@ -51,7 +52,13 @@ from tieredstore.jobs.job import (
     run_item,
 )
 from tieredstore.jobs.migrate import MigrateJob, migrate
-from tieredstore.jobs.migrate_copy import CopyItem, CopyRow, journal_path
+from tieredstore.jobs.migrate_copy import (
+    CopyItem,
+    CopyRow,
+    MigrationJournal,
+    journal_path,
+    read_journal,
+)
 from tieredstore.jobs.migrate_plan import SourceTier
 from tieredstore.metadata.json_store import JsonMetadataStore
 from tieredstore.model.config import StoreConfig
@@ -294,10 +301,16 @@ def is_refused(*_given: object, **_named: object) -> NoReturn:
     raise BackendRefusedError("target", "cut over", "not now")
 
 
+def memory_config(place: Path) -> StoreConfig:
+    """An empty tier in a bucket in memory, which lasts as long as the process."""
+    url = f"memory://{place.name}-{id(place)}"
+    return posix_config(place, provider="fsspec", path="", url=url)
+
+
 def two_topics(place: Path) -> tuple[StoreConfig, StoreConfig, WrittenTier]:
     """A source with two topics, an empty target, and the tier of the source."""
     source, target = posix_config(place / "old"), posix_config(place / "new")
-    tier = WrittenTier(config=source)
+    tier = WrittenTier(config=source, start_ms=START_MS - 1)  # else its rows look recovered
     for topic in ("t", "u"):
         tier.add(topic, 0, 20)
     return source, target, tier
@@ -679,6 +692,49 @@ def test_the_copy_of_a_growing_segment_is_made_again_where_its_beginning_is_lost
         broker.put(3)
     assert moved(source, target, cut_over=True).facts["cut_over"] == "done"
     assert files(target) == files(source)
+
+
+@pytest.mark.parametrize("state", ["whole", "cut off"])
+@pytest.mark.parametrize("more", [0, 7, -7])
+@pytest.mark.parametrize("target_of", [posix_config, memory_config])
+def test_a_segment_of_a_disk_that_was_lost_and_recovered_twice_is_copied_anew(
+    tmp_path: Path, target_of: Callable[[Path], StoreConfig], more: int, state: str
+) -> None:
+    """Recovered rows do not tell a segment from one that was uploaded anew under its name: both
+    have the time of their first message."""
+    source, target = posix_config(tmp_path / "old"), target_of(tmp_path / "new")
+    recovered_with(source, b"old", 20)
+    moved(source, target)
+    if state == "cut off":  # while the bytes were sent: the journal knows only that it began
+        known = read_journal(source, target)
+        with MigrationJournal.open(source, target, planned_with=known) as journal:
+            for key, copied in known.items():
+                journal.add(key, replace(copied, size=0, crc=0))
+    recovered_with(source, b"new", 20 + more)
+    report = moved(source, target, cut_over=True)
+    assert (report.facts["cut_over"], report.findings) == ("done", ())
+    assert len(everything(target)[QueueKey("t", 0)]) == 20 + more
+    assert everything(target) == everything(source)
+
+
+def recovered_with(source: StoreConfig, body: bytes, count: int) -> None:
+    """A tier with these messages alone, recovered after the loss of the broker's disk."""
+    shutil.rmtree(source.path, ignore_errors=True)
+    shutil.rmtree(source.store_path, ignore_errors=True)
+    bodies = [b"%d %s" % (number + 100, body) for number in range(count)]
+    WrittenTier(config=source).add("t", 0, count, bodies=bodies)
+    assert recovered(source).problems == ()
+
+
+def test_a_recovered_tier_is_read_again_before_the_cut_over_alone(tmp_path: Path) -> None:
+    source, target = posix_config(tmp_path / "old"), posix_config(tmp_path / "new")
+    recovered_with(source, b"all", 20)
+    assert moved(source, target).counts["copied"] == 2
+    again = moved(source, target)
+    assert (again.counts["copied"], again.counts["compared"]) == (0, 0)
+    last = moved(source, target, cut_over=True)
+    assert (last.counts["copied"], last.counts["compared"]) == (0, 2)
+    assert last.facts["cut_over"] == "done"
 
 
 def test_each_run_copies_only_what_has_come_since(tmp_path: Path) -> None:

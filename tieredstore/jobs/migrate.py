@@ -173,6 +173,7 @@ class MigrateJob:
             self.source,
             self.target,
             adopt=self.adopt,
+            cut_over=self.cut_over,
             proof=self.proof,
             made_with=made_with,
         )

@@ -132,6 +132,7 @@ class CopyItem:
     is_growing: bool
     known: Copied = Copied(0, 0)
     replaces: bool = False  # the target has an older segment that is gone from the source
+    is_doubtful: bool = False  # what the target has may be of such a one: read the source again
 
     @property
     def key(self) -> Key:
@@ -204,30 +205,45 @@ class _Copy:
     _source_gone: bool = False
 
     def run(self) -> CopyRow:
-        row = self._item.row
-        wanted, found = row.size, _size(self._given)
+        found = _size(self._given)
+        if found < self._item.known.size:
+            log.warning("%s: it has lost bytes that were copied earlier", self._given.path)
+            self._item = replace(self._item, known=Copied(0, 0))
+        try:
+            if found and self._item.is_doubtful and not self._has_known():
+                log.warning("%s: it is copied anew, over an older segment", self._given.path)
+                self._given.delete()
+                self._item, found = replace(self._item, known=Copied(0, 0)), 0
+            return self._brought(found)
+        except (SegmentNotFoundError, OffsetOutOfRangeError):
+            if not self._source_gone:
+                raise
+            return self._row(found, CopyState.GONE)
+
+    def _has_known(self) -> bool:
+        """Whether the source has the bytes that are known to be copied; False if none are."""
+        known, crc = self._item.known, 0
+        for position, length in _blocks(0, known.size, self._block_bytes):
+            crc = extend(crc, self._read(position, length))
+        return known.size > 0 and crc == known.crc
+
+    def _brought(self, found: int) -> CopyRow:
+        """Continue the copy after the `found` bytes that the target has."""
+        row, known = self._item.row, self._item.known
+        wanted = row.size
         if found > wanted:
             reason = (
                 f"the target has {found} bytes, and the source {wanted}: somebody else changed it"
             )
             raise SegmentCorruptError(self._given.path, reason, position=wanted)
-        if found < self._item.known.size:
-            log.warning("%s: it has lost bytes that were copied earlier", self._given.path)
-            self._item = replace(self._item, known=Copied(0, 0))
-        known = self._item.known
         self._crc = known.crc
         if self._checks_bodies and row.type is SegmentType.COMMIT_LOG:
-            self._bodies = PassingBodies(self._taken.path, row.base_offset, known.size, row.size)
-        try:
-            self._compare(known.size, found)
-            self._crc_before = self._crc
-            self._bodies_before = copy(self._bodies)
-            if found < wanted:
-                self._send(found, wanted)
-        except (SegmentNotFoundError, OffsetOutOfRangeError):
-            if not self._source_gone:
-                raise
-            return self._row(found, CopyState.GONE)
+            self._bodies = PassingBodies(self._taken.path, row.base_offset, known.size, wanted)
+        self._compare(known.size, found)
+        self._crc_before = self._crc
+        self._bodies_before = copy(self._bodies)
+        if found < wanted:
+            self._send(found, wanted)
         if self._proof is Proof.READ_BACK:
             self._read_back(found, wanted)
         state = CopyState.COPIED if found < wanted else CopyState.COMPARED

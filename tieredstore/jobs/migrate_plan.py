@@ -293,14 +293,18 @@ def plan_migration(
     target: StoreConfig,
     *,
     adopt: bool,
+    cut_over: bool,
     proof: Proof,
     made_with: Mapping[str, int],
 ) -> MigrationPlan:
-    """Plan to copy the segments that are not known to be whole in the target, largest first."""
+    """Plan to copy the segments that are not known to be whole in the target, largest first; and
+    before a cut-over, to read doubtful ones again."""
     items = [
         item
         for row, is_last in _rows(tier, adopt=adopt)
-        if row.size and (item := _item(row, known, target, is_growing=is_last and not adopt))
+        if row.size
+        and (item := _item(row, known, target, is_growing=is_last and not adopt))
+        and (cut_over or item.missing_bytes)
     ]
     # A large one that starts last would run alone at the end.
     items.sort(key=lambda item: -item.missing_bytes)
@@ -309,7 +313,7 @@ def plan_migration(
     requests = _requests(items, source, target, proof)
     dollars = _dollars(requests, source, target)
     byte_counts = {"tier": sum(row.size for row in rows), "to_copy": sum(missing)}
-    counts = {"queues": len(tier.queues), "segments": len(rows), "to_copy": len(items)}
+    counts = {"queues": len(tier.queues), "segments": len(rows), "to_copy": sum(map(bool, missing))}
     return MigrationPlan(
         items=items,
         item_bytes=missing,
@@ -341,14 +345,29 @@ def _item(
 ) -> CopyItem | None:
     key = target_key(row, target)
     copied = known.get(key, Copied(0, 0))
+    is_recovered = _is_recovered(row)
     is_other = copied.created_ms not in (0, row.create_timestamp)
-    if is_other:  # its topic was deleted and made anew since
+    is_other |= is_recovered and copied.size > row.size
+    if is_other:  # its topic was deleted and made anew since, or it was uploaded anew
         copied = Copied(0, 0)
-    elif copied.size == row.size:
+    is_doubtful = is_recovered and not is_other and key in known
+    if copied.size == row.size and not is_doubtful:
         return None
     return CopyItem(
-        row=row, target_path=key[0], is_growing=is_growing, known=copied, replaces=is_other
+        row=row,
+        target_path=key[0],
+        is_growing=is_growing,
+        known=copied,
+        replaces=is_other,
+        is_doubtful=is_doubtful,
     )
+
+
+def _is_recovered(row: SegmentRecord) -> bool:
+    """Whether the row was made from the segment's bytes, which tell no time of creation. A queue
+    that was uploaded anew after that, and lost and recovered again, has the same rows."""
+    of_bytes = row.end_timestamp if row.type is SegmentType.INDEX else row.begin_timestamp
+    return row.create_timestamp == of_bytes
 
 
 def _requests(
@@ -360,6 +379,7 @@ def _requests(
         blocks = math.ceil(item.missing_bytes / BLOCK_BYTES)
         if source.provider in OBJECT_PROVIDERS:
             found["get"] += blocks
+            found["get"] += math.ceil(item.known.size / BLOCK_BYTES) if item.is_doubtful else 0
         if target.provider not in OBJECT_PROVIDERS:
             continue
         if item.is_growing or item.known.size:
