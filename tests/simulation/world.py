@@ -297,7 +297,7 @@ class Client:
         while self.left and not life.is_ending and not life.is_forked:
             self.left -= 1
             with suppress(Forked):
-                self.world.attempt(lambda: CLIENTS[self.kind](self, life))
+                self.world.attempt(life, lambda: CLIENTS[self.kind](self, life))
 
 
 class Outsider:
@@ -408,7 +408,7 @@ class Life:
     def shutdown(self) -> None:
         drain = self.world.dice.random() < 0.5
         self.world.scheduler.note(f"shutdown, drain={drain}")
-        self.world.attempt(lambda: self.store.shutdown(drain=drain))
+        self.world.attempt(self, lambda: self.store.shutdown(drain=drain))
         if self.parts is not None and self.parts.log.flushed_offset < self.parts.log.max_offset:
             self.world.sure_below = self.parts.log.flushed_offset  # its disk has failed
         self.is_over = True
@@ -1178,7 +1178,7 @@ class World:
             away.append(BackendRefusedError)
         return (*away, *self.rot.errors_elsewhere)
 
-    def attempt(self, call: Callable[[], object]) -> None:
+    def attempt(self, life: Life, call: Callable[[], object]) -> None:
         """Run an act of a client; faults of the plan are not errors of the store."""
         expected: tuple[type[Exception], ...] = (StoreClosedError, *self.expected)
         try:
@@ -1188,6 +1188,10 @@ class World:
                 raise
             self.scheduler.note(f"{error!r:.200}")
         except (*expected, *self.rot.errors) as error:  # perhaps a bit flipped meanwhile
+            self.scheduler.note(f"{error!r:.200}")
+        except BackendUnavailableError as error:
+            if not life.is_forked:  # else its machine slept meanwhile, longer than a wait lasts
+                raise
             self.scheduler.note(f"{error!r:.200}")
 
     def failed(self, error: BaseException) -> None:
