@@ -477,7 +477,7 @@ class Histories:
 
     def look_after(self, machine: Machine) -> None:
         """What happens to the disk, and what an operator does about it."""
-        if not self.is_on:
+        if not self.is_on or self.world.is_taken_over:
             return
         if not self._take_stock():
             return
@@ -584,6 +584,17 @@ class Histories:
         shutil.rmtree(machine.folder / "store", ignore_errors=True)
         self.local = {queue: Side() for queue in QUEUES}
         self._go_on(machine, also_copies=self.world.is_posix)
+
+    def move_away(self) -> None:
+        """Another machine is the broker now: its disk is empty, and a copy of the former one's may
+        come later."""
+        self._take_stock()
+        self.local = {queue: Side() for queue in QUEUES}
+        self.either.clear()
+        self.world.has_lost_disk = True
+        self.world.sure_below = None
+        self.world.loads.lose_notes(of_tier=False)
+        self.world.model.lose_tables()
 
     def _go_on(self, machine: Machine, *, also_copies: bool) -> None:
         world = self.world

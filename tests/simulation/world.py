@@ -132,9 +132,10 @@ CARES: Final = (REPAIR, REINDEX, EXPIRE, LOAD, ADOPT)
 START_MS: Final = 4_000_000_000_000  # after all times of real files, so these are always old
 HOUR_MS: Final = 3_600_000
 CLIENTS: Final = {**ACTS, AWAITER: await_things, HISTORIES: ask_again, SEALER: seal}
-ONE_HISTORY: Final = frozenset({RECOVER, RESTORE, "successor"})
+ONE_HISTORY: Final = frozenset({RECOVER, RESTORE})
 """Those that nobody has told yet what is true of two."""
 ONE_TIER: Final = ONE_HISTORY | {
+    "successor",
     CUTTER,
     "mover",
     "deleter",
@@ -559,16 +560,14 @@ class World:
             self._look_after(machine)
             if self.is_refused:
                 break
-            if self.former is not None and self.former.machine is machine:
-                machine = self.machine = Machine("there", self.folder / "there")
-                self.model.fork()
+            if self.is_taken_over:
+                machine = self._successor()
                 clients = [each.heir() for each in clients]
         self.is_sound = self.bucket.is_sound = True
         machine.is_full, machine.used_percent, machine.lies = False, 50, 0
         self.scheduler.wait(lambda: all(each.is_done for each in actors))
-        if self.former is not None and self.former.machine is machine:
-            machine = self.machine = Machine("there", self.folder / "there")
-            self.model.fork()
+        if self.is_taken_over:
+            machine = self._successor()
         machine.is_full, machine.used_percent, machine.lies = False, 50, 0
         while self.bucket.late:
             self.bucket.land_one()
@@ -579,6 +578,19 @@ class World:
         self._end_with(machine)
         if self.has_segments(machine):  # verify refuses a tier without any as the wrong one
             self._look_elsewhere(outsiders, machine)
+
+    @property
+    def is_taken_over(self) -> bool:
+        """Whether another machine is the broker from now on."""
+        return self.former is not None and self.former.machine is self.machine
+
+    def _successor(self) -> Machine:
+        self.machine = Machine("there", self.folder / "there")
+        if self.histories.is_on:
+            self.histories.move_away()
+        else:
+            self.model.fork()
+        return self.machine
 
     def _look_after(self, machine: Machine) -> None:
         """What happens to the broker's disk and its tier between two lives."""
