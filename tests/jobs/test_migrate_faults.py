@@ -24,6 +24,7 @@ from tests.jobs.growing_tier import Broker, broker_on, everything, tier_at
 from tests.jobs.job_kit import (
     copy_of_golden,
     files,
+    flipped,
     golden_config,
     kinds,
     moved,
@@ -55,6 +56,7 @@ from tieredstore.jobs.migrate import MigrateJob, migrate
 from tieredstore.jobs.migrate_copy import (
     CopyItem,
     CopyRow,
+    CopyState,
     MigrationJournal,
     journal_path,
     read_journal,
@@ -717,12 +719,91 @@ def test_a_segment_of_a_disk_that_was_lost_and_recovered_twice_is_copied_anew(
     assert everything(target) == everything(source)
 
 
-def recovered_with(source: StoreConfig, body: bytes, count: int) -> None:
-    """A tier with these messages alone, recovered after the loss of the broker's disk."""
+def doubtful_items(job: MigrateJob) -> list[CopyItem]:
+    items = [item for item in job.plan().items if item.is_doubtful]
+    assert items
+    return items
+
+
+def test_a_task_that_runs_late_deletes_no_copy_that_is_right_by_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark may run an item twice, or end a task late: another run may have cut over by then."""
+    source, target = posix_config(tmp_path / "old"), posix_config(tmp_path / "new")
+    recovered_with(source, b"old", 20)
+    moved(source, target)
+    recovered_with(source, b"new", 20)
+    job = MigrateJob(source=source, target=target, cut_over=True)
+    late = doubtful_items(job)
+    assert moved(source, target, cut_over=True).facts["cut_over"] == "done"
+    monkeypatch.setattr(PosixFileSegment, "delete", is_away)
+    rows = [row for item in late for row in job.work(item)]
+    assert {row.state for row in rows} == {CopyState.COMPARED}
+
+
+def test_a_doubtful_copy_is_not_deleted_where_the_targets_broker_has_a_queue_of_its_name(
+    tmp_path: Path,
+) -> None:
+    source = posix_config(tmp_path / "old", broker_name="broker-b")
+    target = posix_config(tmp_path / "new")
+    WrittenTier(config=target).add("mine", 0, 1)
+    recovered_with(source, b"old", 20)
+    moved(source, target, adopt=True)
+    recovered_with(source, b"new", 20)
+    job = MigrateJob(source=source, target=target, adopt=True, cut_over=True)
+    items = doubtful_items(job)
+    for copied in Path(target.path).rglob("t/0/*/*"):
+        copied.unlink()
+    WrittenTier(config=target).add("t", 0, 40)
+    for item in items:
+        with pytest.raises(SegmentCorruptError):
+            list(job.work(item))
+    assert len(everything(target)[QueueKey("t", 0)]) == 40
+
+
+def test_a_copy_that_goes_on_otherwise_behind_what_is_known_of_it_is_made_anew(
+    tmp_path: Path,
+) -> None:
+    source, target = posix_config(tmp_path / "old"), posix_config(tmp_path / "new")
+    recovered_with(source, b"all", 10)
+    moved(source, target)
+    known = read_journal(source, target)
+    recovered_with(source, b"all", 10, then=b"old")
+    moved(source, target)
+    with MigrationJournal.open(
+        source, target, planned_with=read_journal(source, target)
+    ) as journal:
+        for key, copied in known.items():  # as if it had been killed while it sent the rest
+            journal.add(key, copied)
+    recovered_with(source, b"all", 10, then=b"new")
+    report = moved(source, target, cut_over=True)
+    assert (report.facts["cut_over"], report.failures) == ("done", ())
+    assert everything(target) == everything(source)
+
+
+def test_a_recovered_segment_that_is_damaged_now_does_not_take_the_place_of_its_copy(
+    tmp_path: Path,
+) -> None:
+    source, target = posix_config(tmp_path / "old"), posix_config(tmp_path / "new")
+    recovered_with(source, b"all", 20)
+    moved(source, target)
+    before = files(target)
+    log = min(Path(source.path).rglob("COMMIT_LOG/*"))
+    with flipped(log, log.read_bytes().index(b"110 all")):
+        report = moved(source, target, cut_over=True)
+    assert report.exit_code is JobExit.DAMAGE
+    assert files(target) == before
+    assert moved(source, target, cut_over=True).facts["cut_over"] == "done"
+
+
+def recovered_with(source: StoreConfig, body: bytes, count: int, *, then: bytes = b"") -> None:
+    """A tier with these messages alone, recovered after the loss of the broker's disk; if asked,
+    with as many others behind them."""
     shutil.rmtree(source.path, ignore_errors=True)
     shutil.rmtree(source.store_path, ignore_errors=True)
     bodies = [b"%d %s" % (number + 100, body) for number in range(count)]
-    WrittenTier(config=source).add("t", 0, count, bodies=bodies)
+    bodies += [b"%d %s" % (number + 100, then) for number in range(count if then else 0)]
+    WrittenTier(config=source).add("t", 0, len(bodies), bodies=bodies)
     assert recovered(source).problems == ()
 
 

@@ -57,6 +57,7 @@ from tieredstore.jobs.migrate_copy import (
     CopyState,
     Key,
     MigrationJournal,
+    OlderCopyError,
     Proof,
     copy_segment,
     journal_path,
@@ -189,12 +190,13 @@ class MigrateJob:
 
         try:
             yield copied(item)
-        except SegmentSealedError:
+        except (SegmentSealedError, OlderCopyError) as error:
             if not self._unnamed([item.key], target):  # another run has cut over meanwhile
                 raise
+            log.info("%s: it is copied anew: %s", item.target_path, error)
             with target.open(*item.key) as given:
                 given.delete()
-            yield copied(replace(item, known=Copied(0, 0)))
+            yield copied(replace(item, known=Copied(0, 0), is_doubtful=False))
 
     def moves(self, path: str) -> bool:
         """Whether this run moves the segments of this path of the source or the target."""

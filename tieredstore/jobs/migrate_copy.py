@@ -110,6 +110,11 @@ class Proof(Enum):
     STORE = "checksum checked by the store"
 
 
+class OlderCopyError(SegmentCorruptError):
+    """The target holds other bytes than the source, which was lost and recovered since: they may be
+    of an older segment of that name."""
+
+
 @dataclass(frozen=True, slots=True)
 class Copied:
     """The first `size` bytes of a segment, their CRC-32C, and when the segment was created. With
@@ -143,6 +148,11 @@ class CopyItem:
     def missing_bytes(self) -> int:
         return self.row.size - self.known.size
 
+    @property
+    def passing_bytes(self) -> int:
+        """How much of the source is read."""
+        return self.row.size if self.is_doubtful else self.missing_bytes
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyRow:
@@ -166,9 +176,9 @@ def copy_segment(
     """Bring the target's segment to the length of the row, and prove what was sent.
 
     May run twice, even at the same time: bytes in the target are compared, never overwritten.
-    Raises SegmentCorruptError if the target holds other bytes than the source or, with
-    `checks_bodies`, if the checksum of a message's body differs from that in its record, and
-    SegmentSealedError if the source has grown since it was copied whole.
+    Raises SegmentCorruptError if the target holds other bytes than the source (OlderCopyError if
+    the item is doubtful) or, with `checks_bodies`, if the checksum of a message's body differs from
+    that in its record, and SegmentSealedError if the source has grown since it was copied whole.
     """
     row = item.row
     is_near = not (source.reads_together or target.reads_together)
@@ -210,10 +220,8 @@ class _Copy:
             log.warning("%s: it has lost bytes that were copied earlier", self._given.path)
             self._item = replace(self._item, known=Copied(0, 0))
         try:
-            if found and self._item.is_doubtful and not self._has_known():
-                log.warning("%s: it is copied anew, over an older segment", self._given.path)
-                self._given.delete()
-                self._item, found = replace(self._item, known=Copied(0, 0)), 0
+            if self._item.is_doubtful and not self._has_known():
+                self._item = replace(self._item, known=Copied(0, 0))
             return self._brought(found)
         except (SegmentNotFoundError, OffsetOutOfRangeError):
             if not self._source_gone:
@@ -221,24 +229,37 @@ class _Copy:
             return self._row(found, CopyState.GONE)
 
     def _has_known(self) -> bool:
-        """Whether the source has the bytes that are known to be copied; False if none are."""
-        known, crc = self._item.known, 0
+        """Whether the source has the bytes that are known to be copied."""
+        known = self._item.known
+        self._bodies, self._crc = self._bodies_from(0), 0
         for position, length in _blocks(0, known.size, self._block_bytes):
-            crc = extend(crc, self._read(position, length))
-        return known.size > 0 and crc == known.crc
+            self._pass(self._read(position, length))  # if it is damaged, the copy is not older
+        return self._crc == known.crc
+
+    def _bodies_from(self, position: int) -> PassingBodies | None:
+        row = self._item.row
+        if not self._checks_bodies or row.type is not SegmentType.COMMIT_LOG:
+            return None
+        return PassingBodies(self._taken.path, row.base_offset, position, row.size)
+
+    def _pass(self, block: bytes) -> None:
+        if self._bodies is not None:
+            self._bodies.take(block)
+        self._crc = extend(self._crc, block)
+
+    def _others(self, reason: str, position: int) -> SegmentCorruptError:
+        kind = OlderCopyError if self._item.is_doubtful else SegmentCorruptError
+        return kind(self._given.path, reason, position=position)
 
     def _brought(self, found: int) -> CopyRow:
         """Continue the copy after the `found` bytes that the target has."""
-        row, known = self._item.row, self._item.known
-        wanted = row.size
+        known, wanted = self._item.known, self._item.row.size
         if found > wanted:
             reason = (
                 f"the target has {found} bytes, and the source {wanted}: somebody else changed it"
             )
-            raise SegmentCorruptError(self._given.path, reason, position=wanted)
-        self._crc = known.crc
-        if self._checks_bodies and row.type is SegmentType.COMMIT_LOG:
-            self._bodies = PassingBodies(self._taken.path, row.base_offset, known.size, wanted)
+            raise self._others(reason, wanted)
+        self._crc, self._bodies = known.crc, self._bodies_from(known.size)
         self._compare(known.size, found)
         self._crc_before = self._crc
         self._bodies_before = copy(self._bodies)
@@ -266,11 +287,8 @@ class _Copy:
         for position, length in _blocks(start, end, self._block_bytes):
             ours = self._read(position, length)
             if self._given.read(position, length) != ours:
-                reason = "the target holds other bytes than the source"
-                raise SegmentCorruptError(self._given.path, reason, position=position)
-            if self._bodies is not None:
-                self._bodies.take(ours)
-            self._crc = extend(self._crc, ours)
+                raise self._others("the target holds other bytes than the source", position)
+            self._pass(ours)
 
     def _send(self, start: int, end: int) -> None:
         if start or self._item.is_growing:
@@ -299,9 +317,7 @@ class _Copy:
         self._bodies = copy(self._bodies_before)
         for position, length in _blocks(start, end, block_bytes):
             block = self._read(position, length)
-            self._crc = extend(self._crc, block)
-            if self._bodies is not None:
-                self._bodies.take(block)
+            self._pass(block)
             yield block
 
     def _read(self, position: int, length: int) -> bytes:
