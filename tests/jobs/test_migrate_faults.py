@@ -807,6 +807,19 @@ def recovered_with(source: StoreConfig, body: bytes, count: int, *, then: bytes 
     assert recovered(source).problems == ()
 
 
+def test_what_is_read_again_counts_for_the_plan(tmp_path: Path) -> None:
+    source, target = posix_config(tmp_path / "old"), posix_config(tmp_path / "new")
+    recovered_with(source, b"all", 20)
+    moved(source, target)
+    WrittenTier(config=source).add("u", 0, 5)
+    plan = MigrateJob(source=source, target=target, cut_over=True).plan()
+    assert [item.row.path for item in plan.items][0] == "broker-a/t/0"
+    assert plan.bytes_total == plan.byte_counts["tier"]
+    sizes = [item.row.size for item in plan.items if item.row.path == "broker-a/t/0"]
+    assert plan.byte_counts["to_read_again"] == sum(sizes)
+    assert any(line.startswith("to read again: ") for line in plan.lines)
+
+
 def test_a_recovered_tier_is_read_again_before_the_cut_over_alone(tmp_path: Path) -> None:
     source, target = posix_config(tmp_path / "old"), posix_config(tmp_path / "new")
     recovered_with(source, b"all", 20)

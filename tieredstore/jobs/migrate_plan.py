@@ -307,16 +307,21 @@ def plan_migration(
         and (cut_over or item.missing_bytes)
     ]
     # A large one that starts last would run alone at the end.
-    items.sort(key=lambda item: -item.missing_bytes)
+    items.sort(key=lambda item: -item.passing_bytes)
     missing = [item.missing_bytes for item in items]
+    again = sum(item.known.size for item in items if item.is_doubtful)
     rows = [row for row, _ in _rows(tier, adopt=adopt) if row.size]
     requests = _requests(items, source, target, proof)
     dollars = _dollars(requests, source, target)
-    byte_counts = {"tier": sum(row.size for row in rows), "to_copy": sum(missing)}
+    byte_counts = {
+        "tier": sum(row.size for row in rows),
+        "to_copy": sum(missing),
+        "to_read_again": again,
+    }
     counts = {"queues": len(tier.queues), "segments": len(rows), "to_copy": sum(map(bool, missing))}
     return MigrationPlan(
         items=items,
-        item_bytes=missing,
+        item_bytes=[item.passing_bytes for item in items],
         counts=counts,
         byte_counts=byte_counts,
         requests=dict(requests),
@@ -378,8 +383,7 @@ def _requests(
     for item in items:
         blocks = math.ceil(item.missing_bytes / BLOCK_BYTES)
         if source.provider in OBJECT_PROVIDERS:
-            found["get"] += blocks
-            found["get"] += math.ceil(item.known.size / BLOCK_BYTES) if item.is_doubtful else 0
+            found["get"] += math.ceil(item.passing_bytes / BLOCK_BYTES)
         if target.provider not in OBJECT_PROVIDERS:
             continue
         if item.is_growing or item.known.size:
@@ -417,6 +421,8 @@ def _lines(
         f"{shown_size(byte_counts['tier'])}",
         f"to copy: {counted(counts['to_copy'], 'segment')}, {shown_size(byte_counts['to_copy'])}",
     ]
+    if byte_counts["to_read_again"]:
+        lines.append(f"to read again: {shown_size(byte_counts['to_read_again'])}")
     if dollars is not None:
         asked = ", ".join(f"{count} {name}" for name, count in sorted(requests.items()) if count)
         lines.append(f"requests: about {asked or 'none'}: ${dollars:.4f}")
