@@ -796,15 +796,36 @@ def test_a_recovered_segment_that_is_damaged_now_does_not_take_the_place_of_its_
     assert moved(source, target, cut_over=True).facts["cut_over"] == "done"
 
 
-def recovered_with(source: StoreConfig, body: bytes, count: int, *, then: bytes = b"") -> None:
+@pytest.mark.parametrize("then", ["recovered", "made anew"])
+def test_rows_without_any_time_tell_nothing_either(tmp_path: Path, then: str) -> None:
+    source, target = posix_config(tmp_path / "old"), posix_config(tmp_path / "new")
+    recovered_with(source, b"old", 20, has_times=False)
+    moved(source, target)
+    assert {each.created_ms for each in read_journal(source, target).values()} == {0}
+    recovered_with(source, b"new", 20, has_times=False)
+    if then == "made anew":
+        tier = WrittenTier(config=source, start_ms=START_MS - 1)
+        tier.delete("t")
+        tier.add("t", 0, 20, bodies=[b"%d new" % (number + 100) for number in range(20)])
+    assert moved(source, target, cut_over=True).facts["cut_over"] == "done"
+    assert files(target) == files(source)
+
+
+def recovered_with(
+    source: StoreConfig, body: bytes, count: int, *, then: bytes = b"", has_times: bool = True
+) -> None:
     """A tier with these messages alone, recovered after the loss of the broker's disk; if asked,
-    with as many others behind them."""
+    with as many others behind them, and with a first message that cannot be read."""
     shutil.rmtree(source.path, ignore_errors=True)
     shutil.rmtree(source.store_path, ignore_errors=True)
     bodies = [b"%d %s" % (number + 100, body) for number in range(count)]
     bodies += [b"%d %s" % (number + 100, then) for number in range(count if then else 0)]
     WrittenTier(config=source).add("t", 0, len(bodies), bodies=bodies)
-    assert recovered(source).problems == ()
+    if not has_times:
+        log = min(Path(source.path).rglob("COMMIT_LOG/*"))
+        log.write_bytes(bytes(8) + log.read_bytes()[8:])
+        shutil.rmtree(Path(source.path, ".catalog"))  # which has them
+    assert (recovered(source).problems == ()) is has_times
 
 
 def test_what_is_read_again_counts_for_the_plan(tmp_path: Path) -> None:
@@ -813,7 +834,7 @@ def test_what_is_read_again_counts_for_the_plan(tmp_path: Path) -> None:
     moved(source, target)
     WrittenTier(config=source).add("u", 0, 5)
     plan = MigrateJob(source=source, target=target, cut_over=True).plan()
-    assert [item.row.path for item in plan.items][0] == "broker-a/t/0"
+    assert plan.items[0].row.path == "broker-a/t/0"
     assert plan.bytes_total == plan.byte_counts["tier"]
     sizes = [item.row.size for item in plan.items if item.row.path == "broker-a/t/0"]
     assert plan.byte_counts["to_read_again"] == sum(sizes)

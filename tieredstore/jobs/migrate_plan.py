@@ -355,7 +355,7 @@ def _item(
     is_other |= is_recovered and copied.size > row.size
     if is_other:  # its topic was deleted and made anew since, or it was uploaded anew
         copied = Copied(0, 0)
-    is_doubtful = is_recovered and not is_other and key in known
+    is_doubtful = key in known and not is_other and (is_recovered or not copied.created_ms)
     if copied.size == row.size and not is_doubtful:
         return None
     return CopyItem(
@@ -369,10 +369,11 @@ def _item(
 
 
 def _is_recovered(row: SegmentRecord) -> bool:
-    """Whether the row was made from the segment's bytes, which tell no time of creation. A queue
-    that was uploaded anew after that, and lost and recovered again, has the same rows."""
+    """Whether the row was made from the segment's bytes, which tell no time of creation (0 if none
+    of them could be read). A queue that was uploaded anew after that, and lost and recovered again,
+    has the same rows."""
     of_bytes = row.end_timestamp if row.type is SegmentType.INDEX else row.begin_timestamp
-    return row.create_timestamp == of_bytes
+    return row.create_timestamp in (0, of_bytes)
 
 
 def _requests(
