@@ -64,6 +64,7 @@ class Command:
     fields: dict[str, str] = field(default_factory=dict)
     body: bytes = b""
     is_binary: bool = False
+    frame_bytes: int = 0  # of one that came: what it may cost
 
     @property
     def is_answer(self) -> bool:
@@ -116,11 +117,11 @@ class FrameDecoder:
         header = bytes(held[_LENGTHS.size : _LENGTHS.size + header_size])
         body = bytes(held[_LENGTHS.size + header_size : end])
         del held[:end]
-        if kind == _JSON:
-            return _of_json(header, body)
-        if kind == _BINARY:
-            return _of_binary(header, body)
-        raise FrameError(f"a header of kind {kind}")
+        if kind not in (_JSON, _BINARY):
+            raise FrameError(f"a header of kind {kind}")
+        command = _of_json(header, body) if kind == _JSON else _of_binary(header, body)
+        command.frame_bytes = end
+        return command
 
 
 def encode(command: Command) -> bytes:

@@ -127,8 +127,10 @@ class Connection(asyncio.Protocol):
             self._write()  # which may find that the client takes no more
 
     def tell(self, code: Ask, **fields: str) -> None:
-        """A one-way request to the client."""
-        self.send(Command(code=code, flag=ONE_WAY, fields=fields))
+        """A one-way request to the client. One that does not read gets none: it asks again itself,
+        and others could make it cost any memory."""
+        if not self.is_stalled:
+            self.send(Command(code=code, flag=ONE_WAY, fields=fields))
 
     def stop_reading(self) -> None:
         if self._transport is not None:

@@ -1,0 +1,92 @@
+"""What hostile and vanished clients cost the server, over real sockets in the test's own loop."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+
+import pytest
+
+from examples.broker import server as server_module
+from examples.broker.commands import Answer, Ask, Code, Request
+from examples.broker.server import Connection, Handler, Limits, Server
+from tests.examples.broker.broker_kit import until
+from tests.examples.broker.remoting import Reply, json_frame, read_frame
+
+SECONDS = 30.0
+
+
+@asynccontextmanager
+async def serving(
+    handlers: Mapping[int, Handler], on_look: Callable[[], None] = lambda: None, **limits: float
+) -> AsyncIterator[tuple[Server, int]]:
+    server = Server(
+        handlers,
+        Limits(**limits),  # type: ignore[arg-type]
+        on_leave=lambda connection: None,  # noqa: ARG005
+        on_look=on_look,
+    )
+    port = await server.bind("127.0.0.1", 0)
+    await server.start()
+    try:
+        yield server, port
+    finally:
+        await server.stop(0)
+
+
+class Client:
+    """One connection that speaks in frames."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self.writer = writer
+
+    @classmethod
+    async def to(cls, port: int) -> Client:
+        return cls(*await asyncio.open_connection("127.0.0.1", port))
+
+    def ask(self, opaque: int, code: int = 1, body: bytes = b"", **fields: str) -> None:
+        self.writer.write(json_frame(code, opaque, 0, fields, body))
+
+    async def answer(self) -> Reply:
+        (size,) = struct.unpack(">i", await self._reader.readexactly(4))
+        return read_frame(await self._reader.readexactly(size))
+
+
+def run(body: Awaitable[None]) -> None:
+    async def bounded() -> None:
+        await asyncio.wait_for(body, SECONDS)
+
+    asyncio.run(bounded())
+
+
+def test_a_client_that_does_not_read_is_told_nothing_more() -> None:
+    """A heartbeat tells all clients of a group, so a small request could cost megabytes."""
+
+    async def body() -> None:
+        async with serving({}, unsent_bytes=1_000) as (server, port):
+            client = await Client.to(port)
+            await until(lambda: bool(server.connections))
+            (connection,) = server.connections
+
+            def told() -> bool:
+                connection.tell(Ask.CONSUMER_IDS_CHANGED, consumerGroup="g" * 100)
+                return connection.is_stalled
+
+            await until(told)
+            held = held_bytes(connection)
+            assert all(told() for _ in range(1_000))
+            assert held_bytes(connection) == held
+            client.writer.close()
+
+    run(body())
+
+
+def held_bytes(connection: Connection) -> int:
+    transport = connection._transport
+    assert transport is not None
+    return transport.get_write_buffer_size() + connection._unsent_bytes
+
+
