@@ -316,6 +316,7 @@ class Server:
         """End connections that are silent or do not read their answers."""
         if self.is_stopping:
             return
+        asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look)
         now, limits = self.now(), self.limits
         for connection in list(self.connections):
             stalls = connection.is_stalled and now - connection.stalled_at > limits.stalled_seconds
@@ -323,7 +324,6 @@ class Server:
                 log.info("%s: closed, it %s", connection.host, "stalls" if stalls else "is idle")
                 connection.abort()
         self._on_look()
-        asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look)
 
 
 def _refusal(error: Exception, code: int) -> Answer:

@@ -90,3 +90,20 @@ def held_bytes(connection: Connection) -> int:
     return transport.get_write_buffer_size() + connection._unsent_bytes
 
 
+def test_an_error_in_a_look_ends_no_later_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "LOOK_SECONDS", 0)
+    looks = []
+
+    def look() -> None:
+        looks.append(1)
+        if len(looks) == 2:
+            raise RuntimeError("once")
+
+    async def body() -> None:
+        told: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+        async with serving({}, look):
+            await until(lambda: len(looks) > 3)
+        assert len(told) == 1
+
+    run(body())
