@@ -42,7 +42,7 @@ class Limits:
     header_bytes: int = HEADER_BYTES_MAX
     in_flight: int = 2_048  # unanswered requests of one connection; then it is not read
     unsent_bytes: int = 1 << 20  # of one connection; then it is not read either
-    pending_bytes: int = 128 << 20  # bodies of all unanswered requests; then others get "busy"
+    pending_bytes: int = 128 << 20  # of all unanswered requests; then others get "busy"
     idle_seconds: float = 180.0  # without a byte from a client; heartbeats come every 30
     stalled_seconds: float = 60.0  # that a client may leave answers unread
 
@@ -284,7 +284,7 @@ class Server:
         if handler is None:
             remark = f"request code {code} is not supported"
             return Answer(code=Code.REQUEST_CODE_NOT_SUPPORTED, remark=remark)
-        size = len(request.body)
+        size = request.command.frame_bytes
         if self._pending_bytes + size > self.limits.pending_bytes:
             return Answer(code=Code.SYSTEM_BUSY, remark="too many bytes wait for an answer")
         try:

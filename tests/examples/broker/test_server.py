@@ -90,6 +90,26 @@ def held_bytes(connection: Connection) -> int:
     return transport.get_write_buffer_size() + connection._unsent_bytes
 
 
+def test_fields_of_unanswered_requests_count_as_their_bodies_do() -> None:
+    async def body() -> None:
+        over = asyncio.Event()
+
+        async def waits(request: Request) -> Answer:  # noqa: ARG001
+            await over.wait()
+            return Answer()
+
+        async with serving({1: waits}, pending_bytes=1 << 20) as (_, port):
+            client = await Client.to(port)
+            for opaque in range(10):
+                client.ask(opaque, pad="x" * 200_000)
+            first = await client.answer()
+            assert (first.opaque, first.code) == (5, Code.SYSTEM_BUSY)
+            over.set()
+            client.writer.close()
+
+    run(body())
+
+
 def test_an_error_in_a_look_ends_no_later_look(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "LOOK_SECONDS", 0)
     looks = []
