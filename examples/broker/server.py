@@ -42,7 +42,7 @@ class Limits:
     header_bytes: int = HEADER_BYTES_MAX
     in_flight: int = 2_048  # unanswered requests of one connection; then it is not read
     unsent_bytes: int = 1 << 20  # of one connection; then it is not read either
-    pending_bytes: int = 128 << 20  # of all unanswered requests; then others get "busy"
+    pending_bytes: int = 128 << 20  # of all unanswered requests; and again of all unfinished frames
     idle_seconds: float = 180.0  # without a byte from a client; heartbeats come every 30
     stalled_seconds: float = 60.0  # that a client may leave answers unread
 
@@ -100,6 +100,11 @@ class Connection(asyncio.Protocol):
     @property
     def is_open(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
+
+    @property
+    def held_bytes(self) -> int:
+        """Of requests that have come in part, or that wait for others."""
+        return self._decoder.held_bytes
 
     @property
     def is_stalled(self) -> bool:
@@ -175,6 +180,7 @@ class Connection(asyncio.Protocol):
         except FrameError as error:
             log.warning("%s: %s; its connection is closed", self.host, error)
             self.abort()
+        self._server.held(self)
         self._pace()
 
     def _serve(self, command: Command) -> None:
@@ -219,7 +225,8 @@ class Server:
         self._on_look = on_look
         self._has_none = asyncio.Event()
         self._has_none.set()
-        self._pending_bytes = 0
+        self._pending_bytes = self._held_bytes = 0
+        self._held: dict[Connection, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._listener: asyncio.Server | None = None
         loop = asyncio.get_running_loop()
@@ -273,9 +280,25 @@ class Server:
     def let_go(self, connection: Connection) -> None:
         if connection in self.connections:
             self.connections.discard(connection)
+            self._held_bytes -= self._held.pop(connection, 0)
             self._on_leave(connection)
         if not self.connections:
             self._has_none.set()
+
+    def held(self, connection: Connection) -> None:
+        """Count the bytes of unfinished requests, which clients may never finish. If there are too
+        many, whoever has sent the most is closed."""
+        if connection not in self.connections:
+            return
+        before, now = self._held.get(connection, 0), connection.held_bytes
+        self._held[connection] = now
+        self._held_bytes += now - before
+        if self._held_bytes > self.limits.pending_bytes:
+            most = max(self._held, key=self._held.__getitem__)
+            size = self._held.pop(most)
+            self._held_bytes -= size
+            log.warning("%s: closed, %d bytes of it wait for more", most.host, size)
+            most.abort()
 
     def answer(self, request: Request) -> Answer | Awaitable[Answer]:
         """The answer, or an awaitable if it has to wait. Never raises."""

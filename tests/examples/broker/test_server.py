@@ -90,6 +90,31 @@ def held_bytes(connection: Connection) -> int:
     return transport.get_write_buffer_size() + connection._unsent_bytes
 
 
+def test_frames_that_are_never_finished_are_bounded_together() -> None:
+    """Each of them may be long, and there may be a thousand of them."""
+
+    async def body() -> None:
+        handlers = {1: lambda request: Answer()}  # noqa: ARG005
+        async with serving(handlers, pending_bytes=1 << 20) as (server, port):
+            small, *others = [await Client.to(port) for _ in range(12)]
+            whole = json_frame(1, 7, 0, {}, b"small")
+            small.writer.write(whole[:-1])
+            for other in others:
+                other.writer.write(struct.pack(">i", 400_000) + bytes(200_000))
+            await until(lambda: len(server.connections) == 6)
+            assert sum(each.held_bytes for each in server.connections) <= 1 << 20
+            small.writer.write(whole[-1:])
+            assert (await small.answer()).opaque == 7
+            for client in others:
+                client.writer.transport.abort()
+            await until(lambda: len(server.connections) == 1)
+            assert server._held_bytes == 0
+            for client in (small, *others):
+                client.writer.close()
+
+    run(body())
+
+
 def test_fields_of_unanswered_requests_count_as_their_bodies_do() -> None:
     async def body() -> None:
         over = asyncio.Event()
