@@ -20,7 +20,7 @@ from examples.broker.query import Queries
 from examples.broker.receive import Retries
 from examples.broker.routes import Routes
 from examples.broker.schedule import Schedule
-from examples.broker.server import Handler, Limits, Server
+from examples.broker.server import Connection, Handler, Limits, Server
 from examples.broker.storage import Storage
 from examples.broker.tables import Topics
 from tieredstore import ConsumerOffsets, Host, InvalidConfigError, StoreConfig
@@ -146,15 +146,18 @@ class Broker:
             self.grpc_port = await self.grpc.start(config.host, config.grpc_port)
         groups = Groups(topics, loop.time)
         handlers: dict[int, Handler] = {}
-        server = self.server = Server(
-            handlers, config.limits, on_leave=groups.left, on_look=groups.look
-        )
+        pulls = self.pulls = Pulls(storage, topics, offsets, groups)
+
+        def left(connection: Connection) -> None:
+            groups.left(connection)
+            pulls.left(connection)
+
+        server = self.server = Server(handlers, config.limits, on_leave=left, on_look=groups.look)
         self.port = await server.bind(config.host, config.port)
         address = f"{config.told_host}:{self.port}"
         host = Host(ipaddress.IPv4Address(config.told_host).packed, self.port)
         queries = Queries(storage)
         sends = Sends(storage, self._schedule, topics, queries, host)
-        pulls = self.pulls = Pulls(storage, topics, offsets, groups)
         routes = Routes(
             topics,
             address=address,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from examples.broker.commands import INT32_MAX, INT64_MAX, Answer, Code, RefusedError, Request
 from examples.broker.groups import Groups
@@ -20,6 +20,9 @@ from tieredstore import (
     QueueKey,
     filter_of,
 )
+
+if TYPE_CHECKING:
+    from examples.broker.server import Connection
 
 COUNT_MAX: Final = 1_024
 WAIT_SECONDS_MAX: Final = 60.0
@@ -67,18 +70,24 @@ class Pulls:
         self._topics = topics
         self._offsets = offsets
         self._groups = groups
-        self._waiting: set[asyncio.Task[bool]] = set()
+        self._waiting: dict[Connection, set[asyncio.Task[bool]]] = {}
+        self._count = 0  # of all these
         self._is_over = False
 
     @property
     def waiting(self) -> int:
         """How many pulls wait for a message."""
-        return len(self._waiting)
+        return self._count
 
     def end(self) -> None:
         """End all waits: every pull is answered with what there is."""
         self._is_over = True
-        for coming in self._waiting:
+        for connection in self._waiting:
+            self.left(connection)
+
+    def left(self, connection: Connection) -> None:
+        """End the waits of a client that is gone: it gets no answer, and others need the room."""
+        for coming in self._waiting.get(connection, ()):
             coming.cancel()
 
     async def pull(self, request: Request) -> Answer:
@@ -160,16 +169,21 @@ class Pulls:
 
     async def _arrival(self, request: Request, key: QueueKey, offset: int, seconds: float) -> bool:
         """Whether a message has come for this pull."""
-        is_full = self._is_over or len(self._waiting) >= WAITING_MAX
+        is_full = self._is_over or self._count >= WAITING_MAX
         if is_full or seconds <= 0 or not request.connection.is_open:
             return False
         coming = asyncio.create_task(self._storage.arrival(key, offset, seconds))
-        self._waiting.add(coming)
+        waiting = self._waiting.setdefault(request.connection, set())
+        waiting.add(coming)
+        self._count += 1
         try:
             await asyncio.wait([coming])
             return not coming.cancelled() and coming.result()
         finally:
-            self._waiting.discard(coming)
+            self._count -= 1
+            waiting.discard(coming)
+            if not waiting:
+                self._waiting.pop(request.connection, None)
             coming.cancel()
 
     def _require_readable(self, key: QueueKey) -> None:

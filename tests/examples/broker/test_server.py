@@ -25,7 +25,7 @@ async def serving(
     server = Server(
         handlers,
         Limits(**limits),  # type: ignore[arg-type]
-        on_leave=lambda connection: None,  # noqa: ARG005
+        on_leave=lambda connection: None,
         on_look=on_look,
     )
     port = await server.bind("127.0.0.1", 0)
@@ -94,7 +94,7 @@ def test_frames_that_are_never_finished_are_bounded_together() -> None:
     """Each of them may be long, and there may be a thousand of them."""
 
     async def body() -> None:
-        handlers = {1: lambda request: Answer()}  # noqa: ARG005
+        handlers = {1: lambda request: Answer()}
         async with serving(handlers, pending_bytes=1 << 20) as (server, port):
             small, *others = [await Client.to(port) for _ in range(12)]
             whole = json_frame(1, 7, 0, {}, b"small")
@@ -119,7 +119,7 @@ def test_fields_of_unanswered_requests_count_as_their_bodies_do() -> None:
     async def body() -> None:
         over = asyncio.Event()
 
-        async def waits(request: Request) -> Answer:  # noqa: ARG001
+        async def waits(request: Request) -> Answer:
             await over.wait()
             return Answer()
 
