@@ -18,6 +18,7 @@ from tieredstore import (
     InvalidArgumentError,
     MessageFilter,
     QueueKey,
+    TopicConfig,
     filter_of,
 )
 
@@ -93,7 +94,8 @@ class Pulls:
     async def pull(self, request: Request) -> Answer:
         group = require_group(request.text("consumerGroup"))
         key = QueueKey(request.text("topic"), request.number("queueId", maximum=INT32_MAX))
-        self._require_readable(key)
+        if not self._require_queue(key).perm & READ:
+            raise RefusedError(Code.NO_PERMISSION, f"{key.topic}: reading is forbidden")
         flags = request.number("sysFlag", 0, maximum=INT32_MAX)
         chosen = self._filter(request, group, key.topic, given=bool(flags & _SUBSCRIBES))
         if flags & _COMMITS:
@@ -148,12 +150,10 @@ class Pulls:
         raise RefusedError(Code.QUERY_NOT_FOUND, "the group has not consumed this queue")
 
     def commit(self, request: Request) -> Answer:
-        self._offsets.commit(
-            require_group(request.text("consumerGroup")),
-            request.text("topic"),
-            request.number("queueId", maximum=INT32_MAX),
-            request.number("commitOffset"),
-        )
+        group = require_group(request.text("consumerGroup"))
+        key = QueueKey(request.text("topic"), request.number("queueId", maximum=INT32_MAX))
+        self._require_queue(key)  # the table has room for only so many, and keeps them
+        self._offsets.commit(group, *key, request.number("commitOffset"))
         return Answer()
 
     def check_filter(self, request: Request) -> Answer:
@@ -186,17 +186,16 @@ class Pulls:
                 self._waiting.pop(request.connection, None)
             coming.cancel()
 
-    def _require_readable(self, key: QueueKey) -> None:
+    def _require_queue(self, key: QueueKey) -> TopicConfig:
         topic = self._topics.get(key.topic)
         if topic is None:
             raise RefusedError(Code.TOPIC_NOT_EXIST, f"there is no topic {key.topic!r:.140}")
-        if not topic.perm & READ:
-            raise RefusedError(Code.NO_PERMISSION, f"{key.topic}: reading is forbidden")
         if key.queue_id >= topic.read_queue_count:
             raise RefusedError(
                 Code.SYSTEM_ERROR,
                 f"{key.topic} has no queue {key.queue_id}, but {topic.read_queue_count}",
             )
+        return topic
 
     def _filter(
         self, request: Request, group: str, topic: str, *, given: bool

@@ -503,6 +503,15 @@ def test_a_group_goes_on_where_it_was(client: Remoting) -> None:
     assert offset("old") == 41
 
 
+def test_progress_in_a_queue_that_is_not_there_is_not_kept(client: Remoting) -> None:
+    """Each is kept for ever, and there is room for only so many."""
+    client.create_topic("Progress", 2)
+    for topic, queue_id, code in (("Progress", 1, 0), ("Progress", 2, 1), ("NoProgress", 0, 17)):
+        asked: dict[str, Any] = {"consumerGroup": "old", "topic": topic, "queueId": queue_id}
+        assert client.ask(15, commitOffset=4, **asked).code == code
+        assert client.ask(14, setZeroIfNotFound="false", **asked).code == (22 if code else 0)
+
+
 # -- what is not served -----------------------------------------------------------------------
 
 
