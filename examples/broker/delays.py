@@ -91,17 +91,22 @@ class Delays:
                         now = dict(self._offsets)
                         await self._storage.call(self._keep, now)
                         kept = now
-            except (OSError, TieredStoreError) as error:  # nothing is lost: it is tried again
-                log.warning("delayed messages wait: %s", error)
+            except Exception as error:  # noqa: BLE001 - nobody else would go on
+                _report("delayed messages", error)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._over.wait(), LOOK_SECONDS)
 
     async def _round(self) -> None:
         # It may not see what is stored after this point.
         seen_to = await self._storage.call(self._storage.store.confirmed_offset)
+        is_whole = True
         for level in sorted(self._levels):
-            await self._deliver(level)
-        if not self._over.is_set():  # else some that are due may be left in the log
+            try:
+                await self._deliver(level)
+            except Exception as error:  # noqa: BLE001 - other levels need not wait for this one
+                _report(f"delayed messages of level {level}", error)
+                is_whole = False
+        if is_whole and not self._over.is_set():  # else some that are due may be left in the log
             self._needed_from = min([seen_to, *self._waiting.values()])
 
     def _told(self) -> dict[int, int]:
@@ -201,3 +206,9 @@ class Delays:
             return False
         again = [self._schedule.once_more(message) for message in waiting]
         return all(result.stored for result in await self._storage.put(again))
+
+
+def _report(what: str, error: Exception) -> None:
+    """Nothing is lost: it is tried again."""
+    is_defect = not isinstance(error, (OSError, TieredStoreError))
+    log.warning("%s wait: %s", what, error, exc_info=error if is_defect else None)

@@ -262,6 +262,28 @@ def test_a_broker_that_ends_in_the_middle_delivers_nothing_twice(tmp_path: Path)
         assert asyncio.run(deliver(storage, lambda: str(count) in text_of(kept))) == count
 
 
+def test_a_level_that_fails_holds_up_no_other_level(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("examples.broker.delays.LOOK_SECONDS", 0)
+    tier = StoreConfig(store_path=str(tmp_path), provider="memory")
+    schedule = Schedule(LEVELS, Clock())
+    after, failures = schedule.after, [ValueError("a defect"), BackendUnavailableError("", "", "")]
+
+    def fails(message: StoredMessage) -> Message | None:
+        if message.queue_id == 0 and failures:
+            raise failures.pop()
+        return after(message)
+
+    monkeypatch.setattr(schedule, "after", fails)
+    with storage_of(LocalConfig(store_path=str(tmp_path)), tier) as storage:
+        for level in "12":
+            message = replace(schedule.place(made(DELAY=level)), body=level.encode())
+            asyncio.run(storage.put([message]))
+        came = asyncio.run(come(storage, schedule, tmp_path / "config", 2))
+        assert came == [b"2", b"1"]
+
+
 def test_an_error_after_some_pages_brings_none_of_them_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
