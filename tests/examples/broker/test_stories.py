@@ -470,6 +470,19 @@ def test_a_message_that_is_sent_back_comes_again_to_its_group(client: Remoting) 
     assert bodies(client.pull("%DLQ%retries", 0, 0)) == [b"difficult"]
 
 
+@pytest.mark.parametrize("asked", [{"delayLevel": 5_000}, {"delayLevel": 0}])
+def test_a_message_may_be_sent_back_more_often_than_there_are_levels(
+    client: Remoting, asked: dict[str, int]
+) -> None:
+    fields = {"b": "Often", "c": "TBW102", "d": 4, "e": 0, "f": 0, "g": 1, "h": 0, "i": ""}
+    assert client.ask(310, b"x", a="p", j=2_000, m="false", **fields).code == 0
+    (found, *_) = client.pull("Often", 0, 0)
+    answer = client.ask(
+        36, offset=found.log_offset, group="often", maxReconsumeTimes=5_000, **asked
+    )
+    assert (answer.code, answer.remark) == (0, None)
+
+
 def test_only_the_message_that_is_named_is_sent_back(client: Remoting) -> None:
     client.send("Named-1", 0, b"one", UNIQ_KEY="N1")
     client.send("Named-1", 0, b"two", UNIQ_KEY="N2")
