@@ -29,6 +29,7 @@ from tieredstore import (
     PutStatus,
     QueryResult,
     QueueKey,
+    SegmentCorruptError,
     SelectedMessage,
     SelectedRecord,
     StorageLevel,
@@ -65,13 +66,18 @@ class FileStore(MessageStore):
                 return
             self._log: dict[int, SelectedMessage] = {}  # by log offset, in its order
             self._queues: dict[QueueKey, list[SelectedMessage]] = {}
-            self._file = self._path.open("a+b")
             self._end = self._confirmed = 0
-            for record in self._records():
-                self._add(record)
-            self._file.truncate(self._end)  # cut off half a record after a crash
-            self._sync()
-            self._is_open = True
+            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                self._read_all()
+                os.ftruncate(self._file, self._end)  # cut off half a record after a crash
+                os.fsync(self._file)
+                _sync_name(self._path)  # a new file whose name is not synced goes as a whole
+            except BaseException:
+                os.close(self._file)
+                raise
+            self._confirmed = self._end
+            self._is_open = self._takes_puts = True
 
     def start(self) -> None:
         self._check_open()
@@ -79,17 +85,21 @@ class FileStore(MessageStore):
     def shutdown(self) -> None:
         with self._guard:
             if self._is_open:
-                self._file.close()
+                os.close(self._file)
                 self._is_open = False
 
     def destroy(self) -> None:
         self._path.unlink(missing_ok=True)
 
-    def _sync(self) -> None:
-        """Make puts durable, and confirm them: the tier uploads only confirmed messages."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._confirmed = self._end
+    def _append(self, record: bytes) -> None:
+        """Make a record durable. If that fails, nobody knows what the disk has: nothing may be
+        written behind it before `load` has looked. A second fsync would not tell."""
+        self._takes_puts = False
+        written = 0
+        while written < len(record):  # the system may take fewer bytes than asked
+            written += os.pwrite(self._file, record[written:], self._end + written)
+        os.fsync(self._file)
+        self._takes_puts = True
 
     # 2. Puts: RocketMQ's record, its place in the queue and in the log, then the dispatchers
 
@@ -122,9 +132,14 @@ class FileStore(MessageStore):
                 return PutResult(status=PutStatus.MESSAGE_ILLEGAL, reason=str(error))
             if len(record) > RECORD_BYTES_MAX:
                 return PutResult(status=PutStatus.MESSAGE_ILLEGAL, reason="it is too large")
-            self._file.write(record)
+            try:
+                if not self._takes_puts:
+                    raise OSError("an earlier write failed; shut the store down, and load it")
+                self._append(record)
+            except OSError as error:
+                return PutResult(status=PutStatus.SERVICE_NOT_AVAILABLE, reason=str(error))
             selected = self._add(record)
-            self._sync()
+            self._confirmed = self._end  # the tier uploads only what is confirmed
             request = DispatchRequest(
                 topic=message.topic,
                 queue_id=message.queue_id,
@@ -289,15 +304,21 @@ class FileStore(MessageStore):
     def clean_unused_topics(self, retained: Iterable[str]) -> int:
         return self.delete_topics({key.topic for key in self.queues()}.difference(retained))
 
-    def _records(self) -> Iterable[bytes]:
-        """The records of the file, up to the first incomplete one."""
-        self._file.seek(0)
-        while len(head := self._file.read(4)) == 4:
-            size = int.from_bytes(head)
-            record = head + self._file.read(max(0, min(size, RECORD_BYTES_MAX) - 4))
-            if len(record) != size:
-                return
-            yield record
+    def _read_all(self) -> None:
+        """Take in the records of the file, up to the first incomplete one. A damaged one is half
+        written only if it is the last: otherwise to cut it off would lose those behind it."""
+        with open(self._file, "rb", closefd=False) as file:
+            while len(head := file.read(4)) == 4:
+                size = int.from_bytes(head)
+                record = head + file.read(max(0, min(size, RECORD_BYTES_MAX) - 4))
+                if len(record) != size:
+                    return
+                try:
+                    self._add(record)
+                except SegmentCorruptError:
+                    if file.read(1):
+                        raise
+                    return
 
     def _add(self, record: bytes) -> SelectedMessage:
         message = decode_message(record)
@@ -327,6 +348,14 @@ class FileStore(MessageStore):
     def _check_open(self) -> None:
         if not self._is_open:
             raise StoreClosedError("the store is not open")
+
+
+def _sync_name(path: Path) -> None:
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def _page(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import random
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.every_step import every_step
 from tests.examples.example_kit import EXAMPLES, environment
 from tieredstore import (
     BackendError,
@@ -18,12 +21,14 @@ from tieredstore import (
     MessageStore,
     MetadataStore,
     Runtime,
+    SegmentCorruptError,
     SegmentProvider,
     SegmentType,
     StoreConfig,
     TieredMessageStore,
 )
 from tieredstore.local import LocalConfig, LocalMessageStore
+from tieredstore.testing.disk import ForgetfulDisk
 from tieredstore.testing.message_store_contract import MessageStoreContract
 from tieredstore.testing.metadata_contract import MetadataStoreContract
 from tieredstore.testing.provider_contract import SegmentProviderContract
@@ -73,6 +78,74 @@ class TestFileStore(MessageStoreContract):
     def open_store(self) -> MessageStore:
         store: MessageStore = own("wrap_your_store", "FileStore")(self.path)
         return store
+
+
+def big(number: int) -> Message:
+    return Message(topic="t", queue_id=0, body=b"%d" % number * 6_000)
+
+
+def bodies(path: Path) -> list[bytes]:
+    store = own("wrap_your_store", "FileStore")(path)
+    store.load()
+    found = [one.body for one in store.get_message("t", 0, 0, count_max=32).messages]
+    store.shutdown()
+    return found
+
+
+def test_no_power_cut_takes_what_the_file_store_has_confirmed(tmp_path: Path) -> None:
+    dice = random.Random(1)
+
+    def script(step: int) -> bool:
+        folder, confirmed = tmp_path / f"{step}", []
+        folder.mkdir()
+        store = own("wrap_your_store", "FileStore")(folder / "messages.log")
+        with ForgetfulDisk(folder, stop_at=step + 1) as disk:
+            store.load()
+            for number in range(3):
+                assert store.put_message(big(number)).stored
+                confirmed.append(big(number).body)
+        for cut in range(10):
+            left = disk.cut(tmp_path / f"{step}-{cut}", dice, pieces=(512, 4_096))
+            found = bodies(left / "messages.log")
+            assert found[: len(confirmed)] == confirmed
+            assert len(found) <= len(confirmed) + 1
+        store.shutdown()
+        return disk.died
+
+    assert every_step(script) > 3
+
+
+def test_a_write_that_failed_costs_the_file_store_no_other_message(tmp_path: Path) -> None:
+    store = own("wrap_your_store", "FileStore")(tmp_path / "messages.log")
+    store.load()
+    confirmed = [big(0).body] if store.put_message(big(0)).stored else []
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8_000, limit[1]))
+    try:
+        assert not store.put_message(big(1)).stored
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    for number in (2, 3):
+        confirmed += [big(number).body] if store.put_message(big(number)).stored else []
+    store.shutdown()
+    assert bodies(tmp_path / "messages.log") == confirmed
+    store.load()
+    assert store.put_message(big(4)).stored
+    store.shutdown()
+
+
+def test_a_damaged_record_of_the_file_store_takes_none_behind_it(tmp_path: Path) -> None:
+    store = own("wrap_your_store", "FileStore")(tmp_path / "messages.log")
+    store.load()
+    for number in range(3):
+        store.put_message(big(number))
+    store.shutdown()
+    data = bytearray((tmp_path / "messages.log").read_bytes())
+    data[data.index(b"1" * 100)] ^= 1
+    (tmp_path / "messages.log").write_bytes(data)
+    with pytest.raises(SegmentCorruptError):
+        bodies(tmp_path / "messages.log")
+    assert (tmp_path / "messages.log").read_bytes() == data
 
 
 class TestATierAroundFileStore(MessageStoreContract):
