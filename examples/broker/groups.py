@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 SILENT_SECONDS: Final = 120.0
 LOCK_SECONDS: Final = 60.0
-CLIENTS_MAX: Final = 10_000
+CONSUMERS_MAX: Final = 100_000  # clients of all groups, each once for each of its groups
+WANTED_CHARACTERS_MAX: Final = 32 << 20  # of the subscriptions of all groups
 GROUPS_MAX: Final = 2_000
 HEARTBEAT_BYTES_MAX: Final = 256 << 10
 LOCKS_MAX: Final = 100_000
@@ -39,6 +40,7 @@ class Group:
 
     consumers: dict[str, Consumer] = field(default_factory=dict)
     subscriptions: dict[str, tuple[str, str]] = field(default_factory=dict)
+    characters: int = 0  # of the subscriptions
 
 
 class Groups:
@@ -48,6 +50,7 @@ class Groups:
         self._topics = topics
         self._now = now
         self._groups: dict[str, Group] = {}
+        self._consumers = self._characters = 0  # of all groups
         self._locks: dict[tuple[str, _Queue], tuple[str, float]] = {}
 
     def heartbeat(self, request: Request) -> Answer:
@@ -63,6 +66,7 @@ class Groups:
         name = request.command.fields.get("consumerGroup")
         group = self._groups.get(name) if name else None
         if name and group is not None and group.consumers.pop(request.text("clientID"), None):
+            self._consumers -= 1
             self._changed(name, group)
         return Answer()
 
@@ -121,7 +125,14 @@ class Groups:
             )
             for each in _objects(found.get("subscriptionDataSet"))
         }
+        characters = sum(len(topic) + sum(map(len, how)) for topic, how in subscriptions.items())
         group = self._groups.get(name)
+        known = None if group is None else group.consumers.get(client)
+        if known is None and self._consumers >= CONSUMERS_MAX:
+            raise RefusedError(Code.SYSTEM_ERROR, f"there are {CONSUMERS_MAX} consumers already")
+        more = characters - (0 if group is None else group.characters)
+        if more > 0 and self._characters + more > WANTED_CHARACTERS_MAX:
+            raise RefusedError(Code.SYSTEM_ERROR, "the subscriptions of all groups are too long")
         if group is None:
             if len(self._groups) >= GROUPS_MAX:
                 raise RefusedError(Code.SYSTEM_ERROR, f"there are {GROUPS_MAX} groups already")
@@ -129,13 +140,12 @@ class Groups:
             if self._topics.get(RETRY + name) is None:
                 self._topics.set(topic_of(RETRY + name, 1))
             group = self._groups[name] = Group()  # only if all is valid: an empty group stays
-        known = group.consumers.get(client)
-        if known is None and len(group.consumers) >= CLIENTS_MAX:
-            raise RefusedError(Code.SYSTEM_ERROR, f"the group has {CLIENTS_MAX} clients already")
         is_new = known is None or known.connection is not connection
         has_changed = subscriptions != group.subscriptions
+        self._consumers += known is None
+        self._characters += more
         group.consumers[client] = Consumer(connection, self._now())
-        group.subscriptions = subscriptions
+        group.subscriptions, group.characters = subscriptions, characters
         if is_new or has_changed:
             self._changed(name, group)
 
@@ -144,11 +154,13 @@ class Groups:
             gone = [client for client, each in group.consumers.items() if goes(each)]
             for client in gone:
                 del group.consumers[client]
+            self._consumers -= len(gone)
             if gone:
                 self._changed(name, group)
 
     def _changed(self, name: str, group: Group) -> None:
         if not group.consumers:
+            self._characters -= group.characters
             self._groups.pop(name, None)
         for connection in {each.connection for each in group.consumers.values()}:
             connection.tell(Ask.CONSUMER_IDS_CHANGED, consumerGroup=name)

@@ -1,11 +1,14 @@
-"""Pulls that wait, seen from inside the broker; clients are real connections."""
+"""Pulls that wait and consumers that live, seen from inside; clients are real connections."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+
+import pytest
 
 from examples.broker.broker import Broker, BrokerConfig
 from tests.examples.broker.broker_kit import until
@@ -61,5 +64,52 @@ def test_pulls_of_a_client_that_is_gone_wait_no_longer(tmp_path: Path) -> None:
             pulls.end()
             assert (await stays.answer()).opaque == 50
             stays.writer.close()
+
+    run(body())
+
+
+async def beat(client: Client, group: str, name: str, expression: str = "*") -> int:
+    subscription = {"topic": "T", "subString": expression}
+    data = {"groupName": group, "subscriptionDataSet": [subscription]}
+    client.ask(1, 34, json.dumps({"clientID": name, "consumerDataSet": [data]}).encode())
+    while True:
+        found = await client.answer()
+        if found.flag & 1:
+            return found.code
+
+
+def test_consumers_of_all_groups_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One connection may have any number of them, in each group."""
+    monkeypatch.setattr("examples.broker.groups.CONSUMERS_MAX", 4)
+
+    async def body() -> None:
+        async with opened(tmp_path) as broker:
+            client, other = await Client.to(broker.port), await Client.to(broker.port)
+            names = [("a", "1"), ("a", "2"), ("b", "1"), ("b", "2"), ("b", "3"), ("c", "1")]
+            assert [await beat(client, *each) for each in names] == [0, 0, 0, 0, 1, 1]
+            assert await beat(client, "a", "1") == 0
+            client.writer.transport.abort()
+            assert broker.server is not None
+            await until(lambda: len(broker.server.connections) == 1)  # type: ignore[union-attr]
+            assert [await beat(other, *each) for each in names] == [0, 0, 0, 0, 1, 1]
+            other.writer.close()
+
+    run(body())
+
+
+def test_what_all_groups_want_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("examples.broker.groups.WANTED_CHARACTERS_MAX", 1_000)
+
+    async def body() -> None:
+        async with opened(tmp_path) as broker:
+            client = await Client.to(broker.port)
+            assert await beat(client, "a", "1", "x" * 600) == 0
+            assert await beat(client, "b", "1", "x" * 600) == 1
+            assert await beat(client, "a", "1", "y" * 600) == 0
+            assert await beat(client, "a", "1", "x") == 0
+            assert await beat(client, "b", "1", "x" * 600) == 0
+            client.writer.close()
 
     run(body())
