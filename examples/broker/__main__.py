@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import logging
 import os
+import resource
 import signal
 import sys
 import tomllib
@@ -48,6 +49,7 @@ def main() -> int:
     logging.basicConfig(level=options.log.upper(), format="%(levelname)s %(name)s: %(message)s")
     try:
         broker_config, local, tier = settings(options)
+        _take_descriptors()
         asyncio.run(_serve(broker_config, local, tier, options.metrics_port))
     except (TieredStoreError, OSError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
@@ -73,6 +75,13 @@ def settings(options: argparse.Namespace) -> tuple[BrokerConfig, LocalConfig, St
     given = {name: getattr(options, name) for name in ("host", "port", "address", "grpc_port")}
     broker = replace(broker, **{name: value for name, value in given.items() if value is not None})
     return broker, local, tier
+
+
+def _take_descriptors() -> None:
+    """Take all the file descriptors that the system gives: each connection needs one, and without
+    one the store cannot open its next file."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 async def _serve(
