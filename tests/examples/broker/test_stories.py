@@ -473,9 +473,18 @@ def test_a_message_that_is_sent_back_comes_again_to_its_group(client: Remoting) 
 
 @pytest.mark.parametrize("asked", [{"delayLevel": 5_000}, {"delayLevel": 0}])
 def test_a_message_may_be_sent_back_more_often_than_there_are_levels(
-    client: Remoting, asked: dict[str, int]
+    client: Remoting, asked: dict[str, Any]
 ) -> None:
-    fields = {"b": "Often", "c": "TBW102", "d": 4, "e": 0, "f": 0, "g": 1, "h": 0, "i": ""}
+    fields: dict[str, Any] = {
+        "b": "Often",
+        "c": "TBW102",
+        "d": 4,
+        "e": 0,
+        "f": 0,
+        "g": 1,
+        "h": 0,
+        "i": "",
+    }
     assert client.ask(310, b"x", a="p", j=2_000, m="false", **fields).code == 0
     (found, *_) = client.pull("Often", 0, 0)
     answer = client.ask(
