@@ -50,6 +50,7 @@ class Delays:
         self._clock_ms = clock_ms
         self._waiting: dict[int, int] = {}  # by level: log offset of the first message that waits
         self._offsets: dict[int, int] = {}  # by level: of the first message not delivered
+        self._stored: dict[int, set[int]] = {}  # by level: offsets, behind one that must wait
         # By level: moments, and where the queue ended then. Only if the clock was set back.
         self._seen: dict[int, list[tuple[float, int]]] = {}
         self._levels = set(range(1, schedule.levels + 1))
@@ -139,6 +140,7 @@ class Delays:
 
     async def _deliver(self, level: int) -> None:
         """Store what is due."""
+        stored = self._stored.setdefault(level, set())
         while not self._over.is_set():
             offset = self._offsets.get(level, 0)
             try:
@@ -150,23 +152,30 @@ class Delays:
                 log.error("level %d: the message at offset %d is lost: %s", level, offset, error)
                 self._offsets[level] = offset + 1
                 continue
-            due = []
+            count, ready = 0, {}
             self._waiting.pop(level, None)
             for found in page.messages:
                 if not self._is_due(level, found, page.max_offset):
                     self._waiting[level] = found.log_offset
                     break
-                due.append(self._schedule.after(decode_message(found.record)))
-                if due[-1] is None:
+                count += 1
+                if found.queue_offset in stored:
+                    continue
+                message = self._schedule.after(decode_message(found.record))
+                if message is None:
                     log.error("the message at log offset %d goes nowhere", found.log_offset)
-            ready = [message for message in due if message is not None]
-            if ready and not await self._store(ready):
+                else:
+                    ready[found.queue_offset] = message
+            done = await self._store(list(ready.values())) if ready else []
+            if not all(done):  # a full disk, say: the others are tried again
+                stored.update(each for each, is_done in zip(ready, done, strict=True) if is_done)
                 self._waiting[level] = page.messages[0].log_offset
-                return  # a full disk, say: they are tried again
-            self._offsets[level] = offset + len(due)
+                return
+            self._offsets[level] = offset + count
+            stored.difference_update(range(offset, offset + count))
             if not page.messages:
                 self._offsets[level] = max(offset, page.next_offset)
-            if not page.messages or len(due) < len(page.messages):
+            if not page.messages or count < len(page.messages):
                 return
 
     def _is_due(self, level: int, found: SelectedMessage, end: int) -> bool:
@@ -186,26 +195,27 @@ class Delays:
         self._seen[level] = seen
         return seen[0][0] + delay <= now
 
-    async def _store(self, ready: Sequence[Message]) -> bool:
-        """Store what is due; False if the store takes nothing now.
+    async def _store(self, ready: Sequence[Message]) -> list[bool]:
+        """Store what is due; returns which of these need not be tried again.
 
         A message whose queue alone takes no puts goes to the end of the longest level. Otherwise
-        all behind it would wait for an operator, and those beside it would come again each round.
+        all behind it would wait for an operator.
         """
         results = await self._storage.put(ready)
-        refused = next((each for each in results if not each.stored), None)
-        if refused is None:
-            return True
-        log.error("a delayed message cannot be stored: %s", refused.reason)
-        waiting = [
-            message
-            for message, result in zip(ready, results, strict=True)
-            if result.status is PutStatus.SERVICE_NOT_AVAILABLE
-        ]
-        if any(message.topic == SCHEDULE for message in waiting):
-            return False
-        again = [self._schedule.once_more(message) for message in waiting]
-        return all(result.stored for result in await self._storage.put(again))
+        refused = [result.reason for result in results if not result.stored]
+        if refused:
+            log.error("%d delayed messages cannot be stored: %s", len(refused), refused[0])
+        done = [result.status is not PutStatus.SERVICE_NOT_AVAILABLE for result in results]
+        again = {
+            at: self._schedule.once_more(message)
+            for at, message in enumerate(ready)
+            if not done[at] and message.topic != SCHEDULE
+        }
+        if again:
+            results = await self._storage.put(list(again.values()))
+            for at, result in zip(again, results, strict=True):
+                done[at] = result.stored
+        return done
 
 
 def _report(what: str, error: Exception) -> None:

@@ -241,6 +241,39 @@ def test_a_queue_that_takes_no_puts_holds_up_no_other_and_nothing_comes_twice(
         asyncio.run(deliver(storage))
 
 
+@pytest.mark.parametrize("order", [("Other", "T"), ("T", "Other")])
+def test_what_was_stored_beside_a_message_that_must_wait_does_not_come_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: tuple[str, str]
+) -> None:
+    monkeypatch.setattr("examples.broker.delays.LOOK_SECONDS", 0)
+    tier = StoreConfig(store_path=str(tmp_path), provider="memory")
+    schedule = Schedule(LEVELS, Clock())
+    looks: list[int] = []
+
+    def clock() -> int:
+        looks.append(1)
+        return 2**62
+
+    async def deliver(storage: Storage) -> None:
+        refusals = storage.tier._loaded().refusals
+        waiting = [replace(made(DELAY="1"), topic=topic) for topic in order]
+        await storage.put([schedule.place(message) for message in waiting])
+        for key in (QueueKey("T", 3), QueueKey("SCHEDULE_TOPIC_XXXX", 17)):
+            refusals[key] = "two histories"
+        running = asyncio.create_task(Delays(storage, schedule, tmp_path / "c", clock).run())
+        await asyncio.wait_for(until(lambda: len(looks) > 10), 30)
+        end = storage.store.max_offset
+        assert (end("Other", 3), end("T", 3)) == (1, None)
+        refusals.clear()
+        await asyncio.wait_for(until(lambda: end("T", 3) == 1), 30)
+        await asyncio.wait_for(until(lambda: "2" in text_of(tmp_path / "c/delayOffset.json")), 30)
+        assert end("Other", 3) == 1
+        running.cancel()
+
+    with storage_of(LocalConfig(store_path=str(tmp_path)), tier) as storage:
+        asyncio.run(deliver(storage))
+
+
 def test_a_broker_that_ends_in_the_middle_delivers_nothing_twice(tmp_path: Path) -> None:
     config = LocalConfig(store_path=str(tmp_path))
     tier = StoreConfig(store_path=str(tmp_path), provider="memory")
