@@ -68,7 +68,10 @@ def test_what_lies_behind_a_damaged_message_outlives_the_local_retention(tmp_pat
     assert expire_one_file(local) == 0  # messages 3 and 4 are also in the file
     runtime.clock.advance(DAMAGED_MS)  # type: ignore[attr-defined]
     assert store.flush(seal=True)
+    answer = store.query_message(TOPIC, "shared")
+    assert (len(answer.messages), answer.complete) == (19, False)
     assert expire_one_file(local) == 1
+    assert store.query_message(TOPIC, "shared").complete
     assert store.health().queues[0].lost_count == 1
     with TieredReader(store.config) as elsewhere:
         for face in (store, elsewhere):

@@ -24,7 +24,7 @@ from tieredstore.driver.message_store import (
 )
 from tieredstore.driver.metrics import API_LATENCY, GET_MESSAGE_FALLBACK, MESSAGES_OUT, Metrics
 from tieredstore.driver.runtime import Runtime
-from tieredstore.model.errors import BackendError, StoreClosedError
+from tieredstore.model.errors import BackendError, SegmentCorruptError, StoreClosedError
 from tieredstore.model.messages import GetResult, MessageRun, QueryResult, SelectedMessage
 from tieredstore.model.printable import log_of
 from tieredstore.model.topics import TopicFilter
@@ -441,7 +441,10 @@ class Answers:
         """Whether the next store has a message there. It may have lost the same ones."""
         at = offsets.start
         for _ in range(_TRIES):
-            result = read_from(self._next, ReadRequest(*key, at, count_max=1))
+            try:
+                result = read_from(self._next, ReadRequest(*key, at, count_max=1))
+            except SegmentCorruptError:
+                return True  # it has one that is damaged
             if result.messages:
                 return result.messages[0].queue_offset in offsets
             if not at < result.next_offset < offsets.stop:
