@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -243,6 +244,39 @@ def test_a_queue_that_the_next_store_lost_whole_is_the_tiers(broker: Broker) -> 
     at_end = broker.store.get_message(TOPIC, 0, 4)
     assert (at_end.status, at_end.next_offset) == (GetStatus.OFFSET_OVERFLOW_ONE, 4)
     assert broker.store.max_offset(TOPIC, 0) == 4
+
+
+@pytest.fixture
+def cut_back(tmp_path: Path) -> Iterator[Broker]:
+    """The next store has lost the end of a queue, and an hour, and cannot continue it."""
+    broker = Broker(tmp_path)
+    broker.open()
+    broker.put(4)
+    broker.runtime.clock.sleep(3_600)
+    end = broker.local.end
+    broker.put(2, first=4)
+    assert broker.store.flush()
+    broker.store.shutdown()
+    broker.local.lose_from(end)
+    broker.local.begin_queues = None  # type: ignore[assignment, method-assign]
+    broker.open()
+    yield broker
+    broker.store.shutdown()
+
+
+@pytest.mark.parametrize("level", [NOT_IN_DISK, NOT_IN_MEM, FORCE])
+def test_nobody_is_sent_back_to_where_a_next_store_ends_too_early(
+    cut_back: Broker, level: StorageLevel
+) -> None:
+    store = cut_back.store
+    store.level = level
+    assert numbers(store.get_message(TOPIC, 0, 4)) == [4, 5]
+    for offset, status in ((6, GetStatus.OFFSET_OVERFLOW_ONE), (9, GetStatus.OFFSET_OVERFLOW_BADLY)):
+        for page in (
+            store.get_message(TOPIC, 0, offset),
+            store.get_message_future(TOPIC, 0, offset).result(),
+        ):
+            assert (page.status, page.next_offset) == (status, 6)
 
 
 # Runs

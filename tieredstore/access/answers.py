@@ -518,9 +518,14 @@ class Answers:
     def _tier_may_have(self, request: ReadRequest, result: GetResult) -> bool:
         """Whether the next store had nothing, but the tier may.
 
-        Local retention may have run since the decision, or the next store lost the queue.
+        Local retention may have run since the decision, or the next store lost the queue or its
+        end: a consumer would be sent back there again and again.
         """
-        if result.status not in _LACKING or not self._decision.may_read_tier(request.topic):
+        if not self._decision.may_read_tier(request.topic):
+            return False
+        if result.status is GetStatus.OFFSET_OVERFLOW_BADLY:
+            return self._lacks_end(request.key)
+        if result.status not in _LACKING:
             return False
         commit_offset = self._fetcher.commit_offset(request.topic, request.queue_id)
         if not commit_offset:
@@ -529,6 +534,13 @@ class Answers:
             return True
         has_messages = self._fetcher.has_messages(request.topic, request.queue_id)
         return has_messages and request.offset < commit_offset
+
+    def _lacks_end(self, key: QueueKey) -> bool:
+        """Whether the queue goes on in the tier after the end that the next store knows: it was
+        adopted, or the next store has lost its end and cannot continue it.
+        """
+        served = self._served(*key)  # first: what is uploaded meanwhile is in the next store
+        return served > (self._next.max_offset(*key) or 0)
 
     def _is_on_disk_only(self, request: ReadRequest) -> bool:
         place = request.topic, request.queue_id, request.offset
