@@ -279,6 +279,19 @@ def test_nobody_is_sent_back_to_where_a_next_store_ends_too_early(
             assert (page.status, page.next_offset) == (status, 6)
 
 
+def test_keys_and_times_of_what_a_next_store_has_lost_are_found_in_the_tier(
+    cut_back: Broker,
+) -> None:
+    answer = cut_back.store.query_message(TOPIC, "shared")
+    assert (numbers(answer), answer.complete) == ([5, 4, 3, 2, 1, 0], True)
+    assert numbers(cut_back.store.query_message(TOPIC, "shared", count_max=1)) == [5]
+    for number in range(6):
+        time = cut_back.store.store_time(TOPIC, 0, number)
+        assert time is not None
+        for boundary in Boundary:
+            assert cut_back.store.offset_by_time(TOPIC, 0, time, boundary) == number
+
+
 # Runs
 
 

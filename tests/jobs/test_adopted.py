@@ -81,6 +81,21 @@ def test_adopted_queues_take_no_puts_and_no_flush_waits_for_them(
             assert not health[ORDERS].takes_puts
 
 
+def test_adopted_messages_are_found_by_key_however_new_they_are(tmp_path: Path) -> None:
+    """The broker's own store has messages, but none of the adopted queue."""
+    gone, target = posix_config(tmp_path / "gone", broker_name="broker-b"), posix_config(tmp_path)
+    runtime = Runtime.inline()
+    for config, key in ((target, OTHER), (gone, ORDERS)):
+        with TieredMessageStore(local_store(config, runtime), config, runtime=runtime) as store:
+            store.put_message(replace(a_message(key, b"one"), properties={"KEYS": "it"}))
+            assert store.flush(seal=True)
+        runtime.clock.sleep(3_600)
+    moved(gone, target, adopt=True, cut_over=True)
+    with TieredMessageStore(local_store(target, runtime), target, runtime=runtime) as store:
+        answer = store.query_message(ORDERS.topic, "it")
+        assert ([one.body for one in answer.messages], answer.complete) == ([b"one"], True)
+
+
 def test_nobody_resumes_an_adopted_queue(brokers: tuple[StoreConfig, StoreConfig]) -> None:
     gone, target = brokers
     moved(gone, target, adopt=True, cut_over=True)

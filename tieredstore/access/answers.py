@@ -333,7 +333,8 @@ class Answers:
         )
         if self._decision.is_forced:
             return far
-        return _smaller(far, self._first_of_next(topic, queue_id, timestamp, boundary))
+        near = self._first_of_next(topic, queue_id, timestamp, boundary)
+        return far if self._goes_on(topic, queue_id, near) else _smaller(far, near)
 
     def query_message(
         self, topic: str, key: str, *, count_max: int, begin: int, end: int
@@ -349,12 +350,13 @@ class Answers:
         if not self._decision.may_read_tier(topic):
             return self._next.query_message(topic, key, count_max=count_max, begin=begin, end=end)
         forced = self._decision.is_forced
+        queues = self._fetcher.queues(topic)
         border = self._next.earliest_time()
         oldest_end = end
         if not forced and border is not None and end >= border - _CLOCK_SLACK_MS:
             near = self._all_near(topic, key, count_max, begin, end)
             border = self._all_from(topic)  # again: what expired meanwhile must come from the tier
-        if not forced and border is not None:
+        if not forced and border is not None and not any(map(self._lacks_end, queues)):
             # Messages of times near the border may be in either store.
             oldest_end = min(end, border + _CLOCK_SLACK_MS)
             if begin > oldest_end and near.complete:
@@ -629,7 +631,7 @@ class Answers:
             if earliest is None or timestamp < earliest:
                 return None
             near = self._first_of_next(topic, queue_id, timestamp, boundary)
-            if near is None:
+            if near is None or self._goes_on(topic, queue_id, near):
                 return None
             if timestamp == earliest and not self._is_last_of(
                 topic, queue_id, near, timestamp, boundary
@@ -654,6 +656,11 @@ class Answers:
         if self._next.store_time(topic, queue_id, near) == timestamp:
             return near
         return self._next.offset_by_time(topic, queue_id, timestamp, Boundary.LOWER)
+
+    def _goes_on(self, topic: str, queue_id: int, near: int | None) -> bool:
+        """Whether `near` is only the end of the next store's queue, which goes on in the tier."""
+        is_end = near is not None and near == self._next.max_offset(topic, queue_id)
+        return is_end and self._lacks_end(QueueKey(topic, queue_id))
 
     def _is_last_of(
         self, topic: str, queue_id: int, near: int, timestamp: int, boundary: Boundary

@@ -262,6 +262,12 @@ class Fetcher:
         gaps = (range(one.end // UNIT_BYTES, two.base // UNIT_BYTES) for one, two in pairs)
         return [range(max(start, gap.start), gap.stop) for gap in gaps if gap.stop > start and gap]
 
+    def queues(self, topic: str) -> list[QueueKey]:
+        """The queues of a topic that have messages now; makes no request to the backend."""
+        self._check_open()
+        keys = [file.key for file in self._files.files() if file.key.topic == topic]
+        return [key for key in keys if self.has_messages(*key)]
+
     def has_messages(self, topic: str, queue_id: int) -> bool:
         """Whether the queue has any message now; makes no request to the backend."""
         file = self._file(topic, queue_id)
