@@ -271,7 +271,10 @@ def test_nobody_is_sent_back_to_where_a_next_store_ends_too_early(
     store = cut_back.store
     store.level = level
     assert numbers(store.get_message(TOPIC, 0, 4)) == [4, 5]
-    for offset, status in ((6, GetStatus.OFFSET_OVERFLOW_ONE), (9, GetStatus.OFFSET_OVERFLOW_BADLY)):
+    for offset, status in (
+        (6, GetStatus.OFFSET_OVERFLOW_ONE),
+        (9, GetStatus.OFFSET_OVERFLOW_BADLY),
+    ):
         for page in (
             store.get_message(TOPIC, 0, offset),
             store.get_message_future(TOPIC, 0, offset).result(),
@@ -801,12 +804,27 @@ def test_the_boundary_is_handed_on(tiered: Broker) -> None:
     assert tiered.local.calls[0] == "offset_by_time upper"
 
 
-def test_forced_the_tier_alone_is_asked_for_a_time(tiered: Broker) -> None:
-    tiered.put(3, first=10)
+def test_forced_a_time_that_the_tier_has_is_looked_up_there(tiered: Broker) -> None:
+    tiered.local.kept_from = 0
     tiered.store.level = StorageLevel.FORCE
-    assert tiered.store.offset_by_time(TOPIC, 0, time_of(11)) == 10
-    assert tiered.store.offset_by_time("Unknown", 0, time_of(11)) is None
-    assert tiered.local.calls == []
+    steps = tiered.faults.steps
+    assert tiered.store.offset_by_time(TOPIC, 0, time_of(7)) == 7
+    assert tiered.faults.steps > steps
+    assert tiered.store.offset_by_time("Unknown", 0, time_of(7)) is None
+
+
+def test_forced_no_time_passes_what_only_the_next_store_has(tiered: Broker) -> None:
+    tiered.put(4, first=10)
+    tiered.local.kept_from = tiered.local.cached_from = 12
+    assert tiered.store.flush()
+    tiered.put(2, topic="New")
+    tiered.store.level = StorageLevel.FORCE
+    tiered.local.kept_from = tiered.local.cached_from = 10  # an older disk is restored
+    assert [tiered.store.offset_by_time(TOPIC, 0, time_of(number)) for number in range(9, 14)] == [
+        *range(9, 14)
+    ]
+    tiered.local.kept_from = 0
+    assert tiered.store.offset_by_time("New", 0, time_of(15)) == 1
 
 
 def test_the_first_message_of_the_next_store_counts_where_the_tier_begins_later(

@@ -331,8 +331,6 @@ class Answers:
             topic,
             lambda: self._fetcher.offset_by_time(topic, queue_id, timestamp, boundary),
         )
-        if self._decision.is_forced:
-            return far
         near = self._first_of_next(topic, queue_id, timestamp, boundary)
         return far if self._goes_on(topic, queue_id, near) else _smaller(far, near)
 
