@@ -282,6 +282,12 @@ def test_nobody_is_sent_back_to_where_a_next_store_ends_too_early(
             assert (page.status, page.next_offset) == (status, 6)
 
 
+def test_the_end_of_a_queue_is_the_tiers_where_the_next_store_has_lost_it(cut_back: Broker) -> None:
+    assert cut_back.store.max_offset(TOPIC, 0) == 6
+    cut_back.store.level = DISABLE
+    assert cut_back.store.max_offset(TOPIC, 0) == 4
+
+
 def test_keys_and_times_of_what_a_next_store_has_lost_are_found_in_the_tier(
     cut_back: Broker,
 ) -> None:

@@ -261,13 +261,15 @@ class Answers:
         return min(near, far) if end is not None and far < end else near
 
     def max_offset(self, topic: str, queue_id: int) -> int | None:
-        """The next store's, because the tier follows it; the tier's if only the tier has the
-        queue.
+        """The next store's, which the tier follows; the tier's if the next store does not know the
+        queue, or not to its end.
         """
         near = self._next.max_offset(topic, queue_id)
-        if near is not None or not self._decision.may_read_tier(topic):
+        if not self._decision.may_read_tier(topic):
             return near
-        return self._fetcher.commit_offset(topic, queue_id)
+        if near is None:
+            return self._fetcher.commit_offset(topic, queue_id)
+        return max(near, self._served(topic, queue_id))
 
     def contains(self, topic: str, queue_id: int, offset: int) -> bool:
         if self._next.contains(topic, queue_id, offset):
