@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.local.store_audit import opened
+from tests.local.store_audit import flip_bits, opened
 from tieredstore.codec.columns import FoundKeys, ParsedRun
 from tieredstore.codec.queue_unit import QueueUnits, decode_units, encode_units
 from tieredstore.codec.record import RECORD_BYTES_MIN, tags_code
@@ -181,6 +181,20 @@ def test_a_page_skips_the_messages_that_have_gone_and_none_that_follows(tmp_path
     for offset in range(first):
         got = store.get_message(TOPIC, 0, offset)
         assert (got.status, got.next_offset) == (GetStatus.MESSAGE_WAS_REMOVING, first)
+
+
+def test_nor_the_first_one_that_is_left_if_its_unit_says_that_it_has_gone(tmp_path: Path) -> None:
+    store = a_store(tmp_path, commit_log_file_bytes=8_192)
+    store.put_messages([a_message(n, body_bytes=3_000) for n in range(7)])
+    queue, log = store._loaded().queues.queue(TOPIC, 0), store._loaded().log
+    assert queue is not None
+    first = next(n for n in range(7) if queue.unit(n).log_offset == 8_192)
+    path, position = queue.place_of(first)
+    flip_bits(Path(path), position + 6, 0x20)  # of its place: 0 instead of 8192
+    log.queue.delete_before(8_192)
+    got = store.get_message(TOPIC, 0, first - 1)
+    assert (got.status, got.next_offset) == (GetStatus.MESSAGE_WAS_REMOVING, first)
+    assert store.get_message(TOPIC, 0, first).messages[0].queue_offset == first
 
 
 def test_what_goes_while_it_is_read_is_told_before_what_follows_it(tmp_path: Path) -> None:

@@ -187,7 +187,8 @@ class QueueReader:
             if record is None:
                 if row:
                     return GetStatus.NO_MATCHED_MESSAGE, offset + row, found
-                return GetStatus.MESSAGE_WAS_REMOVING, offset + self._gone_count(units), found
+                gone = self._gone_count(queue, offset, units)
+                return GetStatus.MESSAGE_WAS_REMOVING, offset + gone, found
             if message_filter is not None and not message_filter.matches_record(record):
                 continue
             size += unit.message_bytes
@@ -282,9 +283,10 @@ class QueueReader:
                 raise
             return unit, None
 
-    def _gone_count(self, units: QueueUnits) -> int:
+    def _gone_count(self, queue: ConsumeQueue, offset: int, units: QueueUnits) -> int:
         """How many messages are gone at the beginning of these units; the first one is gone."""
-        kept = units.log_offsets >= (self._log.min_offset or 0)
+        first = queue.first_from(self._log.min_offset or 0)  # a single unit may be damaged
+        kept = np.arange(offset, offset + len(units)) >= first
         kept &= units.message_bytes != INT32_MAX
         kept &= ~self._log.lost.among(units.log_offsets)
         kept[0] = False
