@@ -964,6 +964,22 @@ def test_forced_an_answer_lags_while_messages_wait_for_their_upload(tiered: Brok
     assert tiered.store.query_message(TOPIC, "shared").complete
 
 
+def test_forced_an_answer_of_an_unreachable_tier_is_not_complete(tmp_path: Path) -> None:
+    """The backend went in the middle of an expiry, and nobody knows where the tier begins."""
+    broker = Broker(tmp_path, commit_log_segment_bytes=1_000, reserve_hours=1)
+    broker.open()
+    broker.put(8)
+    assert broker.store.flush()
+    file = broker.tier.files.get(QueueKey(TOPIC, 0))
+    assert file is not None
+    file.log.drop(file.log.segments[:1])
+    broker.cut()
+    broker.store.level = StorageLevel.FORCE
+    assert not broker.store.query_message(TOPIC, "shared").complete
+    broker.faults.always = None
+    broker.store.shutdown()
+
+
 def test_forced_an_answer_lags_if_the_next_store_has_messages_in_a_gap_of_the_tier(
     tiered: Broker,
 ) -> None:

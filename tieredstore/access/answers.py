@@ -363,16 +363,16 @@ class Answers:
                 return near
             if len(near.messages) >= count_max and _oldest_time(near) > oldest_end:
                 return near
-        # Before the tier is asked: its answer may miss what is uploaded meanwhile.
-        lags = forced and self._waits_for_upload(topic)
         try:
+            # Before the tier is asked: its answer may miss what is uploaded meanwhile.
+            lags = forced and self._waits_for_upload(topic)
             far = self._far_by_key(
                 topic, key, count_max, begin, oldest_end if near.complete else end
             )
+            if lags and far.complete:
+                far = replace(far, complete=False, lags=True)
         except BackendError:
             far = QueryResult(complete=False)
-        if lags and far.complete:
-            far = replace(far, complete=False, lags=True)
         return replace(
             near,
             messages=_newest_first(near.messages, far.messages)[:count_max],
