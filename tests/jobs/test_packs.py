@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.jobs import written_tier
 from tests.jobs.together_tiers import LOG, QUEUE, LogBucket, LogTier, TogetherPosix
 from tests.jobs.written_tier import WrittenTier, posix_config
 from tieredstore.access.reader import TieredReader
@@ -286,6 +287,31 @@ def test_a_bucket_with_its_own_catalogue_is_planned_and_read(tmp_path: Path) -> 
     assert [(row["queue_id"], row["queue_offset"]) for row in in_order(rows)] == [
         (key.queue_id, offset) for key, end in sorted(tier.ends.items()) for offset in range(end)
     ]
+
+
+@pytest.mark.parametrize("part", ["whole", "end"])
+def test_a_worker_that_knows_an_older_tier_reads_no_segment_of_a_deleted_topic(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    """The new segments have the names of the old ones, whose bytes are there for a while."""
+    config = posix_config(tmp_path, provider="tests.jobs.together_tiers:LogBucket")
+    LogBucket.buckets[config.path] = MemoryObjects()
+    tier = WrittenTier(config=config)
+
+    def read() -> list[dict[str, Any]]:
+        with TieredReader.open(config) as reader:
+            offsets = (0, 10) if part == "whole" else (5, 10)
+            items = plan_scan(reader, Selection(offsets=offsets))
+        return rows_of(config, items, REPORTED)
+
+    for body in (b"old", b"new"):
+        for topic in ("orders", "others"):
+            tier.add(topic, 0, 10, bodies=[b"%d %s" % (number, body) for number in range(10)])
+        assert {row["body"].split()[1] for row in read()} == {body}
+        if body == b"old":
+            tier.delete("orders")
+            tier.delete("others")
+            monkeypatch.setattr(written_tier, "START_MS", written_tier.START_MS + 1)
 
 
 def test_partitions_of_a_merged_log_are_neighbours_in_it(log_tier: LogTier) -> None:

@@ -125,6 +125,7 @@ def _fetched(provider: SegmentProvider, window: Sequence[PieceT]) -> list[Segmen
     If a slice is nearly all of its queue, units and logs are requested at once. Otherwise logs are
     requested when the units have told where the messages lie.
     """
+    provider.catch_up([row for piece in window for row in piece.rows])
     found: list[SegmentProvider] = []
     both: list[_Wanted] = []
     logs: list[tuple[Slice, _HeldProvider]] = []
