@@ -13,6 +13,7 @@ import random
 import shutil
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from struct import pack
 from typing import Any
@@ -35,6 +36,7 @@ from tests.local.store_audit import (
     parts_of,
     put_acked,
 )
+from tieredstore.codec.message import decode_message
 from tieredstore.driver.runtime import Runtime
 from tieredstore.local import index_service, recovery, side_file
 from tieredstore.local.commit_log import CommitLog
@@ -454,6 +456,28 @@ def test_what_was_put_before_property_crcs_were_switched_on_is_sound(
         numbers = range(30 * life, 30 * life + 30)
         acks += [put_acked(store, number, queue_id=number % 2) for number in numbers]
         store.get_message(TOPIC, 0, 0)  # now all messages are in their queues
+
+
+@pytest.mark.parametrize("others", [0, 40])
+@pytest.mark.parametrize("as_text", [False, True])
+def test_what_was_put_with_the_property_crc_of_another_record_is_sound_when_they_are_switched_on(
+    tmp_path: Path, as_text: bool, others: int
+) -> None:
+    source = opened(tmp_path / "source", property_crc_enabled=True)
+    source.put_message(a_message(0))
+    [found] = source.get_message(TOPIC, 0, 0).messages
+    read = decode_message(found.record)
+    sent = a_message(0, properties=read.properties)
+    if as_text:
+        sent = replace(sent, properties={}, properties_text=read.property_bytes)
+    store = opened(tmp_path / "store")
+    store.put_messages([a_message(number) for number in range(1, 3)])
+    assert store.put_messages([sent, *[a_message(number) for number in range(others)]]).all_ok
+    store.shutdown()
+    store = opened(tmp_path / "store", property_crc_enabled=True)
+    assert store.damages == ()
+    [found] = store.get_message(TOPIC, 0, 2, count_max=1).messages
+    assert found.properties == a_message(0).properties
 
 
 def three_topics(root: Path, count: int = 240) -> list[Ack]:

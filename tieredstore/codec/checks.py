@@ -152,11 +152,15 @@ def encode_property_crc(value: int) -> bytes:
     return _START + str(value)[::-1].ljust(10, "0").encode() + b"\x02"
 
 
+def without_property_crc(property_bytes: bytes) -> bytes:
+    """The property bytes without a CRC property, which holds only for the record it came in."""
+    pieces: list[bytes] = _PIECE.findall(property_bytes)
+    return b"".join(piece for piece in pieces if not piece.startswith(_START))
+
+
 def reserve_property_crc(property_bytes: bytes) -> bytes:
     """The property bytes with an empty CRC property at the end; an existing one is dropped."""
-    kept = b"".join(
-        piece for piece in _PIECE.findall(property_bytes) if not piece.startswith(_START)
-    )
+    kept = without_property_crc(property_bytes)
     separator = b"\x02" if kept and not kept.endswith(b"\x02") else b""
     return kept + separator + bytes(PROPERTY_CRC_BYTES)
 

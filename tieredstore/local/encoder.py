@@ -15,7 +15,14 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from tieredstore.codec.checks import Buffer, crc32, fill_property_crc, reserve_property_crc
+from tieredstore.codec.checks import (
+    PROPERTY_CRC_NAME,
+    Buffer,
+    crc32,
+    fill_property_crc,
+    reserve_property_crc,
+    without_property_crc,
+)
 from tieredstore.codec.java import encode_utf8
 from tieredstore.codec.message import (
     BLANK_BYTES,
@@ -79,7 +86,7 @@ NEVER_SENT: Final = {
     LIGHT_QUEUES: "light queues are not written here",
     LIGHT_OFFSETS: "only a store can give it",
 }
-UNUSUAL: Final = frozenset({DELAY_LEVEL, *NEVER_SENT})
+UNUSUAL: Final = frozenset({DELAY_LEVEL, PROPERTY_CRC_NAME, *NEVER_SENT})
 code_of_tags = lru_cache(maxsize=4096)(tags_code)
 
 _OFFSETS: Final = Layout(">qq")  # queue offset and log offset lie side by side
@@ -358,6 +365,8 @@ class RecordEncoder:
             properties = decode_properties(property_bytes)  # lone surrogates became "?"
         if self._property_crc:
             property_bytes = reserve_property_crc(property_bytes)
+        elif PROPERTY_CRC_NAME in properties:  # of another record, from which it was read
+            property_bytes = without_property_crc(property_bytes)
         if len(property_bytes) > PROPERTY_BYTES_MAX:
             raise PutRefusedError(
                 PutStatus.PROPERTIES_SIZE_EXCEEDED,

@@ -25,8 +25,9 @@ class Message:
 
     `properties_text` is for brokers: the properties as they came over the wire, or as the
     `property_bytes` of a stored message. It is stored unchanged, with its order, duplicates and
-    empty entries, and `properties` is what a reader finds in it. Only one of the two may be given,
-    else InvalidArgumentError: to change the properties of such a message, use
+    empty entries, but for a checksum of the record it came in (`__CRC32#`); and `properties` is
+    what a reader finds in it. Only one of the two may be given, else InvalidArgumentError: to
+    change the properties of such a message, use
     `replace(message, properties=…, properties_text=None)`.
     """
 
