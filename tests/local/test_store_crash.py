@@ -10,6 +10,7 @@ import random
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,10 +24,11 @@ from tests.local.store_audit import (
     crash,
     opened,
     parts_of,
+    put_acked,
 )
 from tieredstore.codec.message import decode_message
 from tieredstore.local.store import LocalMessageStore
-from tieredstore.model.errors import SegmentCorruptError
+from tieredstore.model.errors import BackendRefusedError, SegmentCorruptError
 from tieredstore.model.values import GetStatus
 from tieredstore.testing.disk import ForgetfulDisk
 from tieredstore.testing.samples import TOPIC, a_message
@@ -172,6 +174,35 @@ def test_nothing_confirmed_is_lost_and_nothing_is_there_twice(tmp_path: Path, se
 @pytest.mark.parametrize("number", range(300))
 def test_nor_in_other_histories(tmp_path: Path, number: int) -> None:
     histories(tmp_path, random.SystemRandom().randrange(1 << 30))
+
+
+@pytest.mark.parametrize("ending", [LocalMessageStore.shutdown, crash])
+@pytest.mark.parametrize("lives", [1, 2])
+def test_what_a_failed_sync_left_in_memory_is_on_the_disk_after_a_later_sync(
+    tmp_path: Path, ending: Callable[[LocalMessageStore], None], lives: int
+) -> None:
+    here, settings = tmp_path / "here", {"commit_log_file_bytes": 8_192}
+    here.mkdir()
+    with ForgetfulDisk(here, error=True) as disk:
+        store = opened(here, **settings)
+        acks = [put_acked(store, number, queue_id=number % 2) for number in range(5)]
+        store.flush()
+        for life in range(lives):
+            numbers = range(100 * life + 100, 100 * life + 140)
+            acks += [put_acked(store, number, queue_id=number % 2) for number in numbers]
+            disk.stop_at = disk.steps + 1
+            with pytest.raises(BackendRefusedError, match="fdatasync"):
+                parts_of(store).flusher.flush()
+            ending(store)
+            store = opened(here, **settings)
+        acks.append(put_acked(store, 1_000, queue_id=0))
+        store.flush()
+        disk.synced(tmp_path / "after")
+        store.shutdown()
+    store = opened(tmp_path / "after", **settings)
+    assert not store.damages
+    check_acks(store, acks)
+    assert check_agreement(store) == len(acks)
 
 
 @pytest.mark.parametrize("lost", [slice(12, 20), slice(11, 20), slice(18, 20)])

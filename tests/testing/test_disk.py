@@ -185,6 +185,25 @@ def test_a_step_that_fails_does_so_once(root: Path) -> None:
     assert (disk.died, disk.steps, disk.failed) == (False, 2, "unlink")
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_what_a_failed_sync_dropped_is_on_the_disk_once_it_is_written_again(
+    root: Path, tmp_path: Path, again: bool
+) -> None:
+    path = root / "a"
+    with ForgetfulDisk(root, stop_at=2, error=True) as disk:
+        write(path, NEW)
+        with pytest.raises(OSError, match="fsync failed"):
+            sync(path)
+        with path.open("r+b") as file, mmap.mmap(file.fileno(), len(NEW)) as data:
+            data[0:3] = NEW[0:3]
+        if again:
+            write(path, NEW[:1])
+        sync(path)
+        assert path.read_bytes() == NEW
+    on_disk = disk.synced(tmp_path / "after") / "a"
+    assert on_disk.read_bytes() == (NEW if again else OLD.ljust(len(NEW), b"\0"))
+
+
 def test_other_folders_are_not_its_business(root: Path, tmp_path: Path) -> None:
     with ForgetfulDisk(root, stop_at=1) as disk:
         write(tmp_path / "other", NEW)

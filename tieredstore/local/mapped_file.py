@@ -377,16 +377,31 @@ class MappedFile:
         if not 0 <= position <= self.size:
             self._refuse("truncate", position, 0, self.size)
         mapping = self.mapping or self._open()
-        for start, end in data_extents(mapping.descriptor, position, self.size):
-            for at in range(start, end, len(_ZEROS)):
-                length = min(len(_ZEROS), end - at)
-                zeros = memoryview(_ZEROS)[:length]
-                if read_all(mapping.descriptor, length, at) != zeros:
-                    write_all(mapping.descriptor, zeros, at)
+        for at, data in self._data_from(mapping, position):
+            write_all(mapping.descriptor, memoryview(_ZEROS)[: len(data)], at)
         self.wrote = position
         self._blocks.forget()
         self.mark_unflushed()
         self.flush()
+
+    def write_again(self, position: int) -> None:
+        """Write what is there from `position` on once more, so that the next `flush` writes it.
+
+        After a failed sync, also one of an earlier process, the system takes the bytes for written.
+        Reads find them, and later syncs succeed, but a power cut loses them.
+        """
+        mapping = self.mapping or self._open()
+        for at, data in self._data_from(mapping, position):
+            write_all(mapping.descriptor, data, at)
+
+    def _data_from(self, mapping: Mapping, position: int) -> Iterator[tuple[int, bytes]]:
+        """All bytes from `position` on, in pieces; without most of the zeros."""
+        for start, end in data_extents(mapping.descriptor, position, self.size):
+            for at in range(start, end, len(_ZEROS)):
+                length = min(len(_ZEROS), end - at)
+                data = read_all(mapping.descriptor, length, at)
+                if data != memoryview(_ZEROS)[:length]:
+                    yield at, data
 
     def mark_unflushed(self) -> None:
         """Let the next `flush` sync all of it: after a crash only the page cache may have it."""

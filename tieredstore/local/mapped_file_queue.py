@@ -238,6 +238,11 @@ class MappedFileQueue:
                 file.mark_unflushed()
                 file.flush()
 
+    def write_again(self, offset: int) -> None:
+        """Write everything from this offset on once more: see `MappedFile.write_again`."""
+        for file in self.files_from(offset):
+            file.write_again(max(0, offset - file.start_offset))
+
     def truncate_dirty(self, offset: int, *, keeps_one: bool = False) -> None:
         """End everything at this offset: zeros follow it, and files that start after it are
         deleted.

@@ -354,6 +354,8 @@ class Recovery:
       end of a queue decides for all queues.
     * After a crash, units beyond what was surely on disk are made again, not believed: half of a
       unit that spans two pages may be lost, and the rest can look sound.
+    * After a crash, the part of the log that nothing vouches for is written again before it is
+      believed: if a sync failed before, it is in memory alone, and no later sync would write it.
     * `begin_repair` is called before any repair that a second crash could leave half done, so that
       the next opening does not take the store for clean.
     """
@@ -385,6 +387,8 @@ class Recovery:
         lacking = self._lacking(minimum, doubted.replay_from)
         start = self._checked_from(min(index_from, lacking.replay_from))
         vouched = vouched_end(self.checkpoint, self.ends, abnormal=self.abnormal, ours=self.ours)
+        if vouched < NEVER:  # before the scan: what it reads must not leave the memory meanwhile
+            commit_log.queue.write_again(max(start, vouched))
         scan = commit_log.scan_from(start, doubt_times=True, killed_from=vouched)
         for _ in scan:
             pass

@@ -42,6 +42,7 @@ STEPS: Final = (
     *("replace", "rename", "link", "unlink", "remove", "mkdir", "rmdir"),
 )
 PIECES: Final = (1, 4, 20, 40, 64, 512, 4096)  # bytes that are kept or forgotten together
+PAGE: Final = 4096
 LOSSES: Final = (0.0, 0.3, 0.7, 1.0)
 
 
@@ -60,7 +61,9 @@ class ForgetfulDisk:
     `stop_at` is the number of the step that does not happen, from 1; of a write, `torn` bytes or
     half of them are still written. The process dies there: this step and all later ones raise
     `Crash`, which the `with` block swallows, and `died` is true. With `error`, that step fails with
-    EIO instead, once, and the process goes on. 0: nothing stops.
+    EIO instead, once, and the process goes on. After a failed sync the system takes the bytes for
+    written: no later sync writes them, unless they are written again. 0: nothing stops. `stop_at`
+    may be set later.
     """
 
     def __init__(
@@ -71,8 +74,9 @@ class ForgetfulDisk:
         self.died = False
         self.failed = ""  # the step that failed or stopped
         self.syncs: list[tuple[str, int]] = []  # each synced file or folder, and its size
-        self._stop_at, self._error, self._torn = stop_at, error, torn
+        self.stop_at, self._error, self._torn = stop_at, error, torn
         self._bytes: dict[int, bytes] = {}  # by inode, of files, as synced
+        self._dropped: dict[int, dict[int, bytes]] = {}  # by inode and place, of failed syncs
         self._names: dict[int, dict[str, int]] = {}  # by inode, of folders, as synced
         self._held: dict[int, int] = {}  # open descriptors, so that no inode is used again
         self._real: dict[str, Callable[..., Any]] = {}
@@ -160,11 +164,13 @@ class ForgetfulDisk:
             if self.died:
                 raise Crash(name)
             self.steps += 1
-            if self.steps == self._stop_at:
+            if self.steps == self.stop_at:
                 self._stop(name, arguments)
             result = real(*arguments, **named)
             if name in {"fsync", "fdatasync"}:
                 self.note_sync(arguments[0])
+            elif name in {"pwrite", "write"}:
+                self._note_write(arguments[0], result, *arguments[2:])
             return result
 
         return step
@@ -177,6 +183,8 @@ class ForgetfulDisk:
             torn = len(data) // 2 if self._torn is None else self._torn
             self._real[name](descriptor, data[:torn], *position)
         if self._error:
+            if name in {"fsync", "fdatasync"}:
+                self._drop(arguments[0])
             raise OSError(errno.EIO, f"{name} failed")
         self.died = True
         raise Crash(name)
@@ -210,7 +218,37 @@ class ForgetfulDisk:
                 self._sync_folder(path, status.st_ino)
         elif not _is_lock(os.path.basename(path)):
             self._hold(status.st_ino, link)
-            self._bytes[status.st_ino] = self._of_held(status.st_ino)
+            self._bytes[status.st_ino] = self._on_disk(status.st_ino)
+
+    def _on_disk(self, inode: int) -> bytes:
+        """The bytes of a file after a sync: all but those that an earlier one dropped."""
+        data = bytearray(self._of_held(inode))
+        old = self._bytes.get(inode, b"").ljust(len(data), b"\0")
+        for at, page in list(self._dropped.get(inode, {}).items()):
+            if data[at : at + PAGE] == page:
+                data[at : at + PAGE] = old[at : at + len(page)]
+            else:
+                del self._dropped[inode][at]
+        return bytes(data)
+
+    def _drop(self, descriptor: int) -> None:
+        """Take what a failed sync was to write for written, as the system does."""
+        status = os.fstat(descriptor)
+        if stat.S_ISDIR(status.st_mode):
+            return
+        inode = status.st_ino
+        self._hold(inode, f"/proc/self/fd/{descriptor}")
+        data, old = self._of_held(inode), self._bytes.get(inode, b"")
+        pages = {at: data[at : at + PAGE] for at in range(0, len(data), PAGE)}
+        self._dropped[inode] = {
+            at: page for at, page in pages.items() if page != old[at : at + PAGE]
+        }
+
+    def _note_write(self, descriptor: int, count: int, position: int | None = None) -> None:
+        if position is None:
+            position = os.lseek(descriptor, 0, os.SEEK_CUR) - count
+        for at in range(position - position % PAGE, position + count, PAGE):
+            self._dropped.get(os.fstat(descriptor).st_ino, {}).pop(at, None)
 
     def _sync_folder(self, path: str, inode: int) -> None:
         names = self._names[inode] = _inodes(path)
