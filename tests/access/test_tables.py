@@ -844,6 +844,22 @@ def test_a_deleted_topic_is_forgotten_everywhere_at_once(
     assert [topic.name for topic in found.store.topic_table.all()] == ["Other"]
 
 
+@pytest.mark.parametrize("is_uploaded", [False, True])
+def test_an_unused_topic_is_forgotten_whether_or_not_the_tier_has_it(
+    machine: Machine, is_uploaded: bool
+) -> None:
+    machine.put(3)
+    machine.offsets.commit(GROUP, TOPIC, 0, 2)
+    machine.store.topic_table.put(TopicConfig(name=TOPIC))
+    if is_uploaded:
+        assert machine.store.flush()
+    assert machine.store.clean_unused_topics([]) == 1
+    machine.put(3)
+    assert machine.offsets.get(GROUP, TOPIC, 0) is None  # the first of these is not passed over
+    assert machine.store.topic_table.all() == []
+    assert machine.store.clean_unused_topics([TOPIC]) == 0
+
+
 def test_a_deletion_says_that_it_could_not_be_written_down_and_can_be_repeated(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

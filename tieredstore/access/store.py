@@ -662,13 +662,13 @@ class TieredMessageStore:
         Raises what `delete_topics` raises.
         """
         kept = set(texts_of("retained", retained))
-        unused = {
+        tier = self._loaded().tier
+        local = {key.topic for key in self._next.queues()}
+        return self.delete_topics(
             topic
-            for topic in _tiered_topics(self._loaded().tier) - kept
+            for topic in (local | _tiered_topics(tier)) - kept
             if not is_system_topic(topic) and not topic.startswith(LIGHT_QUEUE_PREFIX)
-        }
-        self.delete_topics(unused)
-        return len(unused) + self._next.clean_unused_topics(kept)
+        )
 
     # -- what a broker keeps besides messages -------------------------------------------------
 
