@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import cache
 from pathlib import Path
 
@@ -97,7 +97,7 @@ class NamingClock(ManualClock):
 
     def now_ms(self) -> int:
         name = self._names.pop(0) if len(self._names) > 1 else self._names[0]
-        moment = datetime.strptime(name[:14], "%Y%m%d%H%M%S").replace(tzinfo=UTC)
+        moment = datetime.strptime(name[:14], "%Y%m%d%H%M%S").astimezone()  # names are local
         return int(moment.timestamp()) * 1000 + int(name[14:])
 
 

@@ -11,6 +11,7 @@ import os
 import random
 import shutil
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ from tests.local.index_kit import (
 )
 from tests.local.store_audit import flip_bits
 from tieredstore.codec.local_index import HEADER_BYTES, decode_header
+from tieredstore.driver.runtime import ManualClock
 from tieredstore.local import index_file, index_service
 from tieredstore.local.index_file import (
     IndexCut,
@@ -225,18 +227,34 @@ def test_the_order_of_files_is_their_name_and_times_come_from_headers(tmp_path: 
         assert ask(service, "k", begin=T0, end=T0 + 10_000) == [50, 40, 30, 20, 10, 0]
 
 
-def test_names_are_local_time_and_always_rise(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("zone", "name"),
+    [("UTC", "19700101000000007"), ("CST-8", "19700101080000007"), ("EST5", "19691231190000007")],
+)
+def test_names_are_in_the_time_zone_of_the_machine_as_those_of_rocketmq(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zone: str, name: str
+) -> None:
+    service = service_at(tmp_path, clock=ManualClock(7))
+    service.load(abnormal=False)
+    try:
+        monkeypatch.setenv("TZ", zone)
+        time.tzset()
+        put_all(service, same_key(1))
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert service.names == [name]
+
+
+def test_names_always_rise(tmp_path: Path) -> None:
     at = NamingClock(["20261120104532885"]).now_ms()
-    assert next_index_name(at, utc_offset_ms=0, newest="") == "20261120104532885"
-    assert next_index_name(at, utc_offset_ms=8 * 3_600_000, newest="") == "20261120184532885"
-    assert next_index_name(at, utc_offset_ms=-60_000, newest="") == "20261120104432885"
-    assert next_index_name(0, utc_offset_ms=0, newest="") == "19700101000000000"
+    assert next_index_name(at, newest="") == "20261120104532885"
     for newest in ("20261120104532885", "20271231235959999", "3", "99999999999999998"):
-        name = next_index_name(at, utc_offset_ms=0, newest=newest)
+        name = next_index_name(at, newest=newest)
         assert name > newest
         assert len(name) == 17
     with pytest.raises(ValueError, match="follows"):
-        next_index_name(at, utc_offset_ms=0, newest="9" * 17)
+        next_index_name(at, newest="9" * 17)
     with loaded(tmp_path, items=2) as service:  # a clock that stands still
         put_all(service, same_key(9))
         assert len(set(service.names)) == 9

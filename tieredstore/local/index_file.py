@@ -9,7 +9,7 @@ import threading
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from itertools import starmap
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
@@ -52,7 +52,6 @@ _NEXT_ITEM_POSITION: Final = 36
 _BLOCK_ITEMS: Final = 1 << 18
 _BLOCK_BYTES: Final = 1 << 16
 _DIGITS: Final = frozenset("0123456789")
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 NAME_DIGITS: Final = 17
 
 
@@ -433,14 +432,15 @@ def index_names(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir() if is_index_name(path.name))
 
 
-def next_index_name(now_ms: int, *, utc_offset_ms: int, newest: str) -> str:
+def next_index_name(now_ms: int, *, newest: str) -> str:
     """The name for this moment or, if `newest` is not less, the next name after it.
 
     If two names were equal, Java would open the same file again; and it fills the file with the
-    greatest name.
+    greatest name. It names its own after the local time: one of a greater time, such as UTC in
+    America, would stay the greatest for hours.
     """
-    moment = _EPOCH + timedelta(milliseconds=now_ms + utc_offset_ms)
-    name = f"{moment:%Y%m%d%H%M%S}{moment.microsecond // 1000:03d}".zfill(NAME_DIGITS)
+    moment = datetime.fromtimestamp(now_ms // 1000, UTC).astimezone()
+    name = f"{moment:%Y%m%d%H%M%S}{now_ms % 1000:03d}".zfill(NAME_DIGITS)
     if name > newest:
         return name
     number = int(newest.ljust(NAME_DIGITS, "0")) + 1

@@ -111,13 +111,12 @@ class IndexService:
     first file.
     """
 
-    def __init__(self, config: LocalConfig, *, clock: Clock, utc_offset_ms: int = 0) -> None:
+    def __init__(self, config: LocalConfig, *, clock: Clock) -> None:
         self._directory = IndexDirectory(
             config.root / "index", IndexSize(config.index_slot_count, config.index_item_count)
         )
         self._state_path = config.root / "config" / STATE_FILE
         self._clock = clock
-        self._utc_offset_ms = utc_offset_ms
         self._files: tuple[IndexFile, ...] = ()
         self._indexed_to = 0
         self._min_log_offset = 0
@@ -250,9 +249,7 @@ class IndexService:
             self._sync(newest)
             self._save(self._now())
         name = next_index_name(
-            self._clock.now_ms(),
-            utc_offset_ms=self._utc_offset_ms,
-            newest=newest.name if newest is not None else "",
+            self._clock.now_ms(), newest=newest.name if newest is not None else ""
         )
         make_directories(self._directory.path)
         file = IndexFile.create(
