@@ -45,6 +45,7 @@ from tieredstore.local.consume_queue import QueueEnd
 from tieredstore.local.consume_queues import ConsumeQueues
 from tieredstore.local.files import StoreFiles
 from tieredstore.local.index_service import IndexService
+from tieredstore.local.record_scan import DAY_MS
 from tieredstore.local.recovery import CheckpointValues, StoreCheckpoint, decode_checkpoint
 from tieredstore.local.store import LocalMessageStore
 from tieredstore.model.errors import (
@@ -478,6 +479,30 @@ def test_what_was_put_with_the_property_crc_of_another_record_is_sound_when_they
     assert store.damages == ()
     [found] = store.get_message(TOPIC, 0, 2, count_max=1).messages
     assert found.properties == a_message(0).properties
+
+
+@pytest.mark.parametrize("before", [0, 1, 2])
+@pytest.mark.parametrize("pause_days", [0, 2])
+@pytest.mark.parametrize("slow_days", [0, 10])
+def test_no_message_is_lost_because_the_clock_is_set_back_after_a_crash(
+    tmp_path: Path, before: int, pause_days: int, slow_days: int
+) -> None:
+    now, settings = 1_700_000_000_000, {"flush_disk_type": "SYNC_FLUSH"}
+    runtime = Runtime.inline(now_ms=now)
+    store = opened(tmp_path, runtime, **settings)
+    acks = [put_acked(store, number, queue_id=0) for number in range(before)]
+    runtime.clock.sleep(pause_days * DAY_MS / 1000)
+    acks.append(put_acked(store, before, queue_id=0))
+    crash(store)
+    store = opened(tmp_path, Runtime.inline(now_ms=now - slow_days * DAY_MS), **settings)
+    check_acks(store, acks)
+    put = store.put_message(a_message(99))
+    assert put.queue_offset == before + 1
+    if before and (slow_days or not pause_days):  # all of the log is ahead of the clock, or none
+        last = store.store_time(TOPIC, 0, before)
+        assert last is not None
+        assert put.store_timestamp >= last
+        assert store.damages == ()
 
 
 def three_topics(root: Path, count: int = 240) -> list[Ack]:

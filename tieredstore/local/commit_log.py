@@ -74,7 +74,8 @@ class LogScan:
     * `end` is the log offset where the log ends: after the last sound record or, if a blank record
       closes its file, at the start of the next file. `records_end` is where the last sound record
       ends, or where the scan started.
-    * `damages` are the places that were skipped because sound records follow them.
+    * `damages` are the places that were skipped because sound records follow them. `doubted` are
+      sound records whose store time cannot be right.
     * `torn` describes the bytes at `end`: None if there are none, or zeros.
     """
 
@@ -91,6 +92,7 @@ class LogScan:
     ) -> None:
         self.end = self.records_end = start_offset
         self.damages: list[Damage] = []
+        self.doubted: list[Damage] = []
         self.torn: Damage | None = None
         self.last_store_timestamp = 0
         self._files = files
@@ -131,6 +133,7 @@ class LogScan:
             if open_end is not None:
                 continue
             self.damages += scan.damages
+            self.doubted += scan.doubted
             if scan.blank:
                 self.end = file.end_offset
             elif scan.rest is not None:
@@ -474,7 +477,7 @@ class CommitLog:
     ) -> LogScan:
         """Every record from this offset on; a record must start there.
 
-        With `doubt_times` a store time far ahead of the clock is damage and does not become the
+        With `doubt_times` a store time far ahead of the clock is doubted and does not become the
         last store time. The log ends at a put that was killed half way, at or after `killed_from`.
         """
         return LogScan(

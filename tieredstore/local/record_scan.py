@@ -151,8 +151,9 @@ class Damage(NamedTuple):
 class RecordScan:
     """Every record of one file, in blocks of columns; iterate it once, then ask how it ended.
 
-    `position` is where the last good record ends. `damages` were skipped on the way. `blank` says
-    that a blank record closes the file; otherwise `rest` describes the bytes after the last record:
+    `position` is where the last good record ends. `damages` were skipped on the way. `doubted` are
+    sound records whose store time cannot be right. `blank` says that a blank record closes the
+    file; otherwise `rest` describes the bytes after the last record:
     None for no bytes, `unused` zeros, or a torn tail.
     """
 
@@ -174,6 +175,7 @@ class RecordScan:
         """A put at or after the log offset `killed_from` may have been killed half way."""
         self.position = position
         self.damages: list[Damage] = []
+        self.doubted: list[Damage] = []
         self.blank = False
         self.rest: Damage | None = None
         self.last_store_timestamp = last_store_timestamp
@@ -241,12 +243,12 @@ class RecordScan:
         before = self.last_store_timestamp
         if len(columns) > 1:
             before = int(columns.store_timestamps[-2])
-        if last <= self._time_max or last - before <= DAY_MS:
+        if last <= max(self._time_max, before + DAY_MS) or before > self._time_max:
             return last
         at = int(columns.positions[-1])
         reason = f"store time {last} is more than a day ahead of the clock and the record before"
         end = self._base + self.position
-        self.damages.append(Damage(self._path, at, self._base + at, reason, resumed_at=end))
+        self.doubted.append(Damage(self._path, at, self._base + at, reason, resumed_at=end))
         return before
 
     def _check(self, position: int) -> RecordCheck:

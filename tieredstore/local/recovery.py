@@ -405,7 +405,7 @@ class Recovery:
         if self.ends is not None and not self.abnormal:
             self.redispatch.dispatched = self.ends.log_end, self.ends.queues
         in_log = [*missing_files(commit_log), *scan.damages, *end.damages]
-        in_log = self._note_lost(in_log, minimum, end.log_end, vouched)
+        in_log = [*self._note_lost(in_log, minimum, end.log_end, vouched), *scan.doubted]
         from_queues = self._queues_from(start, end.log_end)
         wanted = min(from_queues, lacking.replay_from, index_from, end.log_end)
         count = self.redispatch.replay(max(minimum, wanted))
