@@ -24,11 +24,13 @@ from hypothesis import strategies as st
 
 from tests.codec.golden_files import GOLDEN, contents, expected
 from tests.local.store_audit import (
+    EXPIRING,
     Ack,
     a_config,
     check_acks,
     check_agreement,
     crash,
+    expire_one_file,
     filled,
     flip_bits,
     opened,
@@ -503,6 +505,26 @@ def test_no_message_is_lost_because_the_clock_is_set_back_after_a_crash(
         assert last is not None
         assert put.store_timestamp >= last
         assert store.damages == ()
+
+
+@pytest.mark.parametrize("lost", [slice(0, 8), slice(5, 7)])
+def test_a_torn_unit_that_names_an_expired_record_stands_for_no_message(
+    tmp_path: Path, lost: slice
+) -> None:
+    store = opened(tmp_path, **EXPIRING)
+    for number in range(90):
+        store.put_message(a_message(number))
+    store.flush()
+    assert expire_one_file(store) == 1
+    store.flush()
+    acks = [put_acked(store, number, topic="New", queue_id=0) for number in range(QUEUE_UNITS + 1)]
+    crash(store)
+    first, second = sorted((tmp_path / "consumequeue" / "New" / "0").iterdir())
+    os.truncate(first, 0)  # the power failed: only a part of the second file was written
+    overwrite(second, lost.start, bytes(lost.stop - lost.start))
+    store = opened(tmp_path, **EXPIRING)
+    check_acks(store, acks)
+    assert check_agreement(store)
 
 
 def three_topics(root: Path, count: int = 240) -> list[Ack]:

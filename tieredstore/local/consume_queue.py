@@ -319,6 +319,14 @@ class ConsumeQueue:
                 self._is_cut, self._tidy = False, True
             return dropped
 
+    def cut(self, end: int) -> None:
+        """Drop the messages from this number on, whatever their units say."""
+        with self._guard:
+            if self._files.files and self._max > end:
+                self._end_at(end)
+                self._files.truncate_dirty(end * UNIT_BYTES)
+                self._is_cut, self._tidy = False, True
+
     def begin_at(self, first: int) -> None:
         """Durably drop all contents; the next message gets the number `first`.
 

@@ -605,7 +605,24 @@ class Recovery:
             return start
         durable = max(start, min(self.ends.log_end, end))
         self.queues.truncate(durable)
+        if start <= self.ends.log_end:
+            self._cut_to(self.ends.queues)
         return durable
+
+    def _cut_to(self, table: Mapping[QueueKey, QueueEnd]) -> None:
+        """End the queues where the table says; all later messages are put again. A torn unit may
+        name an older place in the log than its own, and so look like one that has expired."""
+        begins = {key: begin.first for key, begin in self.begun.items()}
+        for key in self.queues.queues():
+            queue, known, since = (
+                self.queues.queue(*key),
+                table.get(key),
+                self.begun.counts_from(*key),
+            )
+            is_known = known is not None and (known.last_log_end > since or not since)
+            end = known.end if known is not None and is_known else begins.get(key, 0)
+            if queue is not None:
+                queue.cut(end)
 
     def _checked_from(self, replay_from: int) -> int:
         """The start of the file from which on everything is checked."""
