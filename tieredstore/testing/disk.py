@@ -222,13 +222,16 @@ class ForgetfulDisk:
 
     def _on_disk(self, inode: int) -> bytes:
         """The bytes of a file after a sync: all but those that an earlier one dropped."""
-        data = bytearray(self._of_held(inode))
+        found, dropped = self._of_held(inode), self._dropped.get(inode)
+        if not dropped:
+            return found
+        data = bytearray(found)
         old = self._bytes.get(inode, b"").ljust(len(data), b"\0")
-        for at, page in list(self._dropped.get(inode, {}).items()):
+        for at, page in [*dropped.items()]:
             if data[at : at + PAGE] == page:
                 data[at : at + PAGE] = old[at : at + len(page)]
             else:
-                del self._dropped[inode][at]
+                del dropped[at]
         return bytes(data)
 
     def _drop(self, descriptor: int) -> None:
@@ -245,10 +248,13 @@ class ForgetfulDisk:
         }
 
     def _note_write(self, descriptor: int, count: int, position: int | None = None) -> None:
+        dropped = self._dropped and self._dropped.get(os.fstat(descriptor).st_ino)
+        if not dropped:
+            return
         if position is None:
             position = os.lseek(descriptor, 0, os.SEEK_CUR) - count
         for at in range(position - position % PAGE, position + count, PAGE):
-            self._dropped.get(os.fstat(descriptor).st_ino, {}).pop(at, None)
+            dropped.pop(at, None)
 
     def _sync_folder(self, path: str, inode: int) -> None:
         names = self._names[inode] = _inodes(path)
