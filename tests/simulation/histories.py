@@ -409,6 +409,8 @@ class Histories:
             elif id(put) in hidden_at:
                 put.state, put.offset = HIDDEN, hidden_at[id(put)]
             elif is_known:
+                if put.state == SENT:  # the tier may have had it until it expired
+                    self.past[put.name] = self._turn(queue.topic)
                 put.state, put.offset = GONE, None
         model.queues[queue] = view
 
