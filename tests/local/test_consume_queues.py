@@ -807,6 +807,22 @@ def test_half_a_deletion_leaves_no_messages(
     assert not store.query_message(OLD, "key-44").messages
 
 
+def test_after_half_a_deletion_and_a_crash_no_number_is_given_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(tmp_path)
+    put_old(store, *range(45))  # three files
+    store.put_message(a_message(0, topic=OLD, queue_id=1))
+    store.shutdown()
+    store = opened(tmp_path)
+    delete_half(store, monkeypatch)
+    assert store.put_message(a_message(100, topic=OLD, queue_id=1)).queue_offset == 1
+    crash(store)
+    store = opened(tmp_path)
+    assert store.put_message(a_message(101, topic=OLD)).queue_offset == 45
+    check_agreement(store)
+
+
 def test_what_waits_for_the_disk_is_deleted_with_its_topic(tmp_path: Path) -> None:
     store = opened(tmp_path, flush_disk_type="SYNC_FLUSH")
     hasty = a_message(0, topic=OLD)

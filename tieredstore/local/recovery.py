@@ -614,15 +614,12 @@ class Recovery:
         name an older place in the log than its own, and so look like one that has expired."""
         begins = {key: begin.first for key, begin in self.begun.items()}
         for key in self.queues.queues():
-            queue, known, since = (
-                self.queues.queue(*key),
-                table.get(key),
-                self.begun.counts_from(*key),
-            )
-            is_known = known is not None and (known.last_log_end > since or not since)
-            end = known.end if known is not None and is_known else begins.get(key, 0)
-            if queue is not None:
-                queue.cut(end)
+            queue, known = self.queues.queue(*key), table.get(key, QueueEnd(0, 0, 0))
+            if queue is None or queue.end()[1:] == known[1:]:
+                continue  # so a deletion that failed leaves its number
+            since = self.begun.counts_from(*key)
+            is_known = known.last_log_end > since or not since
+            queue.cut(known.end if is_known else begins.get(key, 0))
 
     def _checked_from(self, replay_from: int) -> int:
         """The start of the file from which on everything is checked."""
