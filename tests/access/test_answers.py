@@ -288,6 +288,25 @@ def test_the_end_of_a_queue_is_the_tiers_where_the_next_store_has_lost_it(cut_ba
     assert cut_back.store.max_offset(TOPIC, 0) == 4
 
 
+@pytest.mark.parametrize("level", [NOT_IN_DISK, NOT_IN_MEM, FORCE])
+def test_readers_reach_the_end_of_a_queue_that_has_expired_behind_the_next_stores_end(
+    cut_back: Broker, level: StorageLevel
+) -> None:
+    """Else they would be told again and again that there are messages, and get none."""
+    cut_back.runtime.clock.sleep(1_000 * 3_600)
+    cut_back.sealing.step()
+    cut_back.retention.step()
+    assert not cut_back.tier.fetcher.has_messages(TOPIC, 0)
+    store = cut_back.store
+    store.level = level
+    for page in (
+        store.get_message(TOPIC, 0, 4),
+        store.get_message_future(TOPIC, 0, 4).result(),
+    ):
+        assert (page.status, page.next_offset) == (GetStatus.OFFSET_TOO_SMALL, 6)
+    assert store.max_offset(TOPIC, 0) == 6
+
+
 def test_keys_and_times_of_what_a_next_store_has_lost_are_found_in_the_tier(
     cut_back: Broker,
 ) -> None:

@@ -521,11 +521,11 @@ class Answers:
         """Whether the next store had nothing, but the tier may.
 
         Local retention may have run since the decision, or the next store lost the queue or its
-        end: a consumer would be sent back there again and again.
+        end: a consumer would be kept there, or sent back there, for ever.
         """
         if not self._decision.may_read_tier(request.topic):
             return False
-        if result.status is GetStatus.OFFSET_OVERFLOW_BADLY:
+        if result.status in (GetStatus.OFFSET_OVERFLOW_ONE, GetStatus.OFFSET_OVERFLOW_BADLY):
             return self._lacks_end(request.key)
         if result.status not in _LACKING:
             return False
