@@ -959,6 +959,18 @@ def test_forced_the_tier_alone_is_asked_for_a_key(tiered: Broker) -> None:
     assert "query_message" not in tiered.local.calls
 
 
+def test_a_query_by_key_does_not_walk_through_the_queues_of_other_topics(tiered: Broker) -> None:
+    tiered.tier.files.files = nobody_may  # type: ignore[method-assign]
+    assert len(tiered.store.query_message(TOPIC, "shared").messages) == 10
+    assert tiered.tier.fetcher.queues(TOPIC) == [QueueKey(TOPIC, 0)]
+    assert tiered.tier.fetcher.queues("Unknown") == []
+    del tiered.tier.files.files
+
+
+def nobody_may() -> NoReturn:
+    raise AssertionError("there may be thousands")
+
+
 def test_what_expires_during_a_query_by_key_is_found_in_the_tier(tiered: Broker) -> None:
     """The next store has the messages when the query begins, but not when it is asked."""
     query = tiered.local.query_message

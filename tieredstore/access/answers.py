@@ -350,13 +350,12 @@ class Answers:
         if not self._decision.may_read_tier(topic):
             return self._next.query_message(topic, key, count_max=count_max, begin=begin, end=end)
         forced = self._decision.is_forced
-        queues = self._fetcher.queues(topic)
         border = self._next.earliest_time()
         oldest_end = end
         if not forced and border is not None and end >= border - _CLOCK_SLACK_MS:
             near = self._all_near(topic, key, count_max, begin, end)
             border = self._all_from(topic)  # again: what expired meanwhile must come from the tier
-        if not forced and border is not None and not any(map(self._lacks_end, queues)):
+        if not forced and border is not None and not self._lacks_an_end(topic):
             # Messages of times near the border may be in either store.
             oldest_end = min(end, border + _CLOCK_SLACK_MS)
             if begin > oldest_end and near.complete:
@@ -543,6 +542,9 @@ class Answers:
         """
         served = self._served(*key)  # first: what is uploaded meanwhile is in the next store
         return served > (self._next.max_offset(*key) or 0)
+
+    def _lacks_an_end(self, topic: str) -> bool:
+        return any(map(self._lacks_end, self._fetcher.queues(topic)))
 
     def _is_on_disk_only(self, request: ReadRequest) -> bool:
         place = request.topic, request.queue_id, request.offset

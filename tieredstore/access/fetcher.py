@@ -265,7 +265,7 @@ class Fetcher:
     def queues(self, topic: str) -> list[QueueKey]:
         """The queues of a topic that have messages now; makes no request to the backend."""
         self._check_open()
-        keys = [file.key for file in self._files.files() if file.key.topic == topic]
+        keys = [file.key for file in self._files.of_topic(topic)]
         return [key for key in keys if self.has_messages(*key)]
 
     def has_messages(self, topic: str, queue_id: int) -> bool:

@@ -71,7 +71,7 @@ class KeyLookup:
 
     def query(self, topic: str, key: str, *, count_max: int, begin: int, end: int) -> QueryResult:
         """At most `count_max` messages; none for a count of zero or less, or an unknown topic."""
-        files = {file.key: file for file in self._files.files() if file.key.topic == topic}
+        files = {file.key: file for file in self._files.of_topic(topic)}
         if not files or count_max <= 0 or not key or begin > end:
             return QueryResult()
         topic_id = next(iter(files.values())).topic_id
@@ -111,7 +111,7 @@ class KeyLookup:
         """The index's own answer, without reading messages: hits may be messages of other keys, or
         deleted ones. Each place appears once; not `complete` if there may be more.
         """
-        files = [file for file in self._files.files() if file.key.topic == topic]
+        files = self._files.of_topic(topic)
         if not files or count_max <= 0 or not key or begin > end:
             return NOTHING
         wanted = _Wanted(topic, files[0].topic_id, key, begin, end)

@@ -184,6 +184,11 @@ class FlatFileStore:
         with self._guard:
             return list(self._files.values())
 
+    def of_topic(self, topic: str) -> list[FlatMessageFile]:
+        """The queues of one topic, without a walk through all others."""
+        found = (self._files.get(row.key) for row in self._metadata.queues(topic))
+        return [file for file in found if file is not None]
+
     def get(self, key: QueueKey) -> FlatMessageFile | None:
         return self._files.get(key)
 
