@@ -852,6 +852,17 @@ def test_forced_no_time_passes_what_only_the_next_store_has(tiered: Broker) -> N
     assert tiered.store.offset_by_time("New", 0, time_of(15)) == 1
 
 
+def test_forced_the_first_message_of_a_time_may_still_wait_for_its_upload(tiered: Broker) -> None:
+    tiered.put(4, first=10)
+    tiered.store.level = StorageLevel.FORCE
+    for boundary in Boundary:
+        found = [
+            tiered.store.offset_by_time(TOPIC, 0, time_of(number), boundary)
+            for number in range(9, 15)
+        ]
+        assert found == [*range(9, 15)]
+
+
 def test_the_first_message_of_the_next_store_counts_where_the_tier_begins_later(
     tmp_path: Path,
 ) -> None:

@@ -268,7 +268,7 @@ def ask_time(client: Client, life: Life) -> None:
     end = life.store.max_offset(*queue) or 0
     found = life.store.offset_by_time(*queue, asked, boundary)
     life.saw()
-    if forced or life.forced_count > count:  # the tier's end counts: it lacks what waits
+    if forced or life.forced_count > count:  # the tier's end counts if it grows meanwhile
         end = 0
         if found is None or boundary is Boundary.UPPER:
             return

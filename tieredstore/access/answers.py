@@ -334,7 +334,10 @@ class Answers:
             lambda: self._fetcher.offset_by_time(topic, queue_id, timestamp, boundary),
         )
         near = self._first_of_next(topic, queue_id, timestamp, boundary)
-        return far if self._goes_on(topic, queue_id, near) else _smaller(far, near)
+        if self._goes_on(topic, queue_id, near):
+            return far
+        is_end = far is not None and far == self._fetcher.commit_offset(topic, queue_id)
+        return near if is_end and near is not None else _smaller(far, near)
 
     def query_message(
         self, topic: str, key: str, *, count_max: int, begin: int, end: int
