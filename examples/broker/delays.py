@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -152,7 +152,8 @@ class Delays:
                 log.error("level %d: the message at offset %d is lost: %s", level, offset, error)
                 self._offsets[level] = offset + 1
                 continue
-            count, ready = 0, {}
+            count = 0
+            ready: dict[int, Message] = {}  # by offset
             self._waiting.pop(level, None)
             for found in page.messages:
                 if not self._is_due(level, found, page.max_offset):
@@ -166,9 +167,8 @@ class Delays:
                     log.error("the message at log offset %d goes nowhere", found.log_offset)
                 else:
                     ready[found.queue_offset] = message
-            done = await self._store(list(ready.values())) if ready else []
-            if not all(done):  # a full disk, say: the others are tried again
-                stored.update(each for each, is_done in zip(ready, done, strict=True) if is_done)
+            await self._store(ready, stored)
+            if not stored.issuperset(ready):  # a full disk, say: the others are tried again
                 self._waiting[level] = page.messages[0].log_offset
                 return
             self._offsets[level] = offset + count
@@ -195,27 +195,28 @@ class Delays:
         self._seen[level] = seen
         return seen[0][0] + delay <= now
 
-    async def _store(self, ready: Sequence[Message]) -> list[bool]:
-        """Store what is due; returns which of these need not be tried again.
+    async def _store(self, ready: Mapping[int, Message], stored: set[int]) -> None:
+        """Store what is due, and add to `stored` what need not be tried again: at once, since an
+        error may follow.
 
         A message whose queue alone takes no puts goes to the end of the longest level. Otherwise
         all behind it would wait for an operator.
         """
-        results = await self._storage.put(ready)
+        again: dict[int, Message] = {}
+        results = await self._storage.put(list(ready.values())) if ready else []
         refused = [result.reason for result in results if not result.stored]
         if refused:
             log.error("%d delayed messages cannot be stored: %s", len(refused), refused[0])
-        done = [result.status is not PutStatus.SERVICE_NOT_AVAILABLE for result in results]
-        again = {
-            at: self._schedule.once_more(message)
-            for at, message in enumerate(ready)
-            if not done[at] and message.topic != SCHEDULE
-        }
+        for offset, result in zip(ready, results, strict=True):
+            if result.status is not PutStatus.SERVICE_NOT_AVAILABLE:
+                stored.add(offset)
+            elif ready[offset].topic != SCHEDULE:
+                again[offset] = self._schedule.once_more(ready[offset])
         if again:
             results = await self._storage.put(list(again.values()))
-            for at, result in zip(again, results, strict=True):
-                done[at] = result.stored
-        return done
+            stored.update(
+                offset for offset, result in zip(again, results, strict=True) if result.stored
+            )
 
 
 def _report(what: str, error: Exception) -> None:

@@ -274,6 +274,39 @@ def test_what_was_stored_beside_a_message_that_must_wait_does_not_come_again(
         asyncio.run(deliver(storage))
 
 
+def test_what_was_stored_does_not_come_again_if_another_one_cannot_be_put_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("examples.broker.delays.LOOK_SECONDS", 0)
+    tier = StoreConfig(store_path=str(tmp_path), provider="memory")
+    schedule = Schedule(LEVELS, Clock())
+    puts: list[str] = []
+
+    async def deliver(storage: Storage) -> None:
+        waiting = [replace(made(DELAY="1"), topic=topic) for topic in ("Other", "T")]
+        await storage.put([schedule.place(message) for message in waiting])
+        storage.tier._loaded().refusals[QueueKey("T", 3)] = "two histories"
+        put = storage.put
+
+        async def put_but_once(messages: Sequence[Message]) -> Sequence[PutResult]:
+            puts.append(messages[0].topic)
+            if len(puts) == 2:
+                raise BackendUnavailableError("disk", "put", "not now")
+            return await put(messages)
+
+        monkeypatch.setattr(storage, "put", put_but_once)
+        delays = Delays(storage, schedule, tmp_path / "c", lambda: 2**62)
+        running = asyncio.create_task(delays.run())
+        await asyncio.wait_for(until(lambda: len(puts) > 3), 30)
+        delays.end()
+        await asyncio.wait_for(running, 30)
+        assert puts[:3] == ["Other", "SCHEDULE_TOPIC_XXXX", "T"]
+        assert storage.store.max_offset("Other", 3) == 1
+
+    with storage_of(LocalConfig(store_path=str(tmp_path)), tier) as storage:
+        asyncio.run(deliver(storage))
+
+
 def test_a_broker_that_ends_in_the_middle_delivers_nothing_twice(tmp_path: Path) -> None:
     config = LocalConfig(store_path=str(tmp_path))
     tier = StoreConfig(store_path=str(tmp_path), provider="memory")
