@@ -237,12 +237,12 @@ class Receives:
         """Record the progress of the group, and forget a queue of which nothing is out."""
         self._out += queue.pop.count - queue.counted
         queue.counted = queue.pop.count
-        committed = queue.pop.committed
-        if committed != queue.committed:
-            self._offsets.commit(*queue.place, committed)
-            queue.committed = committed
         if not queue.counted and not queue.users and self._queues.get(queue.place) is queue:
             del self._queues[queue.place]
+        committed = queue.pop.committed
+        if committed != queue.committed:  # last, since it may raise
+            self._offsets.commit(*queue.place, committed)
+            queue.committed = committed
 
     def _find(self, group: str, topic: str, handle: str) -> tuple[_Queue | None, Flight | None]:
         found = read_handle(handle)

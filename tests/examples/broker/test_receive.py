@@ -15,7 +15,7 @@ from examples.broker.storage import Storage
 from examples.broker.tables import READ, Topics, topic_of
 from tests.examples.broker.broker_kit import until
 from tests.local.store_audit import takes_what_java_writes
-from tieredstore import Host, Message, StoreConfig, TagsFilter, decode_message
+from tieredstore import Host, InvalidArgumentError, Message, StoreConfig, TagsFilter, decode_message
 from tieredstore.local import LocalConfig
 from tieredstore.local.encoder import NEVER_SENT
 
@@ -414,5 +414,19 @@ def test_all_that_is_out_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         bench.ack(*found)
         with pytest.raises(RefusedError, match="0 consumers wait already"):
             await bench.take(queue_ids=(1,), wait_seconds=60)
+
+    with_store(tmp_path, body)
+
+
+def test_progress_that_cannot_be_recorded_leaves_no_place_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body(bench: Bench) -> None:
+        await bench.put("a")
+        (first,) = await bench.take()
+        monkeypatch.setattr("tieredstore.access.tables.OFFSETS_MAX", 0)
+        with pytest.raises(InvalidArgumentError, match="already"):
+            bench.ack(first)
+        assert not bench.receives._queues
 
     with_store(tmp_path, body)
