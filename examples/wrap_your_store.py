@@ -70,6 +70,8 @@ class FileStore(MessageStore):
             self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
                 self._read_all()
+                for at, last in list(self._log.items())[-1:]:
+                    self._write(last.record, at)  # a sync that failed may have dropped it
                 os.ftruncate(self._file, self._end)  # cut off half a record after a crash
                 os.fsync(self._file)
                 _sync_name(self._path)  # a new file whose name is not synced goes as a whole
@@ -92,14 +94,17 @@ class FileStore(MessageStore):
         self._path.unlink(missing_ok=True)
 
     def _append(self, record: bytes) -> None:
-        """Make a record durable. If that fails, nobody knows what the disk has: nothing may be
-        written behind it before `load` has looked. A second fsync would not tell."""
+        """Make a record durable. If that fails, nobody knows what the disk has, and a second fsync
+        would not tell: nothing may be written behind it before `load` has written it again."""
         self._takes_puts = False
-        written = 0
-        while written < len(record):  # the system may take fewer bytes than asked
-            written += os.pwrite(self._file, record[written:], self._end + written)
+        self._write(record, self._end)
         os.fsync(self._file)
         self._takes_puts = True
+
+    def _write(self, record: bytes, at: int) -> None:
+        written = 0
+        while written < len(record):  # the system may take fewer bytes than asked
+            written += os.pwrite(self._file, record[written:], at + written)
 
     # 2. Puts: RocketMQ's record, its place in the queue and in the log, then the dispatchers
 

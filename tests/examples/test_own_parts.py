@@ -134,6 +134,28 @@ def test_a_write_that_failed_costs_the_file_store_no_other_message(tmp_path: Pat
     store.shutdown()
 
 
+def test_a_sync_that_failed_costs_the_file_store_no_other_message(tmp_path: Path) -> None:
+    """The system takes for written what it could not write; only another write mends that."""
+    folder, dice = tmp_path / "store", random.Random(1)
+    folder.mkdir()
+    path = folder / "messages.log"
+    with ForgetfulDisk(folder, error=True) as disk:
+        store = own("wrap_your_store", "FileStore")(path)
+        store.load()
+        assert store.put_message(big(0)).stored
+        disk.stop_at = disk.steps + 2
+        assert not store.put_message(big(1)).stored
+        assert disk.failed == "fsync"
+        store.shutdown()
+        confirmed = bodies(path)
+        store.load()
+        assert store.put_message(big(2)).stored
+        confirmed.append(big(2).body)
+    for cut in range(10):
+        assert bodies(disk.cut(tmp_path / f"{cut}", dice) / path.name) == confirmed
+    store.shutdown()
+
+
 def test_a_damaged_record_of_the_file_store_takes_none_behind_it(tmp_path: Path) -> None:
     store = own("wrap_your_store", "FileStore")(tmp_path / "messages.log")
     store.load()
