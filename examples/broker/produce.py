@@ -123,8 +123,7 @@ class Sends:
         is_dead = level < 0 or stored.reconsume_times >= (RECONSUME_MAX if most < 0 else most)
         topic = self._topics.to_write((DEAD if is_dead else RETRY) + group, wanted_queues=1)
         if not is_dead:
-            level = min(level or RETRY_LEVEL + stored.reconsume_times, self._schedule.levels)
-            properties[DELAY_LEVEL] = str(level)
+            properties[DELAY_LEVEL] = str(level or RETRY_LEVEL + stored.reconsume_times)
         queue_id = random.randrange(topic.write_queue_count)
         message = replace(
             moved(stored, topic.name, queue_id, properties),

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from examples.broker.commands import Code, RefusedError
+from examples.broker.commands import INT64_MAX, Code, RefusedError
 from examples.broker.storage import moved
 from examples.broker.tables import SCHEDULE
 from tieredstore import Message
@@ -48,7 +48,7 @@ class Schedule:
 
     def place(self, message: Message) -> Message:
         """The message as it is stored now. Raises RefusedError for an invalid time."""
-        level = _number(message.properties.get(DELAY_LEVEL, "0"), 999, "the delay level")
+        level = _number(message.properties.get(DELAY_LEVEL, "0"), INT64_MAX, "the delay level")
         if not level:
             message, level = self._for_a_moment(message)
         if not level:
@@ -90,7 +90,7 @@ class Schedule:
     def _for_a_moment(self, message: Message) -> tuple[Message, int]:
         """The message with its moment, and the level that it waits for first."""
         properties, now = message.properties, self._clock_ms()
-        deliver_ms = _number(properties.get(DELIVER_MS, "0"), 2**63 - 1, "the delivery time")
+        deliver_ms = _number(properties.get(DELIVER_MS, "0"), INT64_MAX, "the delivery time")
         for name, unit in _DELAYS_MS.items():
             if name in properties:
                 deliver_ms = now + unit * _number(properties[name], AHEAD_MS_MAX, "the delay")
