@@ -116,6 +116,8 @@ class Connection(asyncio.Protocol):
         async with self._rooms:
             while self.is_stalled:  # again: the first one woken may have filled it
                 await self._may_write.wait()
+            if not self.is_open:
+                raise RefusedError(Code.SYSTEM_ERROR, "the client is gone")
             yield
 
     def send(self, command: Command) -> None:

@@ -73,7 +73,9 @@ def test_what_need_not_wait_is_stored_as_it_is() -> None:
         assert schedule.place(message) is message
 
 
-@pytest.mark.parametrize(("given", "level"), [("1", 1), ("18", 18), ("99", 18), (f"{2**31 - 1}", 18)])
+@pytest.mark.parametrize(
+    ("given", "level"), [("1", 1), ("18", 18), ("99", 18), (f"{2**31 - 1}", 18)]
+)
 def test_a_level_is_a_queue(given: str, level: int) -> None:
     schedule = Schedule(LEVELS, Clock())
     placed = schedule.place(made(DELAY=given, KEYS="k"))

@@ -6,11 +6,13 @@ import asyncio
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from typing import cast
 
 import pytest
 
 from examples.broker import server as server_module
 from examples.broker.commands import Answer, Ask, Code, Request
+from examples.broker.frames import Command
 from examples.broker.server import Connection, Handler, Limits, Server
 from tests.examples.broker.broker_kit import until
 from tests.examples.broker.remoting import Reply, json_frame, read_frame
@@ -130,6 +132,34 @@ def test_fields_of_unanswered_requests_count_as_their_bodies_do() -> None:
             first = await client.answer()
             assert (first.opaque, first.code) == (5, Code.SYSTEM_BUSY)
             over.set()
+            client.writer.close()
+
+    run(body())
+
+
+def test_nothing_is_read_for_a_client_that_is_gone() -> None:
+    """Two thousand pulls may wait for it to read."""
+
+    async def body() -> None:
+        reads, waits = [], []
+
+        async def pull(request: Request) -> Answer:
+            waits.append(1)
+            async with request.connection.room():
+                reads.append(1)
+            return Answer()
+
+        async with serving({1: pull}) as (server, port):
+            client = await Client.to(port)
+            await until(lambda: bool(server.connections))
+            (connection,) = server.connections
+            connection.pause_writing()
+            asked = server.answer(Request(Command(code=1), connection))
+            waiting = asyncio.ensure_future(cast("Awaitable[Answer]", asked))
+            await until(lambda: bool(waits))
+            connection.abort()
+            await waiting
+            assert not reads
             client.writer.close()
 
     run(body())
