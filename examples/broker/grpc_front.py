@@ -13,7 +13,8 @@ import logging
 import re
 import zlib
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 from examples.broker import grpc_stubs
@@ -320,13 +321,8 @@ class GrpcFront:
     # -- messages -----------------------------------------------------------------------------
 
     async def send_message(self, request: Any, client: str, born_host: Host) -> Any:
-        size = request.ByteSize()
-        self._require_room(size)
-        self._pending_bytes += size
-        try:
+        with self._room(request.ByteSize()):
             results = await self._stored(request.messages, born_host)
-        finally:
-            self._pending_bytes -= size
         entries = [
             self._calls.SendResultEntry(
                 status=self._status(_RESULTS.get(result.status, "INTERNAL_ERROR"), result.reason),
@@ -362,24 +358,32 @@ class GrpcFront:
             messages.append(self._schedule.place(message))
         for message in messages:
             check(message)
-        self._pending_bytes += unpacked
-        try:
+        with self._room(unpacked):
             await self._topics.keep()  # if it is new
             return await self._storage.put(messages)
-        finally:
-            self._pending_bytes -= unpacked
 
     def _require_room(self, size: int) -> None:
         if self._pending_bytes + size > PENDING_BYTES_MAX:
             raise GrpcRefusal("TOO_MANY_REQUESTS", "too many bytes wait for an answer")
+
+    @contextmanager
+    def _room(self, size: int) -> Iterator[None]:
+        """Room for the bytes of a request that waits."""
+        self._require_room(size)
+        self._pending_bytes += size
+        try:
+            yield
+        finally:
+            self._pending_bytes -= size
 
     async def receive_message(self, request: Any, context: Any) -> None:
         """A status, messages, and the time."""
         wanted: Wanted | None = None
         found: list[Delivery] = []
         try:
-            wanted = self._wanted(request, context)
-            found = await self.receives.receive(wanted)
+            with self._room(request.ByteSize()):
+                wanted = self._wanted(request, context)
+                found = await self.receives.receive(wanted)
             status = self._status("OK" if found else "MESSAGE_NOT_FOUND")
         except Exception as error:  # noqa: BLE001 - what it was is in the status
             status = self._refusal(error, "ReceiveMessage")

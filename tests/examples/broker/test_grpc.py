@@ -446,6 +446,25 @@ def test_a_request_that_is_too_large_or_one_too_many_is_refused(
     with_front(tmp_path, body)
 
 
+def test_what_a_receive_holds_while_it_waits_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request may have megabytes, and ten thousand may wait."""
+    monkeypatch.setattr("examples.broker.grpc_front.PENDING_BYTES_MAX", 10_000)
+
+    async def body(bench: Bench, client: Client) -> None:
+        large: dict[str, Any] = {"attempt_id": "x" * 6_000}
+        first = asyncio.create_task(client.receive(long_polling_timeout={"seconds": 40}, **large))
+        await until(lambda: bench.front.receives.waiting > 0)
+        assert await client.receive(**large) == ("TOO_MANY_REQUESTS", [])
+        assert code(await client.send(made())) == "OK"
+        status, found = await first
+        assert (status, len(found)) == ("OK", 1)
+        assert await client.receive(**large) == ("MESSAGE_NOT_FOUND", [])
+
+    with_front(tmp_path, body)
+
+
 def test_a_message_for_a_moment_waits_in_the_schedule(tmp_path: Path) -> None:
     async def body(bench: Bench, client: Client) -> None:
         moment = NOW // 1_000 + 7
