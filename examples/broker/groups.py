@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 SILENT_SECONDS: Final = 120.0
 LOCK_SECONDS: Final = 60.0
-CONSUMERS_MAX: Final = 100_000  # clients of all groups, each once for each of its groups
+CONSUMERS_MAX: Final = 10_000  # clients of all groups, each once for each of its groups
 WANTED_CHARACTERS_MAX: Final = 32 << 20  # of the subscriptions of all groups
 GROUPS_MAX: Final = 2_000
 HEARTBEAT_BYTES_MAX: Final = 256 << 10

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from examples.broker.broker import Broker, BrokerConfig
+from examples.broker.frames import FRAME_BYTES_MAX
+from examples.broker.groups import CLIENT_CHARACTERS_MAX, CONSUMERS_MAX
 from tests.examples.broker.broker_kit import until
 from tests.examples.broker.test_server import Client, run
 from tieredstore import StoreConfig
@@ -72,6 +74,16 @@ async def beat(client: Client, group: str, name: str, expression: str = "*") -> 
     subscription = {"topic": "T", "subString": expression}
     data = {"groupName": group, "subscriptionDataSet": [subscription]}
     client.ask(1, 34, json.dumps({"clientID": name, "consumerDataSet": [data]}).encode())
+    return await code(client)
+
+
+async def leave(client: Client, group: str, name: str) -> int:
+    client.ask(1, 35, consumerGroup=group, clientID=name)
+    return await code(client)
+
+
+async def code(client: Client) -> int:
+    """The code of the next answer."""
     while True:
         found = await client.answer()
         if found.flag & 1:
@@ -90,6 +102,8 @@ def test_consumers_of_all_groups_are_bounded(
             names = [("a", "1"), ("a", "2"), ("b", "1"), ("b", "2"), ("b", "3"), ("c", "1")]
             assert [await beat(client, *each) for each in names] == [0, 0, 0, 0, 1, 1]
             assert await beat(client, "a", "1") == 0
+            assert await leave(client, "a", "1") == 0
+            assert [await beat(client, *each) for each in (("c", "1"), ("a", "1"))] == [0, 1]
             client.writer.transport.abort()
             assert broker.server is not None
             await until(lambda: len(broker.server.connections) == 1)  # type: ignore[union-attr]
@@ -97,6 +111,10 @@ def test_consumers_of_all_groups_are_bounded(
             other.writer.close()
 
     run(body())
+
+
+def test_the_consumers_of_a_group_fit_in_one_answer() -> None:
+    assert CONSUMERS_MAX * (CLIENT_CHARACTERS_MAX + len('"",')) < FRAME_BYTES_MAX
 
 
 def test_what_all_groups_want_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,6 +128,8 @@ def test_what_all_groups_want_is_bounded(tmp_path: Path, monkeypatch: pytest.Mon
             assert await beat(client, "a", "1", "y" * 600) == 0
             assert await beat(client, "a", "1", "x") == 0
             assert await beat(client, "b", "1", "x" * 600) == 0
+            assert await leave(client, "b", "1") == 0
+            assert await beat(client, "c", "1", "x" * 600) == 0
             client.writer.close()
 
     run(body())
