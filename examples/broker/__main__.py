@@ -19,6 +19,7 @@ import signal
 import sys
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Final
@@ -81,7 +82,8 @@ def _take_descriptors() -> None:
     """Take all the file descriptors that the system gives: each connection needs one, and without
     one the store cannot open its next file."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    with suppress(ValueError):  # macOS may name a limit that it does not give
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 async def _serve(

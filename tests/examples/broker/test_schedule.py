@@ -144,7 +144,6 @@ def test_a_delay_is_a_moment_from_now() -> None:
     "properties",
     [
         {"DELAY": "soon"},
-        {"DELAY": "1000"},
         {"DELAY": "-1"},
         {"TIMER_DELIVER_MS": "9" * 19},
         {"TIMER_DELIVER_MS": "9" * 9_999},

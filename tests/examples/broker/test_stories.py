@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import resource
 import socket
 import struct
 import subprocess
@@ -625,13 +624,7 @@ def test_more_connections_than_there_is_room_for_are_closed(tmp_path: Path) -> N
 
 def test_connections_take_no_descriptors_from_the_store(tmp_path: Path) -> None:
     """Most systems give a process 1 024 unless it asks for more."""
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with ExitStack() as opened:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (100, limit[1]))
-        try:
-            broker = opened.enter_context(running(tmp_path))
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+    with running(tmp_path, descriptors=100) as broker, ExitStack() as opened:
         clients = [opened.enter_context(broker.client()) for _ in range(150)]
         clients[-1].socket.settimeout(5)
         clients[-1].send("Many", 0, b"x")
