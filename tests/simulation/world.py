@@ -1028,12 +1028,16 @@ class World:
         """What the command does: make a catalogue from the published one and from the bytes."""
         config, runtime = self.tier_config(machine), self.runtime_here()
         machine.is_full, machine.lies = False, 0
+        is_again = False
         while True:
             try:
                 self.rebuild(config)
                 return
             except self.expected as error:
                 self.scheduler.note(f"recover: {error!r:.200}")
+                if is_again and isinstance(error, NewerCatalogueError):
+                    return  # an attempt that failed wrote everything
+                is_again = True
                 if self.rot.keeps_shut(error):
                     self.is_refused = True
                     return
