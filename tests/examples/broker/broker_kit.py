@@ -76,16 +76,16 @@ def running(
     folder: Path,
     *words: object,
     is_quiet: bool = True,
-    descriptors: int | None = None,
+    ulimit: str = "",
     **variables: str,
 ) -> Iterator[Running]:
     """Run a broker; check that it ends well unless killed and, if `is_quiet`, reports no errors.
-    `descriptors`: as many it may have open, unless it asks for more."""
+    `ulimit`: what the shell's command of that name limits first."""
     if not words:
         words = ("--store", folder / "store", "--tier", f"posix:{folder}/tier", "--port", 0)
     command = [sys.executable, "-W", "error", "-m", "examples.broker", *map(str, words)]
-    if descriptors is not None:
-        command = ["sh", "-c", f'ulimit -S -n {descriptors} && exec "$@"', "sh", *command]
+    if ulimit:
+        command = ["sh", "-c", f'ulimit {ulimit} && exec "$@"', "sh", *command]
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "errors.txt", "w+", encoding="utf-8") as errors:
         process = subprocess.Popen(

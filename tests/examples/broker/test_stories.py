@@ -624,7 +624,7 @@ def test_more_connections_than_there_is_room_for_are_closed(tmp_path: Path) -> N
 
 def test_connections_take_no_descriptors_from_the_store(tmp_path: Path) -> None:
     """Most systems give a process 1 024 unless it asks for more."""
-    with running(tmp_path, descriptors=100) as broker, ExitStack() as opened:
+    with running(tmp_path, ulimit="-S -n 100") as broker, ExitStack() as opened:
         clients = [opened.enter_context(broker.client()) for _ in range(150)]
         clients[-1].socket.settimeout(5)
         clients[-1].send("Many", 0, b"x")
