@@ -15,6 +15,8 @@ from types import TracebackType
 from typing import Any, Self
 
 SECONDS = 30.0
+SHORT_SEND: dict[str, Any] = {"c": "TBW102", "d": 4, "e": 0, "f": 0, "g": 1, "h": 0, "i": ""}
+"""Fields of a send by their short names (code 310), without the group, the topic and retries."""
 
 
 @dataclass(frozen=True)

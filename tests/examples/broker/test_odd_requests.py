@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 
 from tests.examples.broker.broker_kit import Running, running
-from tests.examples.broker.remoting import Remoting, properties_text
+from tests.examples.broker.remoting import SHORT_SEND, Remoting, properties_text
 
 MEMORY_BYTES: Final = 64 << 20
 IN_FLIGHT: Final = 50
@@ -19,12 +19,7 @@ _QUEUE: Final = {"topic": "Odd", "queueId": 0}
 _SEND: Final = {
     "a": "producers",
     "b": "Odd",
-    "c": "TBW102",
-    "d": 4,
-    "e": 0,
-    "f": 0,
-    "g": 1,
-    "h": 0,
+    **SHORT_SEND,
     "i": properties_text({"TAGS": "t", "KEYS": "k", "DELAY": "0"}),
     "j": 0,
     "l": 16,

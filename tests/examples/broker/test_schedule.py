@@ -207,11 +207,18 @@ def test_a_message_that_only_java_could_store_comes_out(tmp_path: Path, name: st
         assert asyncio.run(come(storage, schedule, tmp_path / "config", 1)) == [b"x"]
 
 
-def test_a_queue_that_takes_no_puts_holds_up_no_other_and_nothing_comes_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Storage]:
+    """An empty one, whose delayed messages are looked at without a pause."""
     monkeypatch.setattr("examples.broker.delays.LOOK_SECONDS", 0)
     tier = StoreConfig(store_path=str(tmp_path), provider="memory")
+    with storage_of(LocalConfig(store_path=str(tmp_path)), tier) as opened:
+        yield opened
+
+
+def test_a_queue_that_takes_no_puts_holds_up_no_other_and_nothing_comes_twice(
+    tmp_path: Path, storage: Storage
+) -> None:
     schedule = Schedule(LEVELS, Clock())
     looks: list[int] = []
     now = time.time_ns() // 1_000_000 + 60_000
@@ -238,16 +245,13 @@ def test_a_queue_that_takes_no_puts_holds_up_no_other_and_nothing_comes_twice(
         (found,) = storage.store.get_message("T", 3, 0).messages
         assert decode_message(found.record).properties == {}
 
-    with storage_of(LocalConfig(store_path=str(tmp_path)), tier) as storage:
-        asyncio.run(deliver(storage))
+    asyncio.run(deliver(storage))
 
 
 @pytest.mark.parametrize("order", [("Other", "T"), ("T", "Other")])
 def test_what_was_stored_beside_a_message_that_must_wait_does_not_come_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: tuple[str, str]
+    tmp_path: Path, storage: Storage, order: tuple[str, str]
 ) -> None:
-    monkeypatch.setattr("examples.broker.delays.LOOK_SECONDS", 0)
-    tier = StoreConfig(store_path=str(tmp_path), provider="memory")
     schedule = Schedule(LEVELS, Clock())
     looks: list[int] = []
 
@@ -271,15 +275,12 @@ def test_what_was_stored_beside_a_message_that_must_wait_does_not_come_again(
         assert end("Other", 3) == 1
         running.cancel()
 
-    with storage_of(LocalConfig(store_path=str(tmp_path)), tier) as storage:
-        asyncio.run(deliver(storage))
+    asyncio.run(deliver(storage))
 
 
 def test_what_was_stored_does_not_come_again_if_another_one_cannot_be_put_off(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, storage: Storage
 ) -> None:
-    monkeypatch.setattr("examples.broker.delays.LOOK_SECONDS", 0)
-    tier = StoreConfig(store_path=str(tmp_path), provider="memory")
     schedule = Schedule(LEVELS, Clock())
     puts: list[str] = []
 
@@ -304,8 +305,7 @@ def test_what_was_stored_does_not_come_again_if_another_one_cannot_be_put_off(
         assert puts[:3] == ["Other", "SCHEDULE_TOPIC_XXXX", "T"]
         assert storage.store.max_offset("Other", 3) == 1
 
-    with storage_of(LocalConfig(store_path=str(tmp_path)), tier) as storage:
-        asyncio.run(deliver(storage))
+    asyncio.run(deliver(storage))
 
 
 def test_a_broker_that_ends_in_the_middle_delivers_nothing_twice(tmp_path: Path) -> None:
@@ -330,10 +330,8 @@ def test_a_broker_that_ends_in_the_middle_delivers_nothing_twice(tmp_path: Path)
 
 
 def test_a_level_that_fails_holds_up_no_other_level(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, storage: Storage
 ) -> None:
-    monkeypatch.setattr("examples.broker.delays.LOOK_SECONDS", 0)
-    tier = StoreConfig(store_path=str(tmp_path), provider="memory")
     schedule = Schedule(LEVELS, Clock())
     after, failures = schedule.after, [ValueError("a defect"), BackendUnavailableError("", "", "")]
 
@@ -343,19 +341,16 @@ def test_a_level_that_fails_holds_up_no_other_level(
         return after(message)
 
     monkeypatch.setattr(schedule, "after", fails)
-    with storage_of(LocalConfig(store_path=str(tmp_path)), tier) as storage:
-        for level in "12":
-            message = replace(schedule.place(made(DELAY=level)), body=level.encode())
-            asyncio.run(storage.put([message]))
-        came = asyncio.run(come(storage, schedule, tmp_path / "config", 2))
-        assert came == [b"2", b"1"]
+    for level in "12":
+        message = replace(schedule.place(made(DELAY=level)), body=level.encode())
+        asyncio.run(storage.put([message]))
+    came = asyncio.run(come(storage, schedule, tmp_path / "config", 2))
+    assert came == [b"2", b"1"]
 
 
 def test_an_error_after_some_pages_brings_none_of_them_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, storage: Storage
 ) -> None:
-    monkeypatch.setattr("examples.broker.delays.LOOK_SECONDS", 0)
-    tier = StoreConfig(store_path=str(tmp_path), provider="memory")
     schedule, count = Schedule(LEVELS, Clock()), 3 * PAGE
     kept = tmp_path / "config" / "delayOffset.json"
     pages: list[int] = []
@@ -378,16 +373,13 @@ def test_an_error_after_some_pages_brings_none_of_them_again(
         await asyncio.wait_for(running, 30)
         assert storage.store.max_offset("T", 3) == count
 
-    with storage_of(LocalConfig(store_path=str(tmp_path)), tier) as storage:
-        asyncio.run(deliver(storage))
+    asyncio.run(deliver(storage))
 
 
 @pytest.mark.parametrize("count", [1, 2 * PAGE])
 def test_a_clock_that_was_set_back_holds_up_no_message(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+    tmp_path: Path, storage: Storage, count: int
 ) -> None:
-    monkeypatch.setattr("examples.broker.delays.LOOK_SECONDS", 0)
-    tier = StoreConfig(store_path=str(tmp_path), provider="memory")
     schedule = Schedule(LEVELS, Clock())
 
     async def deliver(storage: Storage) -> None:
@@ -406,8 +398,7 @@ def test_a_clock_that_was_set_back_holds_up_no_message(
         delays.end()
         await asyncio.wait_for(running, 30)
 
-    with storage_of(LocalConfig(store_path=str(tmp_path)), tier) as storage:
-        asyncio.run(deliver(storage))
+    asyncio.run(deliver(storage))
 
 
 @pytest.mark.parametrize("broken", [b"", b'{"offsetTable":{1:'])

@@ -20,7 +20,13 @@ from typing import Any
 import pytest
 
 from tests.examples.broker.broker_kit import Running, cold_config, running
-from tests.examples.broker.remoting import Found, Remoting, properties_text, read_messages
+from tests.examples.broker.remoting import (
+    SHORT_SEND,
+    Found,
+    Remoting,
+    properties_text,
+    read_messages,
+)
 from tests.examples.broker.test_frames import frames, mutated
 from tests.examples.example_kit import ROOT, environment
 from tests.s3.moto_server import moto_server
@@ -474,17 +480,8 @@ def test_a_message_that_is_sent_back_comes_again_to_its_group(client: Remoting) 
 def test_a_message_may_be_sent_back_more_often_than_there_are_levels(
     client: Remoting, asked: dict[str, Any]
 ) -> None:
-    fields: dict[str, Any] = {
-        "b": "Often",
-        "c": "TBW102",
-        "d": 4,
-        "e": 0,
-        "f": 0,
-        "g": 1,
-        "h": 0,
-        "i": "",
-    }
-    assert client.ask(310, b"x", a="p", j=2_000, m="false", **fields).code == 0
+    fields = {**SHORT_SEND, "a": "p", "b": "Often", "j": 2_000, "m": "false"}
+    assert client.ask(310, b"x", **fields).code == 0
     (found, *_) = client.pull("Often", 0, 0)
     answer = client.ask(
         36, offset=found.log_offset, group="often", maxReconsumeTimes=5_000, **asked
