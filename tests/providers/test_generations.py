@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from tieredstore.driver.provider import Generations, generation_name
 from tieredstore.driver.runtime import Runtime
-from tieredstore.model.errors import BackendRefusedError
+from tieredstore.model.errors import BackendRefusedError, BackendUnavailableError
 from tieredstore.model.values import SegmentType
 from tieredstore.providers.memory import MemoryProvider
 from tieredstore.providers.object_provider import ObjectProvider
@@ -71,6 +72,36 @@ def test_other_files_are_passed_over_and_what_a_crash_left_goes(tmp_path: Path) 
             "notes.txt",
         ]
     )
+
+
+@pytest.mark.parametrize("is_renewed", [True, False], ids=["replaced", "dropped"])
+def test_a_listing_shows_what_replaced_its_files_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_renewed: bool
+) -> None:
+    generations = PosixProvider(tmp_path, "c", Runtime.inline()).generations("broker")
+    generations.create(1, b"data")
+    generations.create(2, b"data")
+    listdir = os.listdir
+
+    def published_after(folder: Path) -> list[str]:
+        names = listdir(folder)
+        monkeypatch.setattr(os, "listdir", listdir)
+        if is_renewed:
+            generations.create(3, b"newer")
+        generations.delete([1, 2])
+        return names
+
+    monkeypatch.setattr(os, "listdir", published_after)
+    assert [each.number for each in generations.listed()] == ([3] if is_renewed else [])
+
+
+def test_a_listing_gives_up_when_its_files_keep_going(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generations = PosixProvider(tmp_path, "c", Runtime.inline()).generations("broker")
+    monkeypatch.setattr(os, "listdir", lambda _: [generation_name(7)])
+    with pytest.raises(BackendUnavailableError, match="files kept going"):
+        generations.listed()
 
 
 @pytest.mark.skipif("__import__('os').geteuid() == 0", reason="root may write everywhere")

@@ -73,6 +73,7 @@ def translated(path: str | os.PathLike[str], operation: str) -> Iterator[None]:
         raise backend_error(os.fspath(path), operation, error) from error
 
 
+LISTS_MAX: Final = 8  # of a folder whose files others keep replacing
 MAKES_MAX: Final = 8  # of a folder that others keep removing
 _UNFINISHED: Final = ".new"
 _BEING_WRITTEN: Final = ".tmp"  # what `write_atomically` adds
@@ -92,18 +93,24 @@ class PosixGenerations(Generations):
         return str(self._folder)
 
     def listed(self) -> Sequence[ListedGeneration]:
-        found = []
-        for name in self._names():
-            number = generation_of(name)
-            if number is None:
-                continue
-            try:
-                found.append(ListedGeneration(number, self._file(number).stat().st_size))
-            except FileNotFoundError:
-                continue  # gone since
-            except OSError as error:
-                raise backend_error(str(self._file(number)), "list", error) from error
-        return sorted(found, key=lambda generation: generation.number)
+        """The names are read again if the newest one is gone: its writer has published newer ones
+        since, and deleted all that had been there."""
+        for _ in range(LISTS_MAX):
+            numbers = sorted(filter(None, map(generation_of, self._names())))
+            found = [each for each in map(self._listed, numbers) if each is not None]
+            if not numbers or (found and found[-1].number == numbers[-1]):
+                return found
+        raise BackendUnavailableError(self.describe(), "list", "its files kept going")
+
+    def _listed(self, number: int) -> ListedGeneration | None:
+        """None if it is gone."""
+        path = self._file(number)
+        try:
+            return ListedGeneration(number, path.stat().st_size)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise backend_error(str(path), "list", error) from error
 
     def read(self, listed: ListedGeneration) -> bytes:
         path = self._file(listed.number)
