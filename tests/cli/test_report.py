@@ -331,6 +331,21 @@ def test_what_only_the_local_store_has_is_told(command: Command, tmp_path: Path)
     assert any("has nothing yet (1): Later/0" in word for word in words)
 
 
+def test_the_command_counts_what_its_page_shows_as_wrong(command: Command, tmp_path: Path) -> None:
+    where = ("--store-path", tmp_path / "store", "--broker", "b")
+    tier = (*tier_beside(tmp_path / "store")[:4], *where)
+    for topic in ("Kept", "Damaged"):
+        command.run("put", topic, "--store-path", tmp_path / "store", "--body", "x").done()
+    command.run("offload", *where).done()
+    words = ("report", "--out", tmp_path / "tier.html", *tier)
+    assert "2 queues; open it" in command.run(*words).done().out
+    for path in (tmp_path / "store").glob("**/Damaged/0/CONSUME_QUEUE/*"):
+        path.write_bytes(b"")
+    assert "2 queues, 1 in trouble; open it" in command.run(*words).done().out
+    (row,) = command.run(*words, "--json").done().rows
+    assert (row["queues"], row["in_trouble"]) == (2, 1)
+
+
 def test_a_tier_without_a_queue_says_so() -> None:
     checked = drawn()
     assert "Nothing has been uploaded yet." in checked.text

@@ -96,11 +96,13 @@ def report(
         )
     data = page(picture).encode("utf-8", "backslashreplace")
     target.write(data)
+    queues, in_trouble = len(picture.queues), sum(map(bool, map(picture.troubles, picture.queues)))
     if json:
-        write_json({"file": out, "queues": len(picture.queues), "bytes": len(data)})
+        write_json({"file": out, "queues": queues, "in_trouble": in_trouble, "bytes": len(data)})
     elif not target.is_stdout:
+        troubles = f", {in_trouble:,} in trouble" if in_trouble else ""
         write_line(
-            printable(f"{out}: {counted(len(picture.queues), 'queue')}; open it in any browser")
+            printable(f"{out}: {counted(queues, 'queue')}{troubles}; open it in any browser")
         )
 
 
