@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -15,11 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
+from tests.jobs.job_kit import Harmed
 from tests.jobs.written_tier import SECOND_MS, START_MS, WrittenTier, posix_config
 from tests.spark.spark_kit import options_of
 from tieredstore.access.upkeep import expire
 from tieredstore.jobs.slices import QueueRows
-from tieredstore.model.errors import InvalidConfigError
+from tieredstore.model.errors import InvalidConfigError, SegmentCorruptError
 from tieredstore.model.values import QueueKey, SegmentRecord, SegmentType
 from tieredstore.spark.offsets import StreamOffsets, from_json, to_json
 from tieredstore.spark.options import ReadOptions
@@ -339,6 +341,26 @@ def test_a_batch_beyond_what_is_left_of_a_queue_brings_nothing_again(tier: Writt
         assert rows_of(patient, begun, planned) == {("orders", 0): (25, 30)}
 
 
+def test_a_stream_does_not_end_where_a_queue_has_lost_its_end_as_if_that_were_all(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    harmed = Harmed.golden(tmp_path)
+    os.truncate(harmed.file("GoldAa/0", "CONSUME_QUEUE", 1600), 30)
+    with closing_stream(harmed) as strict:
+        begun = strict.initialOffset()
+        for _ in range(2):
+            with pytest.raises(SegmentCorruptError, match=r"GoldAa/0: damaged .*30 bytes"):
+                strict.latestOffset(begun, ReadAllAvailable())
+    ending = json.dumps({"GoldAa": {"0": 81}})
+    for options in ({"ending": ending}, {"topics": "GoldBB"}, {"end_offset": "81"}):
+        with closing_stream(harmed, **options) as asked:
+            assert asked.latestOffset(begun, ReadAllAvailable())
+    with closing_stream(harmed, on_corrupt="skip") as patient:
+        for _ in range(2):
+            assert patient.latestOffset(begun, ReadAllAvailable())["GoldAa"]["0"] == 81
+    assert caplog.text.count("GoldAa/0 is left out") == 1
+
+
 def test_a_stream_reads_each_queue_from_and_up_to_the_offsets_that_it_is_told(
     tier: WrittenTier,
 ) -> None:
@@ -413,14 +435,14 @@ def units(count: int) -> SegmentRecord:
     )
 
 
-def stream_reader(tier: WrittenTier, **options: str) -> TierStreamReader:
+def stream_reader(tier: WrittenTier | Harmed, **options: str) -> TierStreamReader:
     """The reader as Spark makes it, but in this process."""
     parsed = ReadOptions.parse({**options_of(tier.config), **options})
     return TierStreamReader(parsed, spark_schema(parsed.scan.columns))
 
 
 @contextmanager
-def closing_stream(tier: WrittenTier, **options: str) -> Iterator[TierStreamReader]:
+def closing_stream(tier: WrittenTier | Harmed, **options: str) -> Iterator[TierStreamReader]:
     reader = stream_reader(tier, **options)
     try:
         yield reader

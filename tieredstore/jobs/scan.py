@@ -14,7 +14,7 @@ A body that cannot be decompressed is damage, but its message is still read: FAI
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, TypeAlias
@@ -161,7 +161,12 @@ def plan_scan(
     A selection that reaches beyond what a queue has left of its end raises SegmentCorruptError,
     unless it `accepts_loss`: no work item covers what is lost there.
     """
-    queues, bounds = _wanted(reader, selection, accepts_loss=accepts_loss)
+    queues, bounds = queues_to_their_ends(
+        reader,
+        selection,
+        lambda queues: queue_bounds(reader, queues, selection),
+        accepts_loss=accepts_loss,
+    )
     if selection.key_texts is None or not reader.config.index_enabled:
         return _sliced(reader, queues, bounds, split_bytes)
     unindexed: list[ScanItem] = []
@@ -186,10 +191,15 @@ def plan_scan(
     return [*picked, *unindexed]
 
 
-def _wanted(
-    reader: TieredReader, selection: Selection, *, accepts_loss: bool
+def queues_to_their_ends(
+    reader: TieredReader,
+    selection: Selection,
+    bounds_of: Callable[[Sequence[QueueRows]], dict[str, tuple[int, int]]],
+    *,
+    accepts_loss: bool,
 ) -> tuple[list[QueueRows], dict[str, tuple[int, int]]]:
-    """The wanted queues, and the range of each by its path.
+    """The wanted queues, and the range of each by its path. SegmentCorruptError if a range reaches
+    beyond what a queue has left of its end, unless that is accepted.
 
     A writer at work may make a queue look as if it had lost its end. What a refresh does not change
     is lost.
@@ -198,7 +208,7 @@ def _wanted(
     while True:
         looks += 1
         queues = selected_queues(reader, selection)
-        bounds = queue_bounds(reader, queues, selection)
+        bounds = bounds_of(queues)
         lost = {
             rows.path: problem
             for rows in queues

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -18,7 +18,12 @@ from pyspark.sql.types import StructType
 
 from tieredstore.access.reader import TieredReader
 from tieredstore.driver.metadata import LOG
-from tieredstore.jobs.scan import refuse_unknown_topics, selected_queues, topic_ids
+from tieredstore.jobs.scan import (
+    queues_to_their_ends,
+    refuse_unknown_topics,
+    selected_queues,
+    topic_ids,
+)
 from tieredstore.jobs.slices import QueueRows, plan_slices, trimmed
 from tieredstore.model.errors import InvalidConfigError, TieredStoreError
 from tieredstore.model.printable import log_of
@@ -97,6 +102,8 @@ class TierStreamReader(ScanReader, DataSourceStreamReader, SupportsTriggerAvaila
         with planning():
             begun = self._known(start)
             tier, queues = self._looked()
+            if not self._options.scan.accepts_loss:
+                queues = self._queues = self._to_their_ends(tier)
             numbers = self._topic_ids(tier)
             begun = self._without_remade(begun, begun.made_again(numbers))
             backlogs = {rows.key: self._backlog(tier, rows, begun) for rows in queues}
@@ -160,7 +167,26 @@ class TierStreamReader(ScanReader, DataSourceStreamReader, SupportsTriggerAvaila
         self._queues = selected_queues(self._tier, selection)
         if is_first:
             refuse_unknown_queues("ending", self._options.ending, self._queues)
+            if self._options.scan.accepts_loss:
+                self._to_their_ends(self._tier)  # logged once, and not at each trigger
         return self._tier, self._queues
+
+    def _to_their_ends(self, tier: TieredReader) -> list[QueueRows]:
+        """The selected queues. SegmentCorruptError if one has lost the end of what the options
+        select: the stream would wait there as if it had read all."""
+        selection, ending = self._options.selection, self._options.ending
+
+        def bounds_of(queues: Sequence[QueueRows]) -> dict[str, tuple[int, int]]:
+            first, end = selection.offsets
+            stops = {rows.path: ending.get(rows.key, NEWEST) for rows in queues}
+            return {
+                path: (first, end if stop == NEWEST else min(end, stop))
+                for path, stop in stops.items()
+            }
+
+        return queues_to_their_ends(
+            tier, selection, bounds_of, accepts_loss=self._options.scan.accepts_loss
+        )[0]
 
     def _kept(self, offsets: StreamOffsets) -> dict[str, Any]:
         """The JSON that Spark keeps. Spark passes it back with the next call; remembering it saves
