@@ -18,6 +18,7 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.datasource import EqualTo
+from pyspark.sql.types import StringType, StructField, StructType
 from werkzeug.wrappers import Response
 
 from tests.codec.golden_files import BROKER, GOLDEN, expected
@@ -430,6 +431,19 @@ def test_a_schema_without_columns_would_have_no_rows_and_is_refused(tier: Writte
     for columns in ((), ("size", "size")):
         with pytest.raises(InvalidConfigError, match="at least one column, and none twice"):
             with_schema(options, spark_schema(columns))
+
+
+def test_a_null_in_a_column_that_a_schema_says_has_none_is_one_line(tier: WrittenTier) -> None:
+    options = {**options_of(tier.config), "topics": "payments"}
+
+    def rows_of(column: str) -> int:
+        schema = StructType([StructField(column, StringType(), nullable=False)])
+        reader = TierBatchReader(with_schema(ReadOptions.parse(options), schema), schema)
+        return sum(len(batch) for part in reader.partitions() for batch in reader.read(part))
+
+    assert rows_of("tags") == 50
+    with pytest.raises(InvalidConfigError, match="^schema: unique_key is NOT NULL there, and a"):
+        rows_of("unique_key")
 
 
 __all__ = ["moto", "s3_environment"]

@@ -100,7 +100,16 @@ class ScanReader(Shipped):
             for batch in self._batches(partition.items):
                 # The schemas differ at most in which values may be null.
                 fits = batch.schema == self._arrow_schema
-                yield batch if fits else batch.cast(self._arrow_schema)
+                yield batch if fits else self._without_nulls(batch)
+
+    def _without_nulls(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The batch in the schema that was asked for, which has NOT NULL columns."""
+        for column, values in zip(self._arrow_schema, batch.columns, strict=True):
+            if values.null_count and not column.nullable:
+                raise InvalidConfigError(
+                    f"schema: {column.name} is NOT NULL there, and a message has none"
+                )
+        return batch.cast(self._arrow_schema)
 
     def _batches(self, items: Sequence[ScanItem]) -> Iterator[pa.RecordBatch]:
         config, limit = self._options.config, self._options.limit
