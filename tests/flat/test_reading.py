@@ -557,6 +557,19 @@ def test_a_lost_oldest_segment_is_damage_only_to_those_who_read_in_it() -> None:
     assert behind.end_offset == 12
 
 
+def test_units_that_are_lost_beside_the_oldest_record_are_damage_only_to_those_who_read_them() -> (
+    None
+):
+    tier, _ = begun_late(queue_units=4)
+    del tier.provider.held[LOG, tier.open().log.min_offset]
+    del tier.provider.held[QUEUE, 4 * UNIT_BYTES]
+    again = tier.open()
+    assert again.min_offset == 0  # which message it is cannot be told: none is passed over
+    with pytest.raises(SegmentCorruptError):
+        read(again, 4)
+    assert read(again, 8).end_offset == 12
+
+
 class Torn(CountingSource):
     """A read that includes this byte of a file raises SegmentCorruptError."""
 

@@ -255,6 +255,26 @@ def test_what_is_lost_where_an_index_has_messages_is_passed_over_where_that_is_a
             found()
 
 
+def test_a_topic_deleted_behind_the_plan_is_passed_over_though_its_log_began_late(
+    tmp_path: Path,
+) -> None:
+    sizes = {"commit_log_segment_bytes": 2048, "consume_queue_segment_bytes": 20 * 8}
+    made = WrittenTier(config=posix_config(tmp_path, index_enabled=False, **sizes))
+    made.add(TOPIC, 0, 40)
+    with made.open() as parts:
+        file = parts.files.get(QueueKey(TOPIC, 0))
+        assert file is not None
+        file.log.drop(file.log.segments[:1])
+        assert file.min_offset % 8
+    with TieredReader.open(made.config) as reader:
+        items = plan_scan(reader, EVERYTHING)
+    made.delete(TOPIC)
+    patient = Scan(fails_on_loss=False)
+    assert [*(batch for item in items for batch in patient.batches(made.config, item))] == []
+    with pytest.raises(SegmentError):
+        [*(batch for item in items for batch in Scan().batches(made.config, item))]
+
+
 def test_messages_that_outlived_their_index_file_are_read_for(tmp_path: Path) -> None:
     """Index files are dropped by their own age, not by that of the messages."""
     made = WrittenTier(config=posix_config(tmp_path))

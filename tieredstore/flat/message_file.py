@@ -556,7 +556,11 @@ class FlatMessageFile:
             return self.log.first_queue_offset(self._agreed) or 0
         except (SegmentNotFoundError, SegmentCorruptError, OffsetOutOfRangeError):
             oldest = self.log.oldest  # first: it may expire while the units are asked
-            first = self._first_named(self.log.min_offset if oldest is None else oldest.base)
+            place = self.log.min_offset if oldest is None else oldest.base
+            try:
+                first = self._first_named(place)
+            except (SegmentNotFoundError, SegmentCorruptError, OffsetOutOfRangeError):
+                return 0  # whoever reads what is lost is told
             if oldest is not None:
                 self.log.assume_first(oldest, first)
             return first
