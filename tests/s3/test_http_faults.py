@@ -29,7 +29,7 @@ from tieredstore.model.errors import (
     BackendUnavailableError,
     TieredStoreError,
 )
-from tieredstore.providers import s3_settings, s3fs
+from tieredstore.providers import obstore, s3_settings, s3fs
 from tieredstore.providers.object_provider import open_client
 from tieredstore.testing.memory_objects import moto_application
 
@@ -200,7 +200,6 @@ PAGE = "<html><head><title>Sign in</title></head><body>Who are you?</body></html
 def test_a_page_of_a_proxy_is_no_answer_of_the_store(
     moto: tuple[str, Door], name: str, body: bytes
 ) -> None:
-    """obstore takes a page in place of a listing for an empty one."""
     endpoint, door = moto
     page = Response(body, 200, content_type="text/html")
     with new_client(endpoint, name) as client:
@@ -220,9 +219,9 @@ def test_a_page_of_a_proxy_is_no_answer_of_the_store(
             "PUT uploadId": stream,
             "POST uploadId": uploads,
         }
+        said = "it is no store's"
         if name == "obstore":
-            del asked["LIST"]
-        said = "it is no store's" if name == "s3fs" else "it is no store's|ETag Header missing"
+            said += "|ETag Header missing|invalid list response"
         for kind, ask in asked.items():
             door.answers[kind] = page
             try:
@@ -231,6 +230,36 @@ def test_a_page_of_a_proxy_is_no_answer_of_the_store(
             finally:
                 door.answers.clear()
         assert [found.key for found in client.list()] == ["k"]
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+@pytest.mark.parametrize("keys", [0, 3])
+def test_an_error_in_place_of_a_page_does_not_end_a_listing(
+    moto: tuple[str, Door], door: Door, name: str, keys: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The status is 200, as from a store that had begun to answer."""
+    endpoint, _ = moto
+    monkeypatch.setattr(obstore, "KEYS_PER_REQUEST", 3)
+    contents = "".join(
+        f"<Contents><Key>some/tier/k-{number}</Key><Size>1</Size><ETag>e</ETag>"
+        "<LastModified>2026-10-12T17:50:00.000Z</LastModified></Contents>"
+        for number in range(keys)
+    )
+    more = "<IsTruncated>true</IsTruncated><NextContinuationToken>t</NextContinuationToken>"
+    first = f"<ListBucketResult><Name>b</Name>{more}{contents}</ListBucketResult>"
+    pages = [first] if keys else []
+
+    def page(environ: Any, start: Any) -> Iterable[bytes]:
+        if not pages:
+            return error(200, "InternalError")(environ, start)
+        return Response(pages.pop(), content_type="application/xml")(environ, start)
+
+    with new_client(endpoint, name) as client:
+        door.answers["LIST"] = page
+        listed = client.list()
+        assert [next(listed).key for _ in range(keys)] == [f"k-{each}" for each in range(keys)]
+        with pytest.raises(BackendUnavailableError, match="500 InternalError"):
+            next(listed)
 
 
 @pytest.mark.parametrize(

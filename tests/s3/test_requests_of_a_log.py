@@ -49,13 +49,14 @@ def test_a_round_of_all_queues_is_two_requests_and_a_bucket_opens_with_few(
         assert provider.open("broker-a/T/7", LOG, 0).size() == 300
         assert not door.requests()
 
-    entries = 4  # the claim's and those of three rounds; no state yet
+    entries = 4  # the claim's and those of three rounds
+    lists = 3 if name == "obstore" else 2  # no state yet, for which obstore's client asks twice
     with ObjectProvider(open_client(settings), "c", Runtime.inline()) as reader:
         assert reader.catalogue("broker-a", read_only=True) is not None
         seen = door.requests()
         assert seen["GET"] == entries
         assert seen.keys() <= {"GET", "LIST"}
-        assert seen["LIST"] <= 2
+        assert seen["LIST"] <= lists
         assert reader.open("broker-a/T/7", LOG, 0).read(0, 300) == b"m" * 300
         assert dict(door.requests()) == {"GET": 3}  # a piece of each round
     with ObjectProvider(open_client(settings), "c", Runtime.inline()) as writer:

@@ -80,12 +80,14 @@ class ObjectCapabilities:
     * `metadata`: metadata that was put with an object is returned.
     * `atomic_put`: nobody sees half an object.
     * `paged_uploads`: a large stream is uploaded in parts.
+    * `empty_page_once`: a page without keys is one request of a listing, and not two.
     """
 
     create_only: bool = True
     metadata: bool = True
     atomic_put: bool = True
     paged_uploads: bool = True
+    empty_page_once: bool = True
 
 
 class Attempt(Protocol):

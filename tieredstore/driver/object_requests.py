@@ -477,6 +477,8 @@ class CountedClient(ObjectClientWrapper):
             else:  # the key after a full page costs the next request
                 found = self._counted("list", next, pages, None)
             if found is None:
+                if not listed % KEYS_PER_REQUEST and not self.capabilities.empty_page_once:
+                    self._count("list", success=True)
                 return
             listed += 1
             yield found

@@ -371,7 +371,8 @@ class ObstoreClient(ObjectClient):
     @property
     def capabilities(self) -> ObjectCapabilities:
         exact = self._settings.conditional_put
-        return ObjectCapabilities(create_only=exact, paged_uploads=self._second is not None)
+        alone = self._second is None
+        return ObjectCapabilities(create_only=exact, paged_uploads=not alone, empty_page_once=alone)
 
     def describe(self) -> str:
         return f"obstore, {self._settings.place()}"
@@ -496,13 +497,19 @@ class ObstoreClient(ObjectClient):
 
     def list(self, prefix: str = "", *, after: str = "") -> Iterator[ListedKey]:
         """obstore's prefixes are folders, so this lists a folder from just before the prefix, and
-        stops after it."""
+        stops after it.
+
+        obstore takes any reply in XML or HTML for a listing, and one without keys for the last
+        page. So if full pages end without a key beyond, the second client asks again.
+        """
         wanted = self._prefix + prefix
         folder = wanted.rpartition("/")[0]
         behind = max(just_before(wanted), self._prefix + after if after else "")
         last = after
+        count = 0
         try:
             for path, size in self._live.pages(prefix, folder, behind):
+                count += 1
                 if path > wanted and not path.startswith(wanted):
                     return
                 if path < wanted or path <= behind:
@@ -511,6 +518,9 @@ class ObstoreClient(ObjectClient):
                 yield ListedKey(last, size)
         except UnparsedKeyError:
             yield from self._instead("list").list(prefix, after=last)
+        else:
+            if not count % KEYS_PER_REQUEST and self._second is not None:
+                yield from self._second.list(prefix, after=last)
 
     def delete_many(self, keys: Sequence[str]) -> Mapping[str, TieredStoreError]:
         if started_elsewhere():
