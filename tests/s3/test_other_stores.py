@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -12,9 +13,14 @@ from werkzeug.wrappers import Response
 from tests.s3.moto_server import Door, delete_result, moto_server, not_deleted
 from tests.s3.s3_clients import CLIENTS, new_client, new_settings, settings_at
 from tieredstore.driver.object_client import AbandonedUpload
+from tieredstore.driver.retry import RetryPolicy
+from tieredstore.driver.runtime import Runtime
 from tieredstore.model.errors import BackendRefusedError, BackendUnavailableError
+from tieredstore.providers import s3fs
 from tieredstore.providers.object_provider import open_client
 from tieredstore.providers.s3_admin import NoRulesError, abort_abandoned_uploads, create_bucket
+from tieredstore.roundlog.inspection import names_below
+from tieredstore.roundlog.object_calls import ObjectCalls
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
@@ -132,6 +138,72 @@ def test_a_key_that_a_busy_store_does_not_delete_is_no_matter_of_rights(
         error = client.delete_many(["a"])["a"]
         assert isinstance(error, BackendUnavailableError)
         assert "the store was reached and fails at this request" in str(error)
+
+
+def listing(*keys: str) -> Response:
+    """The reply to a request for a listing."""
+    contents = "".join(
+        f"<Contents><Key>{key}</Key><Size>1</Size><ETag>e</ETag>"
+        "<LastModified>2026-10-12T17:50:00.000Z</LastModified></Contents>"
+        for key in keys
+    )
+    return Response(
+        f"<ListBucketResult><Name>b</Name><IsTruncated>false</IsTruncated>{contents}"
+        "</ListBucketResult>",
+        content_type="application/xml",
+    )
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_a_listing_begins_where_asked_at_a_store_that_ignores_it(
+    moto: tuple[str, Door], door: Door, name: str
+) -> None:
+    endpoint, _ = moto
+    with new_client(endpoint, name) as client:
+        door.answers["LIST"] = listing("some/tier/x/a/1", "some/tier/x/b/1", "some/tier/x/b/2")
+        assert [found.key for found in client.list("x/", after="x/b/1")] == ["x/b/2"]
+        calls = ObjectCalls(client, Runtime.inline(), RetryPolicy())
+        assert [*itertools.islice(names_below(calls, "x/"), 3)] == ["a", "b"]
+
+
+def test_a_listing_that_always_begins_again_comes_to_an_end(
+    moto: tuple[str, Door], door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endpoint, _ = moto
+    monkeypatch.setattr(s3fs, "EMPTY_PAGES_MAX", 10)
+    tokens = itertools.count()
+
+    def page(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
+        more = f"true</IsTruncated><NextContinuationToken>{next(tokens)}</NextContinuationToken>"
+        body = listing("some/tier/k").get_data(as_text=True)
+        return Response(body.replace("false</IsTruncated>", more))(environ, start)
+
+    with new_client(endpoint, "s3fs") as client:
+        door.answers["LIST"] = page
+        with pytest.raises(BackendUnavailableError, match="its pages do not end"):
+            list(client.list(after="k"))
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+@pytest.mark.parametrize("key", ["some/else/k", "somebody/tier/k", "some%2Ftier%2Fk"])
+def test_keys_of_another_place_are_no_listing(
+    moto: tuple[str, Door], door: Door, name: str, key: str
+) -> None:
+    endpoint, _ = moto
+    with new_client(endpoint, name) as client:
+        door.answers["LIST"] = listing(key)
+        with pytest.raises(BackendUnavailableError, match=key):
+            list(client.list("k"))
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_the_mark_that_a_console_makes_of_a_folder_is_no_key(
+    moto: tuple[str, Door], door: Door, name: str
+) -> None:
+    endpoint, _ = moto
+    with new_client(endpoint, name) as client:
+        door.answers["LIST"] = listing("some/tier/", "some/tier/k")
+        assert [found.key for found in client.list()] == ["k"]
 
 
 @pytest.mark.parametrize("name", CLIENTS)

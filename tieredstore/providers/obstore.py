@@ -48,7 +48,7 @@ from tieredstore.providers.s3_errors import (
     one_line,
 )
 from tieredstore.providers.s3_settings import ObjectStoreSettings, PerProcess, keep_clients_quiet
-from tieredstore.providers.s3fs import gathered, told
+from tieredstore.providers.s3fs import gathered, refuse_foreign, told
 
 _STATUS: Final = re.compile(r"status code: (\d{3})")
 _BARE_REDIRECT: Final = "redirect without LOCATION"  # as S3 sends to another region
@@ -510,6 +510,7 @@ class ObstoreClient(ObjectClient):
         try:
             for path, size in self._live.pages(prefix, folder, behind):
                 count += 1
+                refuse_foreign(f"{path}/", f"{folder}/" if folder else "", "list")
                 if path > wanted and not path.startswith(wanted):
                     return
                 if path < wanted or path <= behind:

@@ -570,13 +570,17 @@ class S3fsClient(ObjectClient):
             page = self._connection.call(operation, prefix, **asked)
             if "IsTruncated" not in page:  # maybe not a listing at all: then it has no Name either
                 told(page, "Name", prefix, operation)
+            empty += 1
             for entry in page.get("Contents", ()):
                 size = told(entry, "Size", prefix, operation)
-                yield ListedKey(entry["Key"][len(self._prefix) :], size)
+                refuse_foreign(entry["Key"], self._prefix + prefix, operation)
+                key = entry["Key"].removeprefix(self._prefix)
+                if key > after:  # some stores ignore where to begin
+                    empty = 0
+                    yield ListedKey(key, size)
             if not page.get("IsTruncated"):
                 return
             following = told(page, "NextContinuationToken", prefix, operation)
-            empty = 0 if page.get("Contents") else empty + 1
             if following == asked.get("ContinuationToken") or empty == EMPTY_PAGES_MAX:
                 raise BackendUnavailableError(prefix, operation, "its pages do not end")
             asked["ContinuationToken"] = following
@@ -678,6 +682,13 @@ class S3fsClient(ObjectClient):
             except TieredStoreError as error:
                 errors[key] = error
         return errors
+
+
+def refuse_foreign(name: str, wanted: str, operation: str) -> None:
+    """Raise unless a listed key begins as asked. A store may ignore that, or encode its keys."""
+    if not name.startswith(wanted):
+        reason = one_line(f"{name} is listed, which does not begin with {wanted}")
+        raise BackendUnavailableError(wanted, operation, reason)
 
 
 def refuse_another_range(key: str, start: int, length: int, served: str) -> None:
