@@ -27,6 +27,7 @@ from tieredstore.driver.runtime import Runtime
 from tieredstore.model.errors import (
     BackendRefusedError,
     BackendUnavailableError,
+    SegmentNotFoundError,
     TieredStoreError,
 )
 from tieredstore.providers import obstore, s3_settings, s3fs
@@ -230,6 +231,31 @@ def test_a_page_of_a_proxy_is_no_answer_of_the_store(
             finally:
                 door.answers.clear()
         assert [found.key for found in client.list()] == ["k"]
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        (PAGE, "text/html"),
+        ("default backend - 404", "text/plain"),
+        ('{"message": "no route"}', "application/json"),
+    ],
+)
+def test_a_proxy_that_finds_no_store_does_not_say_that_an_object_is_absent(
+    moto: tuple[str, Door], door: Door, name: str, body: str, kind: str
+) -> None:
+    endpoint, _ = moto
+    with new_client(endpoint, name) as client:
+        client.put("k", b"0123456789")
+        door.answers["GET"] = Response(body, 404, content_type=kind)
+        with pytest.raises(BackendUnavailableError, match="it is no store's"):
+            client.get_range("k", 2, 3)
+        for answer in client.get_ranges([Range("k", 2, 3), Range("k", 0, 1)]):
+            assert isinstance(answer, BackendUnavailableError)
+        door.answers["GET"] = Response("", 404)
+        with pytest.raises(SegmentNotFoundError):
+            client.get_range("k", 2, 3)
 
 
 @pytest.mark.parametrize("name", CLIENTS)

@@ -51,6 +51,7 @@ from tieredstore.providers.s3_settings import ObjectStoreSettings, PerProcess, k
 from tieredstore.providers.s3fs import gathered, refuse_foreign, told
 
 _STATUS: Final = re.compile(r"status code: (\d{3})")
+_NOT_FOUND_BODY: Final = re.compile(r"status code: 404 [\w ]*: (?!\s*Debug source)\s*\S")
 _BARE_REDIRECT: Final = "redirect without LOCATION"  # as S3 sends to another region
 _OTHER_RANGE: Final = re.compile(r"source: (?:NotPartial|NoContentRange|UnexpectedRange)\b")
 _CODE: Final = re.compile(r"<Code>(\w+)</Code>")
@@ -222,7 +223,14 @@ def error_of(
     if settings.leaks_into(message):
         message = "(the message quotes a secret)"
     if status:
-        return error_of_reply(key, operation, status=int(status), code=code, message=message)
+        return error_of_reply(
+            key,
+            operation,
+            status=int(status),
+            code=code,
+            message=message,
+            has_body=bool(_NOT_FOUND_BODY.search(text)),
+        )
     if code:  # for one key of a batch, which has no status of its own
         if code == "NoSuchKey":
             return SegmentNotFoundError(key)

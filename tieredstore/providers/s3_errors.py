@@ -87,6 +87,7 @@ _OF_AN_OBJECT: Final = frozenset(
         "head_object",
     }
 )
+_GETS: Final = ("get", "get_object")
 # Codes for which another try may help, even if the status is 4xx.
 _TRANSIENT: Final = frozenset(
     {
@@ -118,17 +119,31 @@ _ADDRESS: Final = re.compile(r"https?://[^/\s\"'?]+")
 _CHAIN_MAX: Final = 16
 
 
+def page_instead(key: str, operation: str) -> BackendUnavailableError:
+    """Our error for a reply that something in between us and the store has made."""
+    return BackendUnavailableError(key, operation, "the reply is a page: it is no store's")
+
+
 def error_of_reply(
-    key: str, operation: str, *, status: int, code: str, message: str = ""
+    key: str,
+    operation: str,
+    *,
+    status: int,
+    code: str,
+    message: str = "",
+    has_body: bool = False,
 ) -> TieredStoreError:
     """Our error for a reply that is not a success.
 
     A missing bucket is refused, and never taken for a missing object. So is an address without a
     store: a listing or a put cannot meet a missing object. A conflict (409) means that another
     request was under way, so another try may help. A range beyond the end is not handled here, as
-    that needs the object's size.
+    that needs the object's size. If the reply to a GET has a body, that gives the code: one without
+    is the page of a proxy that did not reach the store.
     """
     if status == 404 and code in _ABSENT and operation in _OF_AN_OBJECT:
+        if has_body and operation in _GETS and code in ("404", ""):
+            return page_instead(key, operation)
         return SegmentNotFoundError(key)
     if status == 412 or code == "PreconditionFailed":
         return ObjectExistsError(key)

@@ -56,6 +56,7 @@ from tieredstore.providers.s3_errors import (
     explained,
     no_batch_delete,
     one_line,
+    page_instead,
 )
 from tieredstore.providers.s3_settings import (
     ObjectStoreSettings,
@@ -168,7 +169,8 @@ class S3fsConnection:
 
         if isinstance(error, ClientError):
             said = error.response.get("Error", {})
-            status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+            told_of = error.response.get("ResponseMetadata", {})
+            status = int(told_of.get("HTTPStatusCode", 0))
             code = str(said.get("Code") or "")
             if status == 416 or code == "InvalidRange":
                 size = said.get("ActualObjectSize", "")
@@ -177,7 +179,14 @@ class S3fsConnection:
                     f"a range of {key}", offset=end + 1, minimum=0, maximum=end
                 )
             message = self._told(str(said.get("Message") or ""))
-            return error_of_reply(key, operation, status=status, code=code, message=message)
+            return error_of_reply(
+                key,
+                operation,
+                status=status,
+                code=code,
+                message=message,
+                has_body=told_of.get("HTTPHeaders", {}).get("content-length") != "0",
+            )
         kind = type(error).__name__
         text = self._told(str(error))
         if isinstance(error, TimeoutError) and not text:
@@ -243,7 +252,7 @@ def refuse_page(reply: Mapping[str, Any], key: str, operation: str) -> None:
     told_of = reply.get("ResponseMetadata", {})
     kind = str(told_of.get("HTTPHeaders", {}).get("content-type", ""))
     if told_of.get("HTTPStatusCode") != 204 and "html" in kind.lower():  # a 204 has no page
-        raise BackendUnavailableError(key, operation, "the reply is a page: it is no store's")
+        raise page_instead(key, operation)
 
 
 async def _listed(work: Coroutine[Any, Any, T]) -> list[T]:
