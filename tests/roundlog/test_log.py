@@ -42,7 +42,7 @@ from tieredstore.roundlog.layout import ObjectLayout, epoch_name, log_name, stat
 from tieredstore.roundlog.log import INLINE_BYTES_MAX, BrokerLog, side_by_side
 from tieredstore.roundlog.object_calls import ObjectCalls
 from tieredstore.roundlog.state import LogState
-from tieredstore.roundlog.upkeep import GRACE_MS
+from tieredstore.roundlog.upkeep import GRACE_MS, Upkeep
 from tieredstore.testing.memory_objects import MemoryObjectClient, MemoryObjects
 
 KEY: SegmentKey = ("broker/topic/0", SegmentType.COMMIT_LOG, 0)
@@ -715,6 +715,26 @@ def test_a_claim_that_failed_goes_on_with_the_same_number(tier: Tier, lands: boo
     assert log.claim() == 1
     put(log, b"one")
     assert contents(tier) == b"one"
+
+
+@pytest.mark.parametrize("joins", [False, True])
+def test_who_claims_begins_no_second_log_where_listings_show_nothing(
+    tier: Tier, joins: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a proxy answers each listing with a page that counts as an empty one."""
+    log = tier.open()
+    put(log, b"one")
+    put(log, b"two")
+    assert Upkeep(log).save(entries_min=1)
+    tier.drop(log_name(1))  # the state replaces it
+    other = tier.open(claims=False, joins=joins)
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryObjectClient, "list", lambda *_, **__: iter(()))
+        for _ in range(2):
+            with pytest.raises(BackendUnavailableError, match="listings lack it"):
+                other.append([Draft(writes=[DraftWrite(KEY, 0, b"new")])])
+    put(other, b"three")
+    assert contents(tier) == b"onetwothree"
 
 
 def test_each_claim_is_the_object_of_the_first_number_that_nobody_has(tier: Tier) -> None:

@@ -275,6 +275,7 @@ class BrokerLog:
             state = self._newest_state()
         state = self._caught_up(state)
         self._refuse_newer(state)
+        self._check_listing(state, self._claimed)
         self._believe(state)
         self._epoch = self._claimed
         self._put_beginning()
@@ -297,10 +298,22 @@ class BrokerLog:
             if not newest:
                 self._put_claim(following)  # if it exists, another process that joins has put it
                 newest = following
+        self._check_listing(state, newest)
         self._believe(state)
         self._claimed = self._epoch = newest
         if not state.sequence:
             self._put_beginning()
+
+    def _check_listing(self, state: LogState, claimed: int) -> None:
+        """Raise if the log seems to be empty because listings do not show what is there, like the
+        claim: the first entries could have been deleted, and ours would be read by nobody."""
+        if state.sequence:
+            return
+        own = self.key(epoch_name(claimed))
+        after = self.key(epoch_name(claimed - 1))
+        first = next(iter(self.calls.client.list(self.prefix, after=after)), None)
+        if first is None or first.key != own:
+            raise BackendUnavailableError(own, "claim", "it is there, and listings lack it")
 
     def _looked(self) -> tuple[int, LogState]:
         """The newest epoch, 0 if there is none, and the newest state: both from one listing, unless
