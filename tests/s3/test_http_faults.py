@@ -259,6 +259,19 @@ def test_a_proxy_that_finds_no_store_does_not_say_that_an_object_is_absent(
 
 
 @pytest.mark.parametrize("name", CLIENTS)
+def test_a_page_for_every_address_is_no_object(
+    moto: tuple[str, Door], door: Door, name: str
+) -> None:
+    """A web server that has one, with its ETag: as a claim, it would fence a broker for good."""
+    endpoint, _ = moto
+    headers = {"ETag": '"p"', "Last-Modified": "Mon, 12 Oct 2026 17:50:00 GMT"}
+    with new_client(endpoint, name) as client:
+        door.answers["HEAD"] = Response(PAGE, 200, headers, content_type="text/html")
+        with pytest.raises(BackendUnavailableError, match="it is no store's"):
+            client.head("absent")
+
+
+@pytest.mark.parametrize("name", CLIENTS)
 @pytest.mark.parametrize("keys", [0, 3])
 def test_an_error_in_place_of_a_page_does_not_end_a_listing(
     moto: tuple[str, Door], door: Door, name: str, keys: int, monkeypatch: pytest.MonkeyPatch

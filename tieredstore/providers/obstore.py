@@ -46,6 +46,7 @@ from tieredstore.providers.s3_errors import (
     explained,
     no_batch_delete,
     one_line,
+    page_instead,
 )
 from tieredstore.providers.s3_settings import ObjectStoreSettings, PerProcess, keep_clients_quiet
 from tieredstore.providers.s3fs import gathered, refuse_foreign, told
@@ -393,6 +394,8 @@ class ObstoreClient(ObjectClient):
             self._live.translated(key, "head") as (obstore, store),
         ):
             found = obstore.get(store, self._prefix + key, options={"head": True})
+            if "html" in found.attributes.get("Content-Type", "").lower():
+                raise page_instead(key, "head")
             metadata = {
                 name: value
                 for name, value in found.attributes.items()

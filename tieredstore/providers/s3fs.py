@@ -248,7 +248,7 @@ _SILENT: Final = ("abort_multipart_upload", "delete_object", "delete_objects")
 
 
 def refuse_page(reply: Mapping[str, Any], key: str, operation: str) -> None:
-    """Raise for a page of a proxy, which would otherwise count as done."""
+    """Raise for a page of a proxy, which would otherwise count as done, or as an object."""
     told_of = reply.get("ResponseMetadata", {})
     kind = str(told_of.get("HTTPHeaders", {}).get("content-type", ""))
     if told_of.get("HTTPStatusCode") != 204 and "html" in kind.lower():  # a 204 has no page
@@ -514,6 +514,7 @@ class S3fsClient(ObjectClient):
     def head(self, key: str) -> ObjectFacts:
         with explained(lambda: self.get_range(key, 0, 1)):
             reply = self._connection.call("head_object", key, **self._at, Key=self._prefix + key)
+        refuse_page(reply, key, "head_object")
         metadata = {name.lower(): value for name, value in reply.get("Metadata", {}).items()}
         size, etag = (told(reply, name, key, "head_object") for name in ("ContentLength", "ETag"))
         return ObjectFacts(key=key, size=size, etag=etag, metadata=metadata)
