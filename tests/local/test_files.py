@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.codec.golden_files import GOLDEN
+from tests.codec.golden_files import GOLDEN, contents
 from tieredstore.driver.durable import FileLock
 from tieredstore.local.config import LocalConfig
 from tieredstore.local.files import SIZE_SETTINGS, StoreFiles, check_sizes
+from tieredstore.local.reader import LocalReader
 from tieredstore.model.errors import InvalidConfigError
 from tieredstore.testing.disk import ForgetfulDisk
 
@@ -250,6 +251,25 @@ def test_a_store_of_java_is_refused_with_other_sizes(java_files: StoreFiles, nam
     with pytest.raises(InvalidConfigError, match=name):
         check_sizes(java_files, config_with(**{name: GOLDEN_SIZES[name] * 2}))
     assert not java_files.sizes.exists()
+
+
+def test_queues_in_rocksdb_are_refused(java_files: StoreFiles) -> None:
+    """Else the reader would find no queues, and the store make some from what the log still has."""
+    shutil.rmtree(java_files.consume_queues)
+    (java_files.consume_queues / "archive").mkdir(parents=True)
+    for name in ("CURRENT", "MANIFEST-000005", "000010.sst", "LOCK"):
+        (java_files.consume_queues / name).write_bytes(b"")
+    before = contents(java_files.root)
+    with pytest.raises(InvalidConfigError, match="RocksDB"):
+        check_sizes(java_files, config_with())
+    with pytest.raises(InvalidConfigError, match=r"RocksDB.*/consumequeue\)"):
+        LocalReader.open(java_files.root, **GOLDEN_SIZES)
+    assert contents(java_files.root) == before
+
+
+def test_queues_that_java_has_also_written_to_rocksdb_are_read(java_files: StoreFiles) -> None:
+    (java_files.consume_queues / "CURRENT").write_bytes(b"MANIFEST-000005\n")
+    check_sizes(java_files, config_with())
 
 
 @pytest.mark.parametrize(("slots", "items"), [(96, 401), (106, 399), (1, 420), (2096, 1)])

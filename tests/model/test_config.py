@@ -501,9 +501,12 @@ def test_a_broker_conf_of_any_version_is_taken(
         "storePathCommitLog={root}/other/commitlog",
         "storePathCommitLog={root}/store/commitlog,{root}/other",
         "enableDLegerCommitLog=TRUE",
+        "storeType=defaultRocksDB",
     ],
 )
-def test_a_broker_conf_with_its_log_elsewhere_opens_no_store(tmp_path: Path, text: str) -> None:
+def test_a_broker_conf_with_its_log_or_queues_elsewhere_opens_no_store(
+    tmp_path: Path, text: str
+) -> None:
     """That broker's tier can still be read."""
     text = f"storePathRootDir={tmp_path}/store\n{text.format(root=tmp_path)}\n"
     file = write(tmp_path, "broker.conf", text)

@@ -183,12 +183,15 @@ class LocalConfig(Settings):
         object.__setattr__(self, "queue_file_bytes", units * UNIT_BYTES)
 
     def _refuse_ignored(self) -> None:
-        """Refuse a log elsewhere: the log here would be empty, and all queues be cut to it."""
+        """Refuse a log elsewhere: the log here would be empty, and all queues be cut to it. And
+        queues in RocksDB: here there would be none."""
         log, place = str(self.root / "commitlog"), self.ignored.get("storePathCommitLog")
         if place and os.path.realpath(place) != os.path.realpath(log):
             raise InvalidConfigError(f"storePathCommitLog: {place}: a store has its log in {log}")
         if self.ignored.get("enableDLegerCommitLog", "").lower() == "true":
             raise InvalidConfigError("enableDLegerCommitLog: a log of DLedger's is not read here")
+        if self.ignored.get("storeType", "").lower() == "defaultrocksdb":
+            raise InvalidConfigError("storeType: queues in RocksDB are not read here")
 
     @property
     def sync_flush(self) -> bool:

@@ -40,6 +40,7 @@ SIZE_SETTINGS: Final = (
     "index_item_count",
 )
 _PROPERTY_CRC_FROM: Final = "property_crc_from"
+_ROCKSDB_FILE: Final = "CURRENT"  # every RocksDB has it
 _INDEX_NAMES: Final = "index_slot_count, index_item_count"
 
 
@@ -143,10 +144,12 @@ class StoreFiles:
 
 
 def check_sizes(files: StoreFiles, config: LocalConfig, *, write: bool = True) -> None:
-    """Raise InvalidConfigError unless the settings are the ones the store was made with.
+    """Raise InvalidConfigError unless the settings are the ones the store was made with, and its
+    queues are files.
 
     With `write`, a store without a sizes file gets one, durably.
     """
+    _refuse_rocksdb(files)
     wanted = {name: int(getattr(config, name)) for name in SIZE_SETTINGS}
     stored = stored_sizes(files)
     if not stored:
@@ -159,6 +162,19 @@ def check_sizes(files: StoreFiles, config: LocalConfig, *, write: bool = True) -
             raise InvalidConfigError(
                 f"{name}: the store was made with {stored[name]}, not {wanted[name]} ({files.root})"
             )
+
+
+def _refuse_rocksdb(files: StoreFiles) -> None:
+    """Refuse queues that are in RocksDB alone: the store would seem to have none, and a queue whose
+    messages have all expired would begin at 0 again. Java may also write both kinds."""
+    if not (files.consume_queues / _ROCKSDB_FILE).exists():
+        return
+    for topic in _directories_in(files.consume_queues):
+        if any(queue_number(queue.name) is not None for queue in _directories_in(topic)):
+            return
+    raise InvalidConfigError(
+        f"storeType: the queues are in RocksDB, which is not read here ({files.consume_queues})"
+    )
 
 
 def property_crc_from(files: StoreFiles) -> int | None:
