@@ -24,14 +24,16 @@ from tests.interop.local_stores import (
 )
 from tests.interop.verifier import VERSION
 from tieredstore.codec.message import decode_message
+from tieredstore.codec.queue_unit import UNIT_BYTES
 from tieredstore.driver.runtime import Runtime
 from tieredstore.local.store import HOUR_MS, LocalMessageStore
+from tieredstore.model.messages import Message
 from tieredstore.model.values import QueueKey
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow]
 
 
-def agree(root: Path, work: Path, *options: str, count: int) -> None:
+def agree(root: Path, work: Path, *options: str, count: int, ask_min: int = 1_000) -> None:
     """Java opens the store, then we do: same messages, same answers, a clean end."""
     store = opened(root)
     known = all_messages(store)
@@ -45,7 +47,7 @@ def agree(root: Path, work: Path, *options: str, count: int) -> None:
     counts = check_answers(rows, store, index)
     index.close()
     store.shutdown()
-    assert sum(counts.values()) == len(ask) > 1_000
+    assert sum(counts.values()) == len(ask) > ask_min
     [opening] = [row for row in rows if row["kind"] == "open"]
     [ending] = [row for row in rows if row["kind"] == "shutdown"]
     assert not opening["abortFilePresent"]
@@ -179,6 +181,31 @@ def tear(root: Path, end: int, count: int) -> None:
     with file.open("r+b") as data:
         data.seek(end % 16_384 - count)
         data.write(bytes(count))
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_java_finds_no_message_behind_a_queue_that_ends_with_its_file(
+    is_lost: bool, tmp_path: Path
+) -> None:
+    """It takes the first unit of an empty file for one, or does not load the store at all."""
+    units = a_config(tmp_path).queue_file_bytes // UNIT_BYTES
+    message = Message(topic="T", queue_id=0, body=bytes(300))
+    store = opened(tmp_path / "open")
+    store.put_messages([message] * units)
+    store.shutdown()
+    store = opened(tmp_path / "open")
+    if is_lost:
+        store.put_message(message)
+    root = tmp_path / "store"
+    shutil.copytree(tmp_path / "open", root, ignore=without_lock)
+    end = store.max_log_offset()
+    store.shutdown()
+    if is_lost:
+        tear(root, end, 300)
+    else:
+        (root / "consumequeue/T/0" / f"{units * UNIT_BYTES:020}").write_bytes(bytes(400))
+    opened(root).shutdown()
+    agree(root, tmp_path, count=units, ask_min=100)
 
 
 @pytest.mark.parametrize("expired", [0, 5])

@@ -535,8 +535,20 @@ def test_a_cut_at_every_unit_leaves_what_is_below(
         assert whole(seen) == numbers(*range(kept))
     left = b"".join(path.read_bytes() for path in sorted(directory.iterdir()))
     assert not any(left[kept * UNIT_BYTES :]), "old units must not come back to life"
+    assert len(list(directory.iterdir())) == max(1, -(-kept // 10)), "Java fails at an empty file"
     put(queue, kept, 12)
     assert whole(reopen()) == numbers(*range(kept + 12))
+
+
+def test_a_file_that_a_crash_left_empty_is_removed(reopen: Opener, directory: Path) -> None:
+    put(reopen(), 0, 10)
+    left = directory / f"{FILE_BYTES:020d}"
+    left.write_bytes(bytes(FILE_BYTES))
+    queue = reopen()
+    queue.tidy()
+    assert not left.exists()
+    put(queue, 10, 3)
+    assert whole(reopen()) == numbers(*range(13))
 
 
 def test_a_cut_in_the_middle_of_a_record_keeps_its_unit(reopen: Opener) -> None:

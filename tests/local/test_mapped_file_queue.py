@@ -211,6 +211,7 @@ def test_truncation_at_a_boundary_keeps_the_full_file(tmp_path: Path) -> None:
     queue.load()
     queue.truncate_dirty(64)
     assert queue.max_offset == 64
+    assert names(tmp_path) == [0]
     assert queue.append(b"x") == 64
 
 

@@ -384,9 +384,11 @@ class ConsumeQueue:
 
     def tidy(self) -> None:
         """Durably remove the units that a recovery did not believe, if any. New records will lie
-        where they point: after the next crash the units would claim those."""
+        where they point: after the next crash the units would claim those. Likewise the files that
+        a crash left empty."""
         with self._guard:
-            if self._is_cut:
+            behind = self._files.files[1:][-1:]
+            if self._is_cut or any(one.start_offset >= self._max * UNIT_BYTES for one in behind):
                 self._files.truncate_dirty(self._max * UNIT_BYTES)
                 self._is_cut, self._tidy = False, True
 

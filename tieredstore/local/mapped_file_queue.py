@@ -244,15 +244,19 @@ class MappedFileQueue:
             file.write_again(max(0, offset - file.start_offset))
 
     def truncate_dirty(self, offset: int, *, keeps_one: bool = False) -> None:
-        """End everything at this offset: zeros follow it, and files that start after it are
-        deleted.
+        """End everything at this offset: zeros follow it, and files that start there or after it
+        are deleted, unless one that starts there is the first.
+
+        Java takes the first unit of an empty file at the end of a queue for a message, or does not
+        load the store at all.
 
         With `keeps_one` the first of these stays, emptied, if the file of the offset was deleted
         meanwhile: without any file, the place of the next byte would be unknown.
         """
         with self._flush_guard:
             with self._grow_guard:  # other threads may reserve files and delete old ones meanwhile
-                kept = tuple(file for file in self._files if file.start_offset <= offset)
+                kept = tuple(file for file in self._files if file.start_offset < offset)
+                kept = kept or tuple(one for one in self._files if one.start_offset == offset)
                 if keeps_one and not kept:
                     kept = self._files[:1]
                 gone = (*self._files[len(kept) :], *self._spares)
