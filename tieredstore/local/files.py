@@ -167,7 +167,7 @@ def check_sizes(files: StoreFiles, config: LocalConfig, *, write: bool = True) -
 def _refuse_rocksdb(files: StoreFiles) -> None:
     """Refuse queues that are in RocksDB alone: the store would seem to have none, and a queue whose
     messages have all expired would begin at 0 again. Java may also write both kinds."""
-    if not (files.consume_queues / _ROCKSDB_FILE).exists():
+    if not (files.consume_queues / _ROCKSDB_FILE).is_file():
         return
     for topic in _directories_in(files.consume_queues):
         if any(queue_number(queue.name) is not None for queue in _directories_in(topic)):
