@@ -17,7 +17,7 @@ from tieredstore.driver.durable import FileLock
 from tieredstore.local.config import LocalConfig
 from tieredstore.local.files import SIZE_SETTINGS, StoreFiles, check_sizes
 from tieredstore.local.reader import LocalReader
-from tieredstore.model.errors import InvalidConfigError
+from tieredstore.model.errors import InvalidConfigError, SegmentError
 from tieredstore.testing.disk import ForgetfulDisk
 
 # Java's lock is a POSIX record lock on the first byte, held by another process.
@@ -270,6 +270,16 @@ def test_queues_in_rocksdb_are_refused(java_files: StoreFiles) -> None:
 def test_queues_that_java_has_also_written_to_rocksdb_are_read(java_files: StoreFiles) -> None:
     (java_files.consume_queues / "CURRENT").write_bytes(b"MANIFEST-000005\n")
     check_sizes(java_files, config_with())
+
+
+@pytest.mark.parametrize("folder", ["commitlog", "consumequeue/Topic-A/0"])
+def test_a_file_that_is_none_of_javas_is_named_and_no_size_is_blamed(
+    java_files: StoreFiles, folder: str
+) -> None:
+    (java_files.root / folder).mkdir(parents=True, exist_ok=True)
+    (java_files.root / folder / "x.tmp").write_bytes(b"1")
+    with pytest.raises(SegmentError, match=rf"{folder}/x\.tmp: the name is no offset"):
+        check_sizes(java_files, config_with())
 
 
 @pytest.mark.parametrize(("slots", "items"), [(96, 401), (106, 399), (1, 420), (2096, 1)])

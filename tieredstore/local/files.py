@@ -22,6 +22,7 @@ from tieredstore.driver.durable import (
 from tieredstore.local.config import LocalConfig
 from tieredstore.local.consume_queues import queue_number
 from tieredstore.local.index_file import IndexSize, is_index_name
+from tieredstore.local.mapped_file_queue import files_in
 from tieredstore.local.side_file import parsed
 from tieredstore.model.errors import (
     BackendRefusedError,
@@ -217,27 +218,29 @@ def stored_sizes(files: StoreFiles) -> dict[str, int]:
 
 
 def _check_files(files: StoreFiles, wanted: dict[str, int]) -> None:
-    """Check that every file has the configured length, or is empty: created, not yet used."""
-    for path in _files_in(files.commit_log):
-        _check_length("commit_log_file_bytes", wanted["commit_log_file_bytes"], path)
+    """Check that every file has the configured length, or is empty: created, not yet used.
+
+    Raises SegmentError for a file in the log or a queue that is none of theirs.
+    """
+    for path, _, length in sorted(files_in(str(files.commit_log))):
+        _check_length("commit_log_file_bytes", wanted["commit_log_file_bytes"], path, length)
     for topic in _directories_in(files.consume_queues):
         for queue in _directories_in(topic):
             if queue_number(queue.name) is None:
                 continue  # not a queue
-            for path in _files_in(queue):
-                _check_length("queue_file_bytes", wanted["queue_file_bytes"], path)
+            for path, _, length in sorted(files_in(str(queue))):
+                _check_length("queue_file_bytes", wanted["queue_file_bytes"], path, length)
     indexes = [path for path in _files_in(files.index) if is_index_name(path.name)]
     # A crash may have torn the newest index file; that does not mean wrong settings.
     sound = indexes[:-1] if files.ended_abnormally else indexes
     size = IndexSize(wanted["index_slot_count"], wanted["index_item_count"])
-    for path in indexes:
-        _check_length(_INDEX_NAMES, size.file_bytes, path)
-        if path in sound:
-            _check_first_item(path, size)
+    for index in indexes:
+        _check_length(_INDEX_NAMES, size.file_bytes, str(index), index.stat().st_size)
+        if index in sound:
+            _check_first_item(index, size)
 
 
-def _check_length(names: str, wanted_bytes: int, path: Path) -> None:
-    length = path.stat().st_size
+def _check_length(names: str, wanted_bytes: int, path: str, length: int) -> None:
     if length not in (0, wanted_bytes):
         raise InvalidConfigError(f"{names}: {path} has {length} bytes, not {wanted_bytes}")
 
