@@ -426,6 +426,23 @@ def test_what_a_kill_within_a_write_has_left_is_no_damage(tmp_path: Path, byte_c
     assert report.counts["messages"] == tier.ends[QueueKey("Orders", 0)]
 
 
+@pytest.mark.parametrize("byte_count", [1, 20, 50, 130])
+def test_nor_is_it_where_all_messages_before_have_expired(tmp_path: Path, byte_count: int) -> None:
+    tier = begin_a_segment_with(lambda begun: begun[:byte_count], tmp_path)
+    with tier.open() as parts:
+        [file] = parts.files.files()
+        first, left, _ = parts.metadata.segments(file.path, SegmentType.COMMIT_LOG)
+        border = first_unit_from(file, left.base_offset)
+        parts.metadata.delete_segment(first.path, first.type, first.base_offset)
+    expired = min(log_files(tier), key=lambda name: name[-20:])
+    (Path(tier.config.path) / expired).unlink()
+    report = verified(tier.config)
+    assert [(each.kind, each.detail) for each in report.findings] == [
+        ("second-copy", f"{byte_count} bytes that no unit names, cut off")
+    ]
+    assert report.counts["messages"] == tier.ends[QueueKey("Orders", 0)] - border
+
+
 @pytest.mark.parametrize("byte_count", [4, 28, 512])
 def test_zeros_that_a_power_cut_has_left_within_a_write_are_no_damage(
     tmp_path: Path, byte_count: int

@@ -156,7 +156,7 @@ class SliceCheck:
     def run(self) -> Iterator[MessageKeys]:
         first, end = self._item.slice.first_offset, self._item.slice.end_offset
         if self._item.is_first:
-            self._unnamed.begin_at(self._log.start)
+            self._unnamed.begin_at(self._log.start, first)
         at = first
         for part in self._units.there(first * UNIT_BYTES, end * UNIT_BYTES):
             start, stop = -(-part.start // UNIT_BYTES), part.stop // UNIT_BYTES
@@ -216,7 +216,7 @@ class SliceCheck:
         self._describe_units(VerifyKind.UNIT_BEYOND, named, beyond, why)
         self._counts["expired"] += int(np.count_nonzero(gone))
         if gone.any():
-            self._unnamed.begin_at(start)
+            self._unnamed.begin_at(start, int(named.queue_offsets[gone][-1]) + 1)
         self._is_in_log |= bool(inside.any())
         if beyond.any() or filled.any():
             self._unnamed.lose_track()
@@ -559,10 +559,12 @@ class UnnamedBytes:
         self._units = units
         self._end: int | None = None
         self._offset = -1
+        self._first = units.start
 
-    def begin_at(self, log_offset: int) -> None:
-        """The queue's log begins here; the first unit that names a place in it comes next."""
-        self._end, self._offset = log_offset, -1
+    def begin_at(self, log_offset: int, first: int) -> None:
+        """The queue's log begins here; the first unit that names a place in it comes next. All
+        messages before `first` have expired."""
+        self._end, self._offset, self._first = log_offset, -1, first
 
     @property
     def ends(self) -> Rows:
@@ -618,7 +620,8 @@ class UnnamedBytes:
         is_short = len(head) < _HEAD_BYTES
         # A writer that dies during a write leaves part of a message at the end of a segment. The
         # message then goes into the next segment: it has a unit, or nothing after it was committed.
-        may_be_left = stop in self._log.ends and not self._offset + 1 < after
+        following = self._first if self._offset < 0 else self._offset + 1
+        may_be_left = stop in self._log.ends and not following < after
         unnamed = f"{stop - at} bytes that no unit names"
         if not is_short and may_be_left and not peek_message_bytes(head):
             # A power cut leaves unsynced sectors like this.
