@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -734,6 +735,32 @@ def test_who_claims_begins_no_second_log_where_listings_show_nothing(
             with pytest.raises(BackendUnavailableError, match="listings lack it"):
                 other.append([Draft(writes=[DraftWrite(KEY, 0, b"new")])])
     put(other, b"three")
+    assert contents(tier) == b"onetwothree"
+
+
+@pytest.mark.parametrize("joins", [False, True])
+@pytest.mark.parametrize("count", range(1, 9))
+def test_who_claims_begins_no_second_log_where_the_first_listings_show_nothing(
+    tier: Tier, joins: bool, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tier.open()
+    put(log, b"one")
+    log = tier.open()
+    put(log, b"two")
+    assert Upkeep(log).save(entries_min=1)
+    tier.drop(log_name(1))
+    other = tier.open(claims=False, joins=joins)
+    listed, blind = MemoryObjectClient.list, iter(range(count))
+
+    def flaky(*where: Any, **how: Any) -> Iterator[ListedKey]:
+        return iter(()) if next(blind, None) is not None else listed(*where, **how)
+
+    monkeypatch.setattr(MemoryObjectClient, "list", flaky)
+    draft = Draft(writes=[DraftWrite(KEY, 6, b"three")])
+    for _ in range(count):
+        with suppress(BackendUnavailableError):
+            other.append([draft])
+            break
     assert contents(tier) == b"onetwothree"
 
 

@@ -274,8 +274,9 @@ class BrokerLog:
         else:
             state = self._newest_state()
         state = self._caught_up(state)
+        if not state.sequence:
+            state = self._looked_again(self._claimed)
         self._refuse_newer(state)
-        self._check_listing(state, self._claimed)
         self._believe(state)
         self._epoch = self._claimed
         self._put_beginning()
@@ -298,22 +299,31 @@ class BrokerLog:
             if not newest:
                 self._put_claim(following)  # if it exists, another process that joins has put it
                 newest = following
-        self._check_listing(state, newest)
+        if not state.sequence:
+            state = self._looked_again(newest)
+            if state.sequence:
+                newest = self._newest_claim(max(newest, state.epoch))
         self._believe(state)
         self._claimed = self._epoch = newest
         if not state.sequence:
             self._put_beginning()
 
-    def _check_listing(self, state: LogState, claimed: int) -> None:
-        """Raise if the log seems to be empty because listings do not show what is there, like the
-        claim: the first entries could have been deleted, and ours would be read by nobody."""
-        if state.sequence:
-            return
+    def _looked_again(self, claimed: int) -> LogState:
+        """The state of a log that seems to be empty, which listings may say that do not show what
+        is there: the first entries could have been deleted, and ours would be read by nobody. So
+        one listing must show the claim, and no more of the log than what is read then."""
         own = self.key(epoch_name(claimed))
-        after = self.key(epoch_name(claimed - 1))
-        first = next(iter(self.calls.client.list(self.prefix, after=after)), None)
+        listed = iter(self.calls.client.list(self.prefix, after=self.key(epoch_name(claimed - 1))))
+        first = next(listed, None)
         if first is None or first.key != own:
             raise BackendUnavailableError(own, "claim", "it is there, and listings lack it")
+        of_log = self.key("log/"), self.key("state/")
+        if not any(self._number_of(each) and each.key.startswith(of_log) for each in listed):
+            return LogState()
+        state = self._caught_up(None)
+        if not state.sequence:
+            raise BackendUnavailableError(self.prefix, "claim", "listings lack what others show")
+        return state
 
     def _looked(self) -> tuple[int, LogState]:
         """The newest epoch, 0 if there is none, and the newest state: both from one listing, unless
