@@ -183,6 +183,19 @@ def tear(root: Path, end: int, count: int) -> None:
         data.write(bytes(count))
 
 
+def test_java_finds_no_message_in_a_queue_that_lost_its_only_one(tmp_path: Path) -> None:
+    store = opened(tmp_path / "open")
+    put_variety(store, 20)
+    store.put_message(Message(topic="New", queue_id=0, body=bytes(300)))
+    root = tmp_path / "store"
+    shutil.copytree(tmp_path / "open", root, ignore=without_lock)
+    end = store.max_log_offset()
+    store.shutdown()
+    tear(root, end, 300)
+    opened(root).shutdown()
+    agree(root, tmp_path, count=20, ask_min=20)
+
+
 @pytest.mark.parametrize("is_lost", [True, False])
 def test_java_finds_no_message_behind_a_queue_that_ends_with_its_file(
     is_lost: bool, tmp_path: Path

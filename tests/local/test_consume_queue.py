@@ -551,6 +551,34 @@ def test_a_file_that_a_crash_left_empty_is_removed(reopen: Opener, directory: Pa
     assert whole(reopen()) == numbers(*range(13))
 
 
+@pytest.mark.parametrize("count", [0, 3])
+def test_a_queue_that_a_crash_left_without_a_message_has_no_file(
+    count: int, reopen: Opener, directory: Path
+) -> None:
+    """Java takes the first unit of an empty file for a message."""
+    put(reopen(), 0, 3)
+    if not count:
+        (directory / f"{0:020d}").write_bytes(bytes(FILE_BYTES))
+    queue = reopen()
+    assert queue.truncate(0) == count
+    queue.tidy()
+    assert not directory.exists()
+    assert queue.max_offset == reopen().max_offset == 0
+    put(queue, 0, 12)
+    assert whole(reopen()) == numbers(*range(12))
+
+
+def test_an_empty_file_whose_name_alone_holds_the_number_of_a_queue_stays(
+    reopen: Opener, directory: Path
+) -> None:
+    put(reopen(), 0, 12)
+    (directory / f"{0:020d}").unlink()
+    (directory / f"{FILE_BYTES:020d}").write_bytes(bytes(FILE_BYTES))
+    queue = reopen()
+    queue.tidy()
+    assert queue.max_offset == reopen().max_offset == 10
+
+
 def test_a_cut_in_the_middle_of_a_record_keeps_its_unit(reopen: Opener) -> None:
     """As in Java: a unit stays while its record starts below the end of the log."""
     queue = reopen()

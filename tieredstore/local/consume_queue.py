@@ -385,8 +385,12 @@ class ConsumeQueue:
     def tidy(self) -> None:
         """Durably remove the units that a recovery did not believe, if any. New records will lie
         where they point: after the next crash the units would claim those. Likewise the files that
-        a crash left empty."""
+        a crash left empty, except an only one that does not start at 0: its name holds the number
+        of the next message."""
         with self._guard:
+            if not self._max and self._files.files:
+                self._files.destroy()
+                self._is_cut, self._tidy = False, True
             behind = self._files.files[1:][-1:]
             if self._is_cut or any(one.start_offset >= self._max * UNIT_BYTES for one in behind):
                 self._files.truncate_dirty(self._max * UNIT_BYTES)
