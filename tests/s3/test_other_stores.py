@@ -218,6 +218,13 @@ def test_a_page_of_a_proxy_deletes_nothing(moto: tuple[str, Door], door: Door, n
         door.answers["DELETE uploadId"] = page
         with pytest.raises(BackendUnavailableError):
             client.abort_upload(AbandonedUpload("a", "id"))
+        door.answers["DELETE-MANY"] = Response("<Error><Code>NotImplemented</Code></Error>", 501)
+        door.answers["DELETE"] = Response("default backend - 404", 404)
+        door.answers["DELETE uploadId"] = Response("default backend - 404", 404)
+        errors = client.delete_many(["a"])
+        assert isinstance(errors["a"], BackendUnavailableError)
+        with pytest.raises(BackendUnavailableError):
+            client.abort_upload(AbandonedUpload("a", "id"))
 
 
 @pytest.mark.parametrize("name", CLIENTS)

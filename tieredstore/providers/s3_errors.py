@@ -87,7 +87,7 @@ _OF_AN_OBJECT: Final = frozenset(
         "head_object",
     }
 )
-_GETS: Final = ("get", "get_object")
+_HEADS: Final = ("head", "head_object")
 # Codes for which another try may help, even if the status is 4xx.
 _TRANSIENT: Final = frozenset(
     {
@@ -138,11 +138,11 @@ def error_of_reply(
     A missing bucket is refused, and never taken for a missing object. So is an address without a
     store: a listing or a put cannot meet a missing object. A conflict (409) means that another
     request was under way, so another try may help. A range beyond the end is not handled here, as
-    that needs the object's size. If the reply to a GET has a body, that gives the code: one without
-    is the page of a proxy that did not reach the store.
+    that needs the object's size. If a reply has a body, as one to a HEAD never has, that gives the
+    code: one without is the page of a proxy that did not reach the store.
     """
     if status == 404 and code in _ABSENT and operation in _OF_AN_OBJECT:
-        if has_body and operation in _GETS and code in ("404", ""):
+        if has_body and operation not in _HEADS and code in ("404", ""):
             return page_instead(key, operation)
         return SegmentNotFoundError(key)
     if status == 412 or code == "PreconditionFailed":
