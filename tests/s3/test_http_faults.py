@@ -271,6 +271,19 @@ def test_a_page_for_every_address_is_no_object(
             client.head("absent")
 
 
+def test_a_page_with_an_etag_stores_nothing(moto: tuple[str, Door], door: Door) -> None:
+    """obstore does not tell what such a reply is."""
+    endpoint, _ = moto
+    page = Response(PAGE, 200, {"ETag": '"p"'}, content_type="text/html")
+    with new_client(endpoint, "s3fs") as client:
+        for kind in ("PUT", "PUT uploadId"):
+            door.answers[kind] = page
+        with pytest.raises(BackendUnavailableError, match="it is no store's"):
+            client.put("k", b"x")
+        with pytest.raises(BackendUnavailableError, match="it is no store's"):
+            client.put_stream("k", [bytes(1 << 20)] * 17)
+
+
 @pytest.mark.parametrize("name", CLIENTS)
 @pytest.mark.parametrize("keys", [0, 3])
 def test_an_error_in_place_of_a_page_does_not_end_a_listing(

@@ -134,7 +134,7 @@ class S3fsConnection:
     async def called(self, operation: str, key: str, **asked: Any) -> Mapping[str, Any]:
         async with self.request(key, operation):
             reply: Mapping[str, Any] = await getattr(self.client(), operation)(**asked)
-        if operation in _SILENT:
+        if operation in _SILENT or (operation in _PUTS and has_body(reply)):
             refuse_page(reply, key, operation)
         return reply
 
@@ -185,7 +185,7 @@ class S3fsConnection:
                 status=status,
                 code=code,
                 message=message,
-                has_body=told_of.get("HTTPHeaders", {}).get("content-length") != "0",
+                has_body=has_body(error.response),
             )
         kind = type(error).__name__
         text = self._told(str(error))
@@ -245,6 +245,14 @@ def told(reply: Mapping[str, Any], name: str, key: str, operation: str) -> Any:
 
 # Operations whose reply has no field that a store must give.
 _SILENT: Final = ("abort_multipart_upload", "delete_object", "delete_objects")
+
+# Operations whose reply has no body, though some stores call it one of HTML.
+_PUTS: Final = ("put_object", "upload_part")
+
+
+def has_body(reply: Mapping[str, Any]) -> bool:
+    headers = reply.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+    return bool(headers.get("content-length") != "0")
 
 
 def refuse_page(reply: Mapping[str, Any], key: str, operation: str) -> None:
