@@ -267,6 +267,13 @@ def test_queues_in_rocksdb_are_refused(java_files: StoreFiles) -> None:
     assert contents(java_files.root) == before
 
 
+def test_a_topic_named_like_a_file_of_rocksdb_is_one(java_files: StoreFiles) -> None:
+    """Its folder, without a queue as yet, says nothing of RocksDB."""
+    shutil.rmtree(java_files.consume_queues)
+    (java_files.consume_queues / "CURRENT").mkdir(parents=True)
+    check_sizes(java_files, config_with())
+
+
 def test_queues_that_java_has_also_written_to_rocksdb_are_read(java_files: StoreFiles) -> None:
     (java_files.consume_queues / "CURRENT").write_bytes(b"MANIFEST-000005\n")
     check_sizes(java_files, config_with())
