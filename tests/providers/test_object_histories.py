@@ -59,6 +59,7 @@ class Network:
     def __init__(self, history: History, process: Process) -> None:
         self._history = history
         self._inner: Any = process.client.inner
+        self.capabilities = self._inner.capabilities
         self.late: list[tuple[int, Callable[[], object]]] = []  # with the time it was sent
         process.client.inner = self  # type: ignore[assignment]
 

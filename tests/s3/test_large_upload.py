@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, parse_qsl, unquote, urlsplit
 
 import pytest
 
@@ -58,7 +58,7 @@ print(json.dumps({"made": made, "grown_mib": most - before}))
 
 
 class Discarding(BaseHTTPRequestHandler):
-    """As much of S3 as an upload needs: it counts bytes and throws them away."""
+    """As much of S3 as an upload needs: it counts bytes and throws them away, and lists keys."""
 
     protocol_version = "HTTP/1.1"
     sizes: dict[str, int] = {}  # noqa: RUF012 - one server, one test
@@ -84,9 +84,16 @@ class Discarding(BaseHTTPRequestHandler):
         self._answer(200, body.encode())
 
     def do_GET(self) -> None:
-        body = "<ListBucketResult><IsTruncated>false</IsTruncated><KeyCount>0</KeyCount>"
-        body += "</ListBucketResult>"
-        self._answer(200, body.encode())
+        asked = dict(parse_qsl(urlsplit(self.path).query))
+        keys = sorted(unquote(path).removeprefix("/tier/") for path in self.sizes)
+        contents = "".join(
+            f"<Contents><Key>{key}</Key><Size>1</Size><ETag>e</ETag>"
+            "<LastModified>2026-10-12T17:50:00.000Z</LastModified></Contents>"
+            for key in keys
+            if key.startswith(asked["prefix"]) and key > asked.get("start-after", "")
+        )
+        body = f"<ListBucketResult><IsTruncated>false</IsTruncated><Name>tier</Name>{contents}"
+        self._answer(200, f"{body}</ListBucketResult>".encode())
 
     def do_HEAD(self) -> None:
         self._answer(404, b"")
