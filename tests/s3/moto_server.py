@@ -185,6 +185,22 @@ class _Quiet(WSGIRequestHandler):
         pass
 
 
+def list_result(keys: Iterable[str], token: str = "") -> Response:
+    """The reply to a request for a listing; it goes on where there is a token."""
+    contents = "".join(
+        f"<Contents><Key>{key}</Key><Size>1</Size><ETag>e</ETag>"
+        "<LastModified>2026-10-12T17:50:00.000Z</LastModified></Contents>"
+        for key in keys
+    )
+    more = f"<IsTruncated>{'true' if token else 'false'}</IsTruncated>"
+    if token:
+        more += f"<NextContinuationToken>{token}</NextContinuationToken>"
+    return Response(
+        f"<ListBucketResult><Name>b</Name>{more}{contents}</ListBucketResult>",
+        content_type="application/xml",
+    )
+
+
 def delete_result(inside: str) -> Response:
     """The reply to a batch delete."""
     return Response(f"<DeleteResult>{inside}</DeleteResult>", content_type="application/xml")

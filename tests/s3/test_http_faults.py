@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from werkzeug.wrappers import Response
 
-from tests.s3.moto_server import Door, delete_result, not_deleted
+from tests.s3.moto_server import Door, delete_result, list_result, not_deleted
 from tests.s3.s3_clients import CLIENTS, new_client, new_settings
 from tieredstore.driver.certify import certify
 from tieredstore.driver.object_client import (
@@ -292,19 +292,13 @@ def test_an_error_in_place_of_a_page_does_not_end_a_listing(
     """The status is 200, as from a store that had begun to answer."""
     endpoint, _ = moto
     monkeypatch.setattr(obstore, "KEYS_PER_REQUEST", 3)
-    contents = "".join(
-        f"<Contents><Key>some/tier/k-{number}</Key><Size>1</Size><ETag>e</ETag>"
-        "<LastModified>2026-10-12T17:50:00.000Z</LastModified></Contents>"
-        for number in range(keys)
-    )
-    more = "<IsTruncated>true</IsTruncated><NextContinuationToken>t</NextContinuationToken>"
-    first = f"<ListBucketResult><Name>b</Name>{more}{contents}</ListBucketResult>"
+    first = list_result((f"some/tier/k-{number}" for number in range(keys)), "t")
     pages = [first] if keys else []
 
     def page(environ: Any, start: Any) -> Iterable[bytes]:
         if not pages:
             return error(200, "InternalError")(environ, start)
-        return Response(pages.pop(), content_type="application/xml")(environ, start)
+        return pages.pop()(environ, start)
 
     with new_client(endpoint, name) as client:
         door.answers["LIST"] = page

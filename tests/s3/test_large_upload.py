@@ -12,6 +12,7 @@ from urllib.parse import parse_qs, parse_qsl, unquote, urlsplit
 import pytest
 
 from tests.loopback import running
+from tests.s3.moto_server import list_result
 from tests.s3.s3_clients import CLIENTS
 
 MIB = 1 << 20
@@ -86,14 +87,9 @@ class Discarding(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         asked = dict(parse_qsl(urlsplit(self.path).query))
         keys = sorted(unquote(path).removeprefix("/tier/") for path in self.sizes)
-        contents = "".join(
-            f"<Contents><Key>{key}</Key><Size>1</Size><ETag>e</ETag>"
-            "<LastModified>2026-10-12T17:50:00.000Z</LastModified></Contents>"
-            for key in keys
-            if key.startswith(asked["prefix"]) and key > asked.get("start-after", "")
-        )
-        body = f"<ListBucketResult><IsTruncated>false</IsTruncated><Name>tier</Name>{contents}"
-        self._answer(200, f"{body}</ListBucketResult>".encode())
+        begin, after = asked["prefix"], asked.get("start-after", "")
+        listed = (key for key in keys if key.startswith(begin) and key > after)
+        self._answer(200, list_result(listed).get_data())
 
     def do_HEAD(self) -> None:
         self._answer(404, b"")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from werkzeug.wrappers import Response
 
-from tests.s3.moto_server import Door, delete_result, moto_server, not_deleted
+from tests.s3.moto_server import Door, delete_result, list_result, moto_server, not_deleted
 from tests.s3.s3_clients import CLIENTS, new_client, new_settings, settings_at
 from tieredstore.driver.object_client import AbandonedUpload
 from tieredstore.driver.retry import RetryPolicy
@@ -140,27 +140,15 @@ def test_a_key_that_a_busy_store_does_not_delete_is_no_matter_of_rights(
         assert "the store was reached and fails at this request" in str(error)
 
 
-def listing(*keys: str) -> Response:
-    """The reply to a request for a listing."""
-    contents = "".join(
-        f"<Contents><Key>{key}</Key><Size>1</Size><ETag>e</ETag>"
-        "<LastModified>2026-10-12T17:50:00.000Z</LastModified></Contents>"
-        for key in keys
-    )
-    return Response(
-        f"<ListBucketResult><Name>b</Name><IsTruncated>false</IsTruncated>{contents}"
-        "</ListBucketResult>",
-        content_type="application/xml",
-    )
-
-
 @pytest.mark.parametrize("name", CLIENTS)
 def test_a_listing_begins_where_asked_at_a_store_that_ignores_it(
     moto: tuple[str, Door], door: Door, name: str
 ) -> None:
     endpoint, _ = moto
     with new_client(endpoint, name) as client:
-        door.answers["LIST"] = listing("some/tier/x/a/1", "some/tier/x/b/1", "some/tier/x/b/2")
+        door.answers["LIST"] = list_result(
+            ["some/tier/x/a/1", "some/tier/x/b/1", "some/tier/x/b/2"]
+        )
         assert [found.key for found in client.list("x/", after="x/b/1")] == ["x/b/2"]
         calls = ObjectCalls(client, Runtime.inline(), RetryPolicy())
         assert [*itertools.islice(names_below(calls, "x/"), 3)] == ["a", "b"]
@@ -174,9 +162,7 @@ def test_a_listing_that_always_begins_again_comes_to_an_end(
     tokens = itertools.count()
 
     def page(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
-        more = f"true</IsTruncated><NextContinuationToken>{next(tokens)}</NextContinuationToken>"
-        body = listing("some/tier/k").get_data(as_text=True)
-        return Response(body.replace("false</IsTruncated>", more))(environ, start)
+        return list_result(["some/tier/k"], f"t{next(tokens)}")(environ, start)
 
     with new_client(endpoint, "s3fs") as client:
         door.answers["LIST"] = page
@@ -191,7 +177,7 @@ def test_keys_of_another_place_are_no_listing(
 ) -> None:
     endpoint, _ = moto
     with new_client(endpoint, name) as client:
-        door.answers["LIST"] = listing(key)
+        door.answers["LIST"] = list_result([key])
         with pytest.raises(BackendUnavailableError, match=key):
             list(client.list("k"))
 
@@ -202,7 +188,7 @@ def test_the_mark_that_a_console_makes_of_a_folder_is_no_key(
 ) -> None:
     endpoint, _ = moto
     with new_client(endpoint, name) as client:
-        door.answers["LIST"] = listing("some/tier/", "some/tier/k")
+        door.answers["LIST"] = list_result(["some/tier/", "some/tier/k"])
         assert [found.key for found in client.list()] == ["k"]
 
 
