@@ -41,6 +41,7 @@ HOUR_MS: Final = 3_600_000
 FIRST_BELIEVED_MS: Final = 1_262_304_000_000  # 2010-01-01
 AHEAD_BELIEVED_MS: Final = 24 * HOUR_MS
 _HEADER_BYTES: Final = 28  # up to and including the queue offset
+_LOST: Final = (SegmentNotFoundError, SegmentCorruptError, OffsetOutOfRangeError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -554,12 +555,12 @@ class FlatMessageFile:
         """
         try:
             return self.log.first_queue_offset(self._agreed) or 0
-        except (SegmentNotFoundError, SegmentCorruptError, OffsetOutOfRangeError):
+        except _LOST:
             oldest = self.log.oldest  # first: it may expire while the units are asked
             place = self.log.min_offset if oldest is None else oldest.base
             try:
                 first = self._first_named(place)
-            except (SegmentNotFoundError, SegmentCorruptError, OffsetOutOfRangeError):
+            except _LOST:
                 return 0  # whoever reads what is lost is told
             if oldest is not None:
                 self.log.assume_first(oldest, first)
@@ -577,7 +578,7 @@ class FlatMessageFile:
                     return said
                 first = self._first_named(place)
                 is_its = named < coda and int(self.units(first, 1).log_offsets[0]) in (place, coda)
-            except (SegmentNotFoundError, SegmentCorruptError, OffsetOutOfRangeError):
+            except _LOST:
                 return said  # whoever reads this message is told
             return first if is_its else min(said, first)
         return min(said, self._first_named(place))
