@@ -13,11 +13,14 @@ from tests.access import test_rounds
 from tests.access.dispatch_kit import KEY, RecordingIndex, Tier
 from tests.access.shared_kit import SharedProvider
 from tieredstore.access import dispatcher as dispatching
+from tieredstore.access.dispatcher import Pass
+from tieredstore.access.upkeep import expire
+from tieredstore.codec.queue_unit import UNIT_BYTES
 from tieredstore.driver.metadata import Change
 from tieredstore.driver.provider import Fence, WritePair
 from tieredstore.driver.runtime import Runtime
 from tieredstore.index.contract import CommittedRun, Index, NoIndex
-from tieredstore.model.values import QueueKey
+from tieredstore.model.values import INT64_MAX, QueueKey
 from tieredstore.providers.memory import MemoryProvider
 from tieredstore.testing.faults import Fault
 from tieredstore.testing.message_store_contract import ListMessageStore
@@ -337,6 +340,26 @@ def test_a_round_whose_reply_was_lost_is_found_to_be_there(tmp_path: Path) -> No
     assert tier.is_sound
     fill(tier.store, keys)
     assert tier.dispatch(force=True)
+    tier.check()
+
+
+def test_what_has_expired_stays_beside_messages_that_may_have_landed(tmp_path: Path) -> None:
+    """Their units begin a segment, and their records lie in that of the old ones."""
+    tier = Shared.made(tmp_path, consume_queue_segment_bytes=UNIT_BYTES)
+    tier.store.fill(1)
+    assert tier.flush()
+    tier.provider.fails = True
+    tier.store.fill(1)
+    assert not tier.flush()
+    assert tier.dispatcher._walk._relieve(Pass())  # as other queues needed the memory
+    tier.provider.fails = False
+    expire(tier.file(), INT64_MAX)
+    assert tier.flush()
+    tier.check()
+    expire(tier.file(), INT64_MAX)
+    assert tier.span() == (2, 2)
+    tier.store.fill(1)
+    assert tier.flush()
     tier.check()
 
 

@@ -463,8 +463,8 @@ def expire(
     * The catalogue forgets a segment before its bytes are deleted, and notes the deletion: what a
       crash or an error leaves behind is deleted later, and with `keep_bytes` everything is. Nothing
       is tried twice here.
-    * The last segment is dropped only as a whole, if nothing waits. An empty one takes its place,
-      so the queue always keeps its offsets.
+    * The last segment is dropped only as a whole, if nothing waits or may have landed. An empty one
+      takes its place, so the queue always keeps its offsets.
 
     The caller is the only one that appends to this queue, and no commit of it is under way. Raises
     what the backend raises if times must be read, and what the catalogue raises.
@@ -638,9 +638,10 @@ def _going(file: FlatMessageFile, before_ms: int, source: ByteSource) -> _Going:
 
 
 def _may_roll(file: FlatMessageFile) -> bool:
-    """Whether the queue may roll: not while its last messages may have to be taken back."""
+    """Whether the queue may roll: not while its last messages may have to be taken back, nor while
+    it is not known whether others have landed: their records would go, and their units stay."""
     is_sure = file.problem is None and file.unconfirmed_from is None
-    return is_sure and not file.waiting_bytes
+    return is_sure and not (file.waiting_bytes or file.is_in_doubt)
 
 
 def _expired(
