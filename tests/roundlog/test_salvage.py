@@ -218,6 +218,31 @@ def test_after_a_crash_a_segment_made_again_is_not_continued_by_the_deleted_one(
     assert 10 < cut_off_anywhere(made_again) < 99
 
 
+def test_nor_is_one_of_which_all_that_was_found_is_damaged_since(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tier = made_again()
+    *_, newest = [key for key in tier.objects.held_keys() if "/data/" in key]
+    lose_the_log(tier)
+
+    def ended(log: BrokerLog, waiting: list[DraftWrite]) -> None:
+        send(log, waiting)
+        raise Killed
+
+    send = salvage._send
+    with monkeypatch.context() as patch:
+        patch.setattr(salvage, "_send", ended)
+        with pytest.raises(Killed):
+            taking.take_in(tier.opened()[0])
+    data, facts = tier.objects.held[newest]
+    tier.objects.held[newest] = data[:-1] + b"?", facts
+    log, _ = tier.opened()
+    taken = taking.take_in(log)
+    assert "it does not end in a table" in taken.losses[0]
+    tier.check(log)
+    tier.check()
+
+
 def test_of_bytes_that_lie_in_several_objects_the_newest_are_taken() -> None:
     found = [
         _Found(position, end, name, 0, 0)

@@ -252,7 +252,7 @@ def _append(log: BrokerLog, key: SegmentKey, found: Sequence[_Found], salvaged: 
     _send(log, waiting)
     salvaged.segment_count += at > 0
     salvaged.size += at - before
-    end = max(row.end for row in wanted)
+    end = max((row.end for row in wanted), default=at)
     if at < end:
         lost = f"bytes {at} and on are gone, though some up to {end} are there"
         salvaged.losses.append(f"{segment_path(key)}: {lost}")
