@@ -101,9 +101,7 @@ class TierStreamReader(ScanReader, DataSourceStreamReader, SupportsTriggerAvaila
     ) -> dict[str, Any]:
         with planning():
             begun = self._known(start)
-            tier, queues = self._looked()
-            if not self._options.scan.accepts_loss:
-                queues = self._queues = self._to_their_ends(tier)
+            tier, queues = self._looked(to_their_ends=True)
             numbers = self._topic_ids(tier)
             begun = self._without_remade(begun, begun.made_again(numbers))
             backlogs = {rows.key: self._backlog(tier, rows, begun) for rows in queues}
@@ -154,21 +152,26 @@ class TierStreamReader(ScanReader, DataSourceStreamReader, SupportsTriggerAvaila
 
     # Parts
 
-    def _looked(self) -> tuple[TieredReader, list[QueueRows]]:
+    def _looked(self, *, to_their_ends: bool = False) -> tuple[TieredReader, list[QueueRows]]:
         """The tier as it is now, and its selected queues. At the first look, also of a query that
-        goes on, the options may name nothing that is not there."""
-        selection = self._options.selection
+        goes on, the options may name nothing that is not there.
+
+        A queue that has lost its end is an error if the look goes `to_their_ends`; where loss is
+        accepted, the first look logs it instead.
+        """
+        selection, accepts_loss = self._options.selection, self._options.scan.accepts_loss
         is_first = self._tier is None
         if self._tier is None:
             self._tier = TieredReader.open(self._options.config)
             refuse_unknown_topics(self._tier, selection.topics)
         else:
             self._tier.refresh()
-        self._queues = selected_queues(self._tier, selection)
+        if is_first if accepts_loss else to_their_ends:
+            self._queues = self._to_their_ends(self._tier)
+        else:
+            self._queues = selected_queues(self._tier, selection)
         if is_first:
             refuse_unknown_queues("ending", self._options.ending, self._queues)
-            if self._options.scan.accepts_loss:
-                self._to_their_ends(self._tier)  # logged once, and not at each trigger
         return self._tier, self._queues
 
     def _to_their_ends(self, tier: TieredReader) -> list[QueueRows]:
