@@ -6,7 +6,7 @@ import asyncio
 import gc
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from weakref import ref
@@ -745,5 +745,25 @@ def test_whatever_ends_a_put_the_next_one_is_taken(
                     await face.put_message(a_message(0))
             put = face.put_message(a_message(0))
             assert (await asyncio.wait_for(put, WAIT)).queue_offset == 0
+
+    asyncio.run(scene())
+
+
+def test_a_put_ends_though_its_store_cancels_what_it_promised_not_to(
+    local: Local, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a store does that gives puts to an executor and shuts it down with `cancel_futures`."""
+
+    def cancels(_: Message) -> Future[PutResult]:
+        future: Future[PutResult] = Future()
+        future.cancel()
+        return future
+
+    async def scene() -> None:
+        async with AsyncTieredStore(local.store) as face:
+            monkeypatch.setattr(local.store, "put_at_once", lambda _: None)  # hands all puts over
+            monkeypatch.setattr(local.store, "put_message_future", cancels)
+            with pytest.raises(CancelledError):
+                await asyncio.wait_for(face.put_message(a_message(0)), 10)
 
     asyncio.run(scene())

@@ -491,8 +491,9 @@ class _Answer(Generic[T]):
     def _settle(self, done: Future[T]) -> None:
         if self.awaited.done():  # cancelled
             return
-        error = done.exception()
-        if error is None:
-            self.awaited.set_result(done.result())
-        else:
+        try:
+            result = done.result()
+        except BaseException as error:  # noqa: BLE001 - also CancelledError; raised where the task waits
             self.awaited.set_exception(error)
+        else:
+            self.awaited.set_result(result)
