@@ -119,6 +119,19 @@ def test_what_was_not_synced_is_forgotten(root: Path, tmp_path: Path, change: st
     assert not disk.died
 
 
+def test_a_removed_folder_that_was_never_synced_itself_may_come_back_empty(
+    root: Path, tmp_path: Path
+) -> None:
+    with ForgetfulDisk(root) as disk:
+        (root / "new").mkdir()
+        sync(root)
+        write(root / "new" / "file", NEW).unlink()
+        (root / "new").rmdir()
+    back = disk.synced(tmp_path / "synced") / "new"
+    assert [*back.iterdir()] == []
+    assert not (disk.written(tmp_path / "written") / "new").exists()
+
+
 def outcomes(disk: ForgetfulDisk, tmp_path: Path) -> list[Files]:
     dice = random.Random(1)
     found: list[Files] = []

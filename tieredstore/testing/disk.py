@@ -144,7 +144,7 @@ class ForgetfulDisk:
                 inode = None if inode and old.get(name) and not forgets() else old.get(name)
             if inode is None:
                 continue
-            if inode in self._names or (inode in now and now[inode].is_dir()):
+            if self._is_folder(inode, now):
                 self._mix(inode, target / name, now, forgets, piece)
             elif _is_lock(name):
                 (target / name).touch()
@@ -152,6 +152,12 @@ class ForgetfulDisk:
                 data = self._read(now[inode]) if inode in now else self._of_held(inode)
                 kept = _mixed(self._bytes.get(inode, b""), data, forgets, piece)
                 (target / name).write_bytes(kept)
+
+    def _is_folder(self, inode: int, now: dict[int, Path]) -> bool:
+        if inode in now:
+            return now[inode].is_dir()
+        held = self._held.get(inode)  # None for a lock
+        return held is not None and stat.S_ISDIR(os.fstat(held).st_mode)
 
     # What the process does
 
