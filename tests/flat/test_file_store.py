@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -717,6 +718,49 @@ def test_whoever_cannot_wait_has_a_queue_looked_at_now() -> None:
     store.look_again(file)
     assert file.problem is None
     assert not store.may_recover(KEY)
+
+
+@pytest.mark.parametrize("last", ["short", "unreachable", "sound"])
+def test_a_queue_that_seems_damaged_when_looked_at_may_still_recover(last: str) -> None:
+    """Or else the local store may delete what it has not uploaded."""
+    tier, _ = three_queues()
+    kept: list[bool] = []
+    looks = 0
+
+    class Flapping(SegmentWrapper):
+        """An empty folder at first, as where a disk is not mounted."""
+
+        def size(self) -> int:
+            nonlocal looks
+            if not is_cut_off or self.queue_path != PATH:
+                return super().size()
+            looks += 1
+            file = store.get(KEY)
+            assert file is not None
+            kept.append(file.problem is None or store.may_recover(KEY))
+            if looks > 2 and last == "unreachable":
+                raise BackendUnavailableError(self.path, "size", "cut off")
+            return super().size() if looks > 2 and last == "sound" else 0
+
+    class Flaps(ProviderWrapper):
+        def wrap(self, segment: FileSegment) -> SegmentWrapper:
+            return Flapping(segment)
+
+    is_cut_off = False
+    store = loaded_by(tier, Flaps(tier.inner, tier.runtime), tier.runtime)
+    file = store.get(KEY)
+    assert file is not None
+    is_cut_off = True
+    with pytest.raises(BackendUnavailableError) if last == "unreachable" else nullcontext():
+        store.look_again(file)
+    assert all(kept)
+    assert (file.problem is None) is (last == "sound")
+    assert store.may_recover(KEY) is (last != "sound")
+    is_cut_off = False
+    tier.clock.advance(10_000)
+    assert store.retry_recovery() == 0
+    assert file.problem is None
+    assert len(content(file)) == 2
 
 
 def test_what_seems_damaged_is_looked_at_ever_more_rarely() -> None:

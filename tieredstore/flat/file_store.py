@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -159,9 +160,19 @@ class FlatFileStore:
     def look_again(self, file: FlatMessageFile) -> None:
         """Recover a queue again now. Nobody else may work on it. Raises what the backend and the
         catalogue raise; what seems damaged becomes its `problem`, and is read again later."""
-        self._recover(file)
-        with self._guard:
-            self._settle(file, _problem_of(file))
+        begun = _Unrecovered(TieredStoreError(f"{file.path} is being read"), tries=0, due=math.inf)
+        with self._guard:  # first: no single reading may pass for the truth
+            self._unrecovered.setdefault(file.key, begun)
+        failure: TieredStoreError | None = None
+        try:
+            self._recover(file)
+        except TieredStoreError as error:
+            failure = error
+            raise
+        finally:  # the first reading may have found a problem before the second one failed
+            problem = _problem_of(file)
+            with self._guard:
+                self._settle(file, problem and (failure or problem))
 
     def refresh(self) -> None:
         """Show what a writer has done since. Only for read-only stores."""
