@@ -783,6 +783,23 @@ def test_what_seems_damaged_is_looked_at_ever_more_rarely() -> None:
     assert not store.may_recover(KEY)  # the sixth look counts as the truth
 
 
+def test_looks_that_reach_nothing_do_not_make_damage_the_truth() -> None:
+    tier, provider = three_queues()
+    whole = tier.held(QUEUE)[0]
+    provider.broken = {PATH}
+    store = tier.open()
+    for _ in range(10):
+        assert store.retry_recovery() == 1
+    tier.damage(QUEUE, 0, b"short")
+    provider.broken = set()
+    assert store.retry_recovery() == 1
+    assert store.may_recover(KEY)
+    assert not store.is_out_of_reach(KEY)
+    tier.damage(QUEUE, 0, whole)
+    tier.clock.advance(10_000)
+    assert store.retry_recovery() == 0
+
+
 @pytest.mark.parametrize("wrong", [1, 2])
 def test_damage_that_only_one_read_saw_is_none(wrong: int) -> None:
     tier, _ = three_queues()

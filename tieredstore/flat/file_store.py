@@ -451,7 +451,8 @@ class FlatFileStore:
         known = self._unrecovered.pop(file.key, None)
         if failure is None or self._files.get(file.key) is not file:  # destroyed meanwhile
             return
-        now, tries = self._runtime.clock.monotonic(), 1 if known is None else known.tries + 1
+        now, tries = self._runtime.clock.monotonic(), 0 if known is None else known.tries
+        tries += not isinstance(failure, BackendError)  # otherwise nothing was read
         wait = min(AGAIN_SECONDS * 2 ** min(tries - 1, 20), AGAIN_SECONDS_MAX)
         due = now if isinstance(failure, BackendError) else now + wait
         self._unrecovered[file.key] = _Unrecovered(failure, tries, due)
@@ -532,7 +533,7 @@ class FlatFileStore:
 
 @dataclass(frozen=True, slots=True)
 class _Unrecovered:
-    """Why a queue could not be recovered, how often it was tried, and when it is due again."""
+    """Why a queue could not be recovered, how often it seemed damaged, and when it is due again."""
 
     error: TieredStoreError
     tries: int
