@@ -19,6 +19,7 @@ from tieredstore.model.errors import (
     BackendUnavailableError,
     PositionMismatchError,
     SegmentNotFoundError,
+    StoreClosedError,
 )
 from tieredstore.model.values import SegmentType
 from tieredstore.providers import posix
@@ -293,6 +294,47 @@ class TestBrokenDisk:
         monkeypatch.undo()
         # The kernel may have dropped the pages, so a second sync would lie: the bytes are given up.
         assert provider.open("b/t/0", LOG, 0).size() == 5
+
+    @pytest.mark.parametrize("end", [0, 5])
+    def test_a_write_that_fails_after_its_handle_was_closed_takes_nothing_from_others(
+        self, provider: PosixProvider, monkeypatch: pytest.MonkeyPatch, end: int
+    ) -> None:
+        """A shutdown does not wait for ever for a disk that hangs. The next life of the store goes
+        on behind what it finds."""
+        segment = provider.open("b/t/0", LOG, 0)
+        if end:
+            segment.write(0, b"first")
+        sync = os.fdatasync
+
+        def hangs(descriptor: int) -> None:
+            monkeypatch.setattr(os, "fdatasync", sync)
+            segment.close()
+            successor = provider.open("b/t/0", LOG, 0)
+            assert successor.size() == end + 6
+            successor.write(end + 6, b"third")
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        monkeypatch.setattr(os, "fdatasync", hangs)
+        with pytest.raises(BackendUnavailableError):
+            segment.write(end, b"second")
+        assert provider.open("b/t/0", LOG, 0).read(end, 11) == b"secondthird"
+
+    def test_a_write_whose_handle_was_closed_before_it_began_does_not_begin(
+        self, provider: PosixProvider, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        provider.open("b/t/0", LOG, 0).write(0, b"first")
+        segment = provider.open("b/t/0", LOG, 0)
+        sync = os.fdatasync
+
+        def hangs(descriptor: int) -> None:
+            monkeypatch.setattr(os, "fdatasync", sync)
+            segment.close()
+            provider.open("b/t/0", LOG, 0).write(5, b"third")
+
+        monkeypatch.setattr(os, "fdatasync", hangs)  # of bytes that this handle did not write
+        with pytest.raises(StoreClosedError):
+            segment.write(5, b"other")
+        assert provider.open("b/t/0", LOG, 0).read(0, 10) == b"firstthird"
 
     def test_a_system_that_takes_few_bytes_at_a_time_gets_them_all(
         self, provider: PosixProvider, monkeypatch: pytest.MonkeyPatch

@@ -77,6 +77,8 @@ class PosixFileSegment(FileSegment):
       only for a writer: a reader would have to wait for the disk once per segment.
     * A failed write is cut off again if possible: after a failed sync, a second one would report
       success for pages that the kernel takes for clean. Bytes that stay are written once more.
+      If the handle was closed meanwhile, as by a shutdown that no longer waits, they do stay: by
+      now they may count elsewhere.
     """
 
     def __init__(
@@ -183,16 +185,18 @@ class PosixFileSegment(FileSegment):
                 raise PositionMismatchError(self.path, expected=position, actual=end)
             if not view:
                 return
+            self._check_open()  # again, as syncing what was there may have hung
             try:
                 write_all(descriptor, view, position)
                 os.fdatasync(descriptor)
                 if position == 0:  # the file is new, so sync its name too
                     fsync_directory(self._file.parent)
             except BaseException:
-                self._unsynced.add(self._file)  # in case the next line fails
-                os.ftruncate(descriptor, position)
-                if position == 0:
-                    self._file.unlink(missing_ok=True)
+                self._unsynced.add(self._file)  # in case the bytes stay
+                if not self._closed:  # else whoever has the segment now may have written behind
+                    os.ftruncate(descriptor, position)
+                    if position == 0:
+                        self._file.unlink(missing_ok=True)
                 raise
             self._durable_bytes = position + len(view)
             self._unsynced.discard(self._file)
