@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -12,7 +12,7 @@ from tieredstore.driver.retry import RetryingProvider, RetryPolicy
 from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import FileSegment
 from tieredstore.model.config import StoreConfig
-from tieredstore.model.errors import SegmentNotFoundError
+from tieredstore.model.errors import PositionMismatchError, SegmentNotFoundError
 from tieredstore.model.values import SegmentType
 from tieredstore.providers.memory import MemoryProvider
 from tieredstore.testing.faults import Faults, FaultyProvider
@@ -91,3 +91,21 @@ def test_two_providers_share_nothing() -> None:
     with pytest.raises(SegmentNotFoundError):
         second.open("b/t/0", LOG, 0).size()
     assert list(second.list()) == []
+
+
+@pytest.mark.parametrize("beginning", [[b"whole"], [b""], []])
+def test_a_create_that_is_overtaken_leaves_what_another_task_has_made(
+    beginning: list[bytes],
+) -> None:
+    """A copy may run twice at once, and its source may go before the slower one has read it."""
+    provider = MemoryProvider(Runtime.inline())
+    segment = provider.open("b/t/0", LOG, 0)
+
+    def overtaken() -> Iterator[bytes]:
+        provider.create(provider.open("b/t/0", LOG, 0), [b"whole"])
+        yield from beginning
+        raise SegmentNotFoundError("source")
+
+    with pytest.raises((PositionMismatchError, SegmentNotFoundError)):
+        provider.create(segment, overtaken())
+    assert segment.read(0, 5) == b"whole"

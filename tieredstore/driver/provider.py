@@ -287,13 +287,16 @@ class SegmentProvider(ABC):
         so after a crash: a provider that can do better overrides it.
         """
         refuse_existing(segment)
-        position = 0
+        position = tried = 0
         try:
             for block in blocks:
+                tried = position + memoryview(block).nbytes
                 segment.write(position, block)
-                position += memoryview(block).nbytes
-        except BaseException:
-            segment.delete()
+                position = tried
+        except BaseException as error:
+            # What is there although none of it can be ours is another task's: it stays.
+            if position or (tried and not isinstance(error, PositionMismatchError)):
+                segment.delete()
             raise
         return position
 
