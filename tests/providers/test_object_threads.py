@@ -9,8 +9,9 @@ from collections.abc import Iterator
 import pytest
 
 from tests.providers.object_kit import PATH, Bucket
+from tieredstore.driver.provider import SegmentWrite, WritePair
 from tieredstore.driver.runtime import Runtime
-from tieredstore.model.errors import SegmentNotFoundError
+from tieredstore.model.errors import SegmentNotFoundError, StoreClosedError
 from tieredstore.model.values import SegmentType
 from tieredstore.roundlog import upkeep
 
@@ -97,3 +98,22 @@ def test_threads_that_write_beside_background_work_lose_nothing(
     for number in range(6):
         assert reader.open(f"broker-a/T/{number}", LOG, 0).read(0, 250) == DATA
     assert list(reader.provider.damage("broker-a")) == []
+
+
+def test_a_round_that_is_cancelled_before_it_begins_is_answered() -> None:
+    """A runtime cancels what has not begun when its time to close is over."""
+    process = Bucket().process(runtime=(runtime := Runtime.threads(dispatch_threads=1)))
+    begun, go_on = threading.Event(), threading.Event()
+    segment = process.open(PATH, LOG, 0)
+
+    def busy() -> None:
+        begun.set()
+        assert go_on.wait(240)
+
+    runtime.dispatch.submit(busy)
+    assert begun.wait(240)
+    pair = WritePair(SegmentWrite(segment, 0, DATA), None)
+    (future,) = process.provider.write_many([pair])
+    assert not runtime.close(0)
+    go_on.set()
+    assert isinstance(future.exception(5), StoreClosedError)

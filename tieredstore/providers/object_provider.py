@@ -56,6 +56,7 @@ from tieredstore.model.errors import (
     BackendRefusedError,
     InvalidConfigError,
     OffsetOutOfRangeError,
+    StoreClosedError,
     TieredStoreError,
 )
 from tieredstore.model.findings import Finding
@@ -190,10 +191,12 @@ class ObjectProvider(SegmentProvider):
             rounds.setdefault(writes[0][0].key[0].split("/", 1)[0], []).append((draft, future))
         for broker, drafts in rounds.items():
             try:
-                self._runtime.dispatch.submit(self._write_round, broker, drafts)
+                writing = self._runtime.dispatch.submit(self._write_round, broker, drafts)
             except BaseException as error:  # noqa: BLE001
                 for _, future in drafts:
                     future.set_exception(error)
+            else:
+                writing.add_done_callback(partial(_answer_if_cancelled, drafts))
         return futures
 
     def _write_round(self, broker: str, drafts: Sequence[tuple[Draft, Future[None]]]) -> None:
@@ -396,6 +399,15 @@ class ObjectProvider(SegmentProvider):
 
     def _check_store(self) -> None:
         self._certification.check(self._calls.client)
+
+
+def _answer_if_cancelled(
+    drafts: Sequence[tuple[Draft, Future[None]]], writing: Future[None]
+) -> None:
+    """Fail the pairs of a round that a runtime which is closed has cancelled before it began."""
+    if writing.cancelled():
+        for _, future in drafts:
+            future.set_exception(StoreClosedError("the runtime is closed"))
 
 
 _PROBE: Final = PROBE_PATH.split("/", 1)[0]
