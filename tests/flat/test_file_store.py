@@ -20,6 +20,7 @@ from tieredstore.driver.runtime import InlinePool, ManualClock, Runtime
 from tieredstore.driver.segment import FileSegment
 from tieredstore.flat.append_file import DELETION_NOTE, UNTOLD_SECONDS_MAX
 from tieredstore.flat.file_store import FlatFileStore
+from tieredstore.flat.recovery import UNCONFIRMED_NOTE
 from tieredstore.metadata import JsonMetadataStore
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import (
@@ -696,6 +697,33 @@ def test_one_broken_queue_stops_none_of_the_others() -> None:
     assert not store.is_out_of_reach(KEY)
     append(broken, numbered(2, 1))
     assert len(content(broken)) == 3
+
+
+def test_a_queue_out_of_reach_is_sure_of_no_message_that_nobody_compared() -> None:
+    tier, provider = three_queues()
+    tier.catalogue().put_note(UNCONFIRMED_NOTE, PATH, {"from": 1, "rows": []})
+    provider.broken = {PATH}
+    file = tier.open().get(KEY)
+    assert file is not None
+    assert (file.unconfirmed_from, file.sure_offset, file.commit_offset) == (1, 1, 2)
+
+
+def test_a_queue_whose_deletion_is_in_doubt_is_sure_of_no_message_that_nobody_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tier, _ = three_queues()
+    tier.catalogue().put_note(UNCONFIRMED_NOTE, PATH, {"from": 1, "rows": []})
+    store = tier.open()
+
+    def fails(_catalogue: FaultyCatalogue, _changes: Iterable[Change]) -> None:
+        raise BackendUnavailableError("the log", "append", "down")
+
+    monkeypatch.setattr(FaultyCatalogue, "apply", fails)
+    with pytest.raises(BackendUnavailableError):
+        store.destroy(KEY)
+    file = store.get(KEY)
+    assert file is not None
+    assert (file.unconfirmed_from, file.sure_offset, file.commit_offset) == (1, 1, 2)
 
 
 def test_a_damaged_queue_is_not_out_of_reach() -> None:

@@ -12,6 +12,7 @@ from tests.flat.tiers import numbered, run_of
 from tieredstore.codec.queue_unit import encode_unit
 from tieredstore.codec.record import BORN_HOST_IPV6, RECORD_BYTES_MIN
 from tieredstore.driver.metadata import Put
+from tieredstore.flat.append_file import FlatAppendFile, FlatSegment
 from tieredstore.flat.message_file import FlatMessageFile
 from tieredstore.flat.reading import read_run
 from tieredstore.flat.recovery import UNCONFIRMED_NOTE, recover, take_back
@@ -160,6 +161,28 @@ def test_what_is_taken_back_is_as_the_catalogue_had_it() -> None:
     assert tier.catalogue().notes(UNCONFIRMED_NOTE) == {}
     append(file, numbered(0, 8))
     assert content(tier.file()) == expected(*range(8))
+
+
+def test_messages_count_for_no_moment_as_if_they_had_been_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The local store may ask at any time what it may delete."""
+    tier = a_filled_tier()
+    store = tier.open()
+    file = store.create(*KEY)
+    put_back(tier, LOG, size=0, begin_timestamp=None, end_timestamp=None)
+    put_back(tier, QUEUE, size=0, begin_timestamp=None, end_timestamp=None)
+    file.queue.load()
+    sure = []
+    take_over = FlatAppendFile.take_over
+
+    def asked(part: FlatAppendFile, segments: tuple[FlatSegment, ...]) -> None:
+        take_over(part, segments)
+        sure.append(file.sure_offset)
+
+    monkeypatch.setattr(FlatAppendFile, "take_over", asked)
+    store.look_again(file)
+    assert sure == [0, 0]
 
 
 def test_messages_that_the_queue_has_named_are_no_unconfirmed_ones() -> None:

@@ -32,7 +32,7 @@ from tieredstore.flat.append_file import (
     mark_for_deletion,
 )
 from tieredstore.flat.message_file import LOG_START_NOTE, FlatMessageFile
-from tieredstore.flat.recovery import forget_unconfirmed, recover
+from tieredstore.flat.recovery import forget_unconfirmed, load_unread, recover
 from tieredstore.model.config import StoreConfig
 from tieredstore.model.errors import (
     BackendError,
@@ -385,8 +385,7 @@ class FlatFileStore:
             again = self._made(record)
             again.problem = f"not recovered: {error}"
             with suppress(TieredStoreError):
-                again.log.load()
-                again.queue.load()
+                load_unread(again, self._metadata)
             with self._guard:
                 self._files[again.key] = again
                 self._settle(again, error)
@@ -492,8 +491,7 @@ class FlatFileStore:
             file.problem = f"not recovered: {error}"
             if not file.is_started:
                 with suppress(TieredStoreError):  # a row may name no segment
-                    file.log.load()
-                    file.queue.load()
+                    load_unread(file, self._metadata)
             return error
         return _problem_of(file)
 

@@ -88,15 +88,21 @@ def recover(
         if changed:
             noted = _note_of_unconfirmed(file.path, grown, metadata)
             metadata.apply([*map(Put, changed), *noted])
+    file.unconfirmed_from = _unconfirmed_from(file.path, metadata)  # before these messages count
     file.log.take_over(commit_log.counted())
     if following is not None:
         file.log.adopt(following)
     file.queue.take_over(queue.counted())
-    note = _unconfirmed(file.path, metadata)
-    file.unconfirmed_from = None if note is None else note[0]
     file.problem = "; ".join(problems) or None
     if file.problem is not None and not read_only:
         log.error("%s: nothing more is uploaded: %s", file.path, file.problem)
+
+
+def load_unread(file: FlatMessageFile, metadata: MetadataStore) -> None:
+    """Take over what the catalogue names, without asking the backend."""
+    file.unconfirmed_from = _unconfirmed_from(file.path, metadata)
+    file.log.load()
+    file.queue.load()
 
 
 def confirm(file: FlatMessageFile, metadata: MetadataStore) -> None:
@@ -607,6 +613,11 @@ def _note_of_unconfirmed(
         first = min(first, earlier[0])
         before.update(((fields[0], fields[1]), fields) for fields in earlier[1])
     return [PutNote(UNCONFIRMED_NOTE, path, {"from": first, "rows": list(before.values())})]
+
+
+def _unconfirmed_from(path: str, metadata: MetadataStore) -> int | None:
+    note = _unconfirmed(path, metadata)
+    return None if note is None else note[0]
 
 
 def _unconfirmed(path: str, metadata: MetadataStore) -> tuple[int, list[list[Any]]] | None:
