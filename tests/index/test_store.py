@@ -7,9 +7,11 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -614,6 +616,29 @@ def test_a_closed_index_says_so(tmp_path: Path) -> None:
         shop.ask("k")
     with pytest.raises(StoreClosedError):
         shop.put(["k"])
+
+
+def test_a_question_during_a_shutdown_is_never_answered_without_the_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop = Shop(tmp_path)
+    shop.upload_files(1)
+    reader, index = shop.reader(), shop.index
+
+    def then(call: Callable[[], Any], end: Callable[[], None]) -> Callable[[], Any]:
+        def both() -> Any:
+            result = call()
+            end()
+            return result
+
+        return both
+
+    table, writer = reader._uploaded, index._writer
+    monkeypatch.setattr(table, "refresh", then(table.refresh, reader.shutdown))
+    monkeypatch.setattr(writer, "has_drained", then(writer.has_drained, index.shutdown))
+    for asked in (reader, index):
+        with pytest.raises(StoreClosedError):
+            asked.query(TOPIC, shop.topic_id, "k", **ALL)
 
 
 @pytest.mark.parametrize("is_closed", [False, True])

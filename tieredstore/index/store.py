@@ -225,6 +225,7 @@ class IndexStore:
             is_drained = self._writer.has_drained()
             files = self._writer.files  # first: any of them may be uploaded meanwhile
             uploaded = self._uploaded.segments
+            self._check_open()  # again: after a shutdown there are no files to search
             try:
                 newest_first = [segment.ask for segment in reversed(uploaded)]
                 answer = ask(query, files, newest_first, self._runtime)

@@ -198,8 +198,7 @@ class UploadedIndex:
         self, topic: str, topic_id: int, key: str, *, count_max: int, begin: int, end: int
     ) -> IndexAnswer:
         """Places of messages that may have the key: at most `count_max`, the newest first."""
-        if not self._is_open:
-            raise StoreClosedError("the key index is not open")
+        self._check_open()
         query = KeyQuery(topic, topic_id, key, count_max, begin, end)
         if not query.can_have_answers:
             return NOTHING
@@ -245,7 +244,13 @@ class UploadedIndex:
         """The files that the catalogue names now."""
         with self._refreshing:
             self._uploaded.refresh()
-            return self._uploaded.segments
+            found = self._uploaded.segments
+        self._check_open()  # after a shutdown there are no files to search
+        return found
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise StoreClosedError("the key index is not open")
 
 
 class UploadedTable:
