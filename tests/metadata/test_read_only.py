@@ -214,6 +214,24 @@ def test_a_tail_that_a_writer_cut_is_not_missed(path: Path) -> None:
         assert [row.base_offset for row in reader.segments(PLACE)] == [0]
 
 
+@pytest.mark.parametrize("bases", [[2], [1000], [2, 3]], ids=["as long", "longer", "two"])
+def test_lines_in_place_of_one_that_a_writer_lost_are_not_missed(
+    path: Path, bases: list[int]
+) -> None:
+    """The reader has seen a line that was not synced yet when the power failed."""
+    lines = with_journal(path)
+    journal = path.with_name(path.name + ".journal")
+    with reader_of(path) as reader:
+        assert [row.base_offset for row in reader.segments(PLACE)] == [0, 1]
+        os.truncate(journal, lines.rindex(b"\n", 0, -1) + 1)
+        with JsonMetadataStore.open(path) as store:
+            for base in bases:
+                store.put(log_segment(base))
+            reader.refresh()
+            assert [row.base_offset for row in reader.segments(PLACE)] == [0, *bases]
+            assert reader.snapshot_bytes() == store.snapshot_bytes()
+
+
 def test_a_refresh_that_fails_shows_what_was_seen_before_and_can_be_tried_again(
     path: Path,
 ) -> None:

@@ -369,6 +369,9 @@ class Follower:
             return None  # a writer cut off what had looked whole
         try:
             data = _read_all(self._descriptor, position)
+            last = self._journal.last_seal
+            if os.pread(self._descriptor, len(last), self._journal.last_at) != last:
+                return None  # and has written other lines there since
             self._journal = read_journal(data, self._files.journal, after=self._journal)
         except MetadataError:
             return None

@@ -181,6 +181,8 @@ class JournalContents:
     lines: int = 0
     whole_bytes: int = 0
     torn_bytes: int = 0
+    last_at: int = 0
+    last_seal: bytes = b""  # the first bytes of the last whole line, with its checksum
 
 
 def encode(change: Change) -> tuple[Change, bytes]:
@@ -258,6 +260,7 @@ def read_journal(
     if after is not None:
         contents.has_header = after.has_header
         contents.lines, contents.whole_bytes = after.lines, after.whole_bytes
+        contents.last_at, contents.last_seal = after.last_at, after.last_seal
     start = contents.whole_bytes
     for position, body in _whole_lines(data, path, start):
         try:
@@ -265,6 +268,8 @@ def read_journal(
         except (ValueError, RecursionError) as error:
             raise MetadataError(str(path), f"line at byte {position}: {error}") from error
         contents.whole_bytes = position + _BODY_AT + len(body) + 1
+        contents.last_at = position
+        contents.last_seal = data[position - start : position - start + _BODY_AT]
     contents.torn_bytes = start + len(data) - contents.whole_bytes
     return contents
 
