@@ -236,6 +236,25 @@ def beside_the_broker(shop: Shop) -> UploadedIndex:
     return reader
 
 
+def test_a_reader_that_asks_twice_finds_a_message_whose_time_no_item_can_hold(
+    tmp_path: Path,
+) -> None:
+    shop = Shop(tmp_path)
+    shop.upload_files(1)
+    shop.put(["k", "k"], times=[STORE_TIMESTAMP + 1000, STORE_TIMESTAMP + 70 * YEAR_MS])
+    shop.index._writer.sync()
+    reader = beside_the_broker(shop)
+
+    def expire() -> None:
+        shop.provider.before_read = lambda: None
+        assert shop.index.expire(shop.clock.now_ms()) == 1
+
+    shop.provider.before_read = expire
+    answer = reader.query(TOPIC, shop.topic_id, "k", **ALL)
+    assert answer.complete
+    assert {hit.log_offset for hit in answer.hits} == {1000, 2000}
+
+
 def test_a_reader_beside_the_broker_finds_what_is_local_and_keeps_nothing_open(
     tmp_path: Path,
 ) -> None:

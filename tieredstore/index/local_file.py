@@ -271,7 +271,7 @@ class IndexStoreFile:
         else:
             item = LAYOUT.head(data, slot)
             if self._mapped.read_only:  # another process may fill it: the slot was read first
-                self.state = read_state(data, self.sizes)
+                self.state = replace(read_state(data, self.sizes), times=self.times)
         first, last = window
         items = self.sizes.position(0)
         unpack = _ITEM.unpack_from
