@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tieredstore.metadata import JsonMetadataStore
+from tieredstore.metadata import JsonMetadataStore, local_copy
+from tieredstore.metadata.files import Catalogue, load
 from tieredstore.metadata.local_copy import LocalCopy, ReadCopy
 from tieredstore.metadata.memory_store import MemoryMetadataStore
 from tieredstore.model.errors import CatalogueLockedError, MetadataError
@@ -197,6 +200,38 @@ def test_what_was_copied_is_read_as_a_copy(
         assert len(found.topics()) == 1
         found.refresh()
         assert len(found.topics()) == 2
+
+
+def test_a_slow_refresh_does_not_hide_what_a_later_one_has_shown(
+    path: Path,
+    source: MemoryMetadataStore,
+    copy: LocalCopy,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    copy.step()
+    has_read, may_go_on = threading.Event(), threading.Event()
+
+    def slow(*arguments: Any) -> Catalogue:
+        monkeypatch.undo()
+        found = load(*arguments)
+        has_read.set()
+        assert may_go_on.wait(60)
+        return found
+
+    with ReadCopy.open(path) as found:
+        monkeypatch.setattr(local_copy, "load", slow)
+        first = threading.Thread(target=found.refresh)
+        first.start()
+        assert has_read.wait(60)
+        source.add_topic("Late")
+        copy.step()
+        second = threading.Thread(target=found.refresh)
+        second.start()
+        second.join(0.1)  # it may wait for the first
+        may_go_on.set()
+        first.join()
+        second.join()
+        assert [row.topic for row in found.topics()] == ["Orders", "Late"]
 
 
 def test_a_reader_changes_nothing_but_what_it_sees(

@@ -21,6 +21,7 @@ from tieredstore.driver.metadata import (
     MetadataStore,
     Put,
 )
+from tieredstore.driver.one_process import LockOfOneProcess
 from tieredstore.metadata.files import (
     CatalogueFiles,
     keep_backup,
@@ -131,6 +132,7 @@ class ReadCopy(MemoryMetadataStore):
         super().__init__(place=str(files.snapshot), clock_ms=lambda: 0)
         self._files = files
         self._was_there = False
+        self._refreshing = LockOfOneProcess(self._process)  # while the files are read
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
@@ -145,12 +147,13 @@ class ReadCopy(MemoryMetadataStore):
 
     def refresh(self) -> None:
         files = self._files
-        catalogue = load(files, lambda: read_bytes(files.journal))
-        with self._tables_lock:
-            self._require_open()
-            refuse_gone(files, catalogue, was_there=self._was_there)
-            self._was_there = not catalogue.is_nothing
-            self._tables = catalogue.tables
+        with self._refreshing:
+            catalogue = load(files, lambda: read_bytes(files.journal))
+            with self._tables_lock:
+                self._require_open()
+                refuse_gone(files, catalogue, was_there=self._was_there)
+                self._was_there = not catalogue.is_nothing
+                self._tables = catalogue.tables
 
     def apply(self, changes: Iterable[Change]) -> None:
         raise MetadataError(self._name, "it is a copy: nothing is written to it")
