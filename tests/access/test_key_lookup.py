@@ -617,6 +617,25 @@ def test_a_cut_through_one_millisecond_is_filled_from_the_tier_or_owned_up_to(
     keyed.store.shutdown(drain=False)
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_damaged_message_that_the_next_store_begins_with_is_owned_up_to(
+    tmp_path: Path, count: int
+) -> None:
+    keyed = Keyed(tmp_path, step_ms=3_600_000)
+    begin = keyed.runtime.clock.now_ms()
+    keyed.put(count)
+    (log,) = (tmp_path / "local" / "commitlog").iterdir()
+    with log.open("r+b") as file:  # its size, so that it is no record
+        file.write(b"\x7f")
+    window = {"begin": begin, "end": begin}
+    assert not keyed.local.query_message(ORDERS, "u0", **window).complete
+    assert not keyed.store.query_message(ORDERS, "u0", **window).complete
+    assert keyed.store.query_message(ORDERS, "other", **window).complete
+    before = {"end": begin - 24 * 3_600_000}
+    assert keyed.store.query_message(ORDERS, "u0", **before).complete
+    keyed.store.shutdown(drain=False)
+
+
 def test_half_messages_hide_neither_each_other_nor_a_message(tmp_path: Path) -> None:
     """All of them have queue offset 0, like the first message."""
     keyed = Keyed(tmp_path)

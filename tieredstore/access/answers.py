@@ -355,7 +355,7 @@ class Answers:
         forced = self._decision.is_forced
         border = self._next.earliest_time()
         oldest_end = end
-        if not forced and border is not None and end >= border - _CLOCK_SLACK_MS:
+        if not forced and self._may_be_near(border, end):
             near = self._all_near(topic, key, count_max, begin, end)
             border = self._all_from(topic)  # again: what expired meanwhile must come from the tier
         if not forced and border is not None and not self._lacks_an_end(topic):
@@ -677,6 +677,20 @@ class Answers:
             return True
         is_upper = boundary is Boundary.UPPER
         return is_upper and self._next.store_time(topic, queue_id, near) == timestamp
+
+    def _may_be_near(self, border: int | None, end: int) -> bool:
+        """Whether the next store may have messages stored by `end`. Its first sound one was stored
+        at `border`: a damaged one before it may be older.
+        """
+        if border is not None and end >= border - _CLOCK_SLACK_MS:
+            return True
+        oldest = self._next.min_log_offset()
+        try:
+            if oldest is not None:
+                self._next.message_at(oldest)
+        except SegmentCorruptError:
+            return True
+        return False
 
     def _all_near(self, topic: str, key: str, count_max: int, begin: int, end: int) -> QueryResult:
         """The next store's messages; it is asked again for older ones while it cuts its answer."""
