@@ -167,12 +167,13 @@ def test_a_file_that_a_crash_left_is_never_taken_for_another_programs(
         folder = tmp_path / f"at-{step}"
         folder.mkdir()
         with ForgetfulDisk(folder, stop_at=step + 1) as disk:
-            create(folder)
+            create(folder).delete()
         return disk
 
     def check(disk: ForgetfulDisk, step: int) -> bool:
         dice = random.Random(f"{seed} {step}")
-        for left in (disk.written(tmp_path / f"{step}"), disk.cut(tmp_path / f"cut-{step}", dice)):
+        cuts = (disk.cut(tmp_path / f"{step}-{number}", dice) for number in range(20))
+        for left in (disk.written(tmp_path / f"{step}"), *cuts):
             index = LocalFolder(StoreConfig(), left)
             assert all(map(index.is_ours, index.begins()))
         return disk.died

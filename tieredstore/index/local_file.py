@@ -340,11 +340,11 @@ class IndexStoreFile:
 
 
 def remove_durably(path: Path) -> None:
-    """Remove an index file and its notes, durably. If a power cut brought the file back without its
-    notes, it would be taken for another program's, and all of it would be trusted."""
+    """Remove an index file durably, then its notes. If a power cut brought the file back without
+    them, it would be taken for another program's, and all of it would be trusted."""
     path.unlink(missing_ok=True)
-    notes_path(path).unlink(missing_ok=True)
     fsync_directory(path.parent)
+    notes_path(path).unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
