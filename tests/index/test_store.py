@@ -870,6 +870,33 @@ def test_a_file_whose_fences_cannot_be_kept_is_not_read_at_every_step(
     assert not shop.index.problem
 
 
+@pytest.mark.parametrize("harm", ["footer", "disk"])
+def test_a_copy_that_comes_to_nothing_is_not_made_at_every_step(tmp_path: Path, harm: str) -> None:
+    shop = Shop(tmp_path)
+    shop.put(["k"] * 5, unique=False)
+    shop.index.seal()
+    if harm == "footer":
+        data = shop.uploaded_bytes()
+        data[-20] ^= 1
+        shop.replace_uploaded(bytes(data))
+    folder = shop.index._cache.folder
+    shutil.rmtree(folder)
+    if harm == "disk":
+        folder.touch()  # so that nothing can be written below it
+    shop.reopen()
+    for _ in range(10):
+        shop.ask("k")
+    read_at = []
+    for step in range(6):
+        shop.provider.reads.clear()
+        shop.index.step()
+        if shop.provider.reads:
+            read_at.append(step)
+        assert len(shop.found("k")) == 5
+    assert read_at == ([0] if harm == "disk" else [])
+    assert not shop.index.problem
+
+
 @pytest.mark.parametrize("fault", [Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.CRASH_HALF])
 def test_a_crash_at_any_step_of_an_expiry_leaves_no_bytes_behind(
     tmp_path: Path, fault: Fault

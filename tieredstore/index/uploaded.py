@@ -550,6 +550,8 @@ class UploadedSegment:
         file = self._file
         if self._is_near or self._cache is None or file is None or file.is_legacy:
             return False
+        if not self._trusts_footer:
+            return False  # a copy is believed only if it adds up with the size of the file
         footer = file.footer
         size = FENCES_BYTES_MIN + self.record.size // FENCES_PART
         if not self._cache.has_room(size if footer is None else footer.footer_bytes):
@@ -632,14 +634,15 @@ class UploadedSegment:
         file, cache = self.file(), self._cache
         if self._is_near or cache is None or file.is_legacy:
             return
+        is_kept = False
         try:
             is_kept = cache.keep(self.origin, self._footer_bytes(file))
-        except (BackendError, SegmentError) as error:  # the next attempt may fail too: wait longer
-            self._failed_copies = min(self._failed_copies + 2, FAILED_COPIES_MAX)
+        except (BackendError, SegmentError) as error:
             log.warning("%s is asked without a copy of its footer: %s", self._path, error)
-            return
         if is_kept:
             self._file = None  # opened again, from the copy
+        else:  # the next attempt may fail too: wait longer
+            self._failed_copies = min(self._failed_copies + 2, FAILED_COPIES_MAX)
 
     def _items(self, file: UploadedFile, query: KeyQuery) -> Iterator[Match]:
         self._asked += 1
