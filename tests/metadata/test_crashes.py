@@ -249,3 +249,20 @@ def test_what_a_reopened_store_shows_is_durable(tmp_path: Path) -> None:
     store.close()
     assert seen[1] == {"old": 1, "unsynced": 1}
     assert reopened(picture) == seen
+
+
+@pytest.mark.parametrize("prepare", [java_files, only_a_backup])
+def test_what_is_committed_outlives_a_power_cut_though_nobody_synced_the_file_before(
+    tmp_path: Path, prepare: Callable[[Path], None]
+) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    with ForgetfulDisk(here) as disk:
+        prepare(here)
+        store = JsonMetadataStore.open(here / NAME)
+        store.apply(BATCHES[0])
+        committed = state(store)
+        left = disk.synced(tmp_path / "left")
+        store.close()
+    with JsonMetadataStore.open(left / NAME) as found:
+        assert state(found) == committed

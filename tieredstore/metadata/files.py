@@ -202,6 +202,7 @@ class CatalogueWriter:
             raise CatalogueLockedError(str(files.snapshot))
         try:
             catalogue = load(files, lambda: read_bytes(files.journal))
+            _make_durable(files)
             stale = _set_aside(files, catalogue)
             if catalogue.state is JournalState.LIVE and catalogue.journal.commits:
                 journal = JournalFile.resume(files.journal, catalogue.journal)
@@ -531,6 +532,18 @@ def keep_backup(files: CatalogueFiles) -> None:
     data = read_bytes(files.snapshot)
     if data is not None:
         write_atomically(files.backup, [data])
+
+
+def _make_durable(files: CatalogueFiles) -> None:
+    """Sync what the journal will follow: neither RocketMQ nor whoever copied it here has done so.
+    The journal makes the names durable."""
+    for path in (files.snapshot, files.backup, files.notes):
+        with contextlib.suppress(FileNotFoundError):
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
 
 
 def _set_aside(files: CatalogueFiles, catalogue: Catalogue) -> Path | None:
