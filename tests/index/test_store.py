@@ -60,6 +60,7 @@ from tieredstore.model.errors import (
     StoreClosedError,
 )
 from tieredstore.model.values import SegmentRecord, SegmentType
+from tieredstore.testing.disk import ForgetfulDisk
 from tieredstore.testing.faults import Fault, Faults, SimulatedCrash
 from tieredstore.testing.samples import STORE_TIMESTAMP, TOPIC, a_record
 
@@ -1059,6 +1060,25 @@ def test_an_older_index_of_somebody_else_is_taken_over_and_not_made_again(tmp_pa
     shop.leave_to_rocketmq()
     forget_notes(shop)  # the catalogue is Java's
     shop.open()
+    assert shop.index.indexed_offset(TOPIC, shop.topic_id, 0) == 1
+    assert shop.found("k1") == [(0, 0)]
+
+
+def test_an_index_that_was_taken_over_outlives_a_power_cut(tmp_path: Path) -> None:
+    """What RocketMQ wrote last may be only in memory."""
+    first, here = tmp_path / "first", tmp_path / "here"
+    here.mkdir()
+    shop = Shop(first)
+    shop.put(["k1"])
+    shop.leave_to_rocketmq()
+    forget_notes(shop)
+    with ForgetfulDisk(here) as disk:
+        shutil.copytree(first, here, dirs_exist_ok=True)
+        shop.open(config=dataclasses.replace(shop.config, store_path=str(here)))
+        assert shop.index.indexed_offset(TOPIC, shop.topic_id, 0) == 1
+        left = disk.synced(tmp_path / "left")
+        shop.crash()
+    shop.open(config=dataclasses.replace(shop.config, store_path=str(left)))
     assert shop.index.indexed_offset(TOPIC, shop.topic_id, 0) == 1
     assert shop.found("k1") == [(0, 0)]
 

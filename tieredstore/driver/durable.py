@@ -37,6 +37,15 @@ def fsync_directory(path: str | os.PathLike[str]) -> None:
         os.close(descriptor)
 
 
+def fsync_file(path: str | os.PathLike[str]) -> None:
+    """Make the bytes of a file durable, whichever program wrote them."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def make_directories(path: str | os.PathLike[str]) -> None:
     """Create a directory and its missing parents; every name on the way is durable afterwards.
 

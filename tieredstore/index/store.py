@@ -506,6 +506,7 @@ class IndexStore:
         uploaded = [_check_uploaded(segment, slots) for segment in self._uploaded.segments]
         changes = [self._watermarks.sizes(slot_count=slots, item_capacity=items)]
         if (begins or False in uploaded) and not (any(ours) or True in uploaded):
+            folder.sync()
             changes += self._watermarks.adopted(now_ms=self._runtime.clock.now_ms())
         self._metadata.apply(changes)
 

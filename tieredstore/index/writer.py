@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tieredstore.codec.tiered_index import is_legacy_written
-from tieredstore.driver.durable import fsync_directory, make_directories
+from tieredstore.driver.durable import fsync_directory, fsync_file, make_directories
 from tieredstore.driver.metadata import Change, MetadataStore
 from tieredstore.driver.runtime import Clock
 from tieredstore.index.keys import IndexColumns, RunKeys, notes_path
@@ -471,6 +471,13 @@ class LocalFolder:
     def is_ours(self, begin: int) -> bool:
         """Whether we began the file. If so, nothing in it counts until the catalogue notes it."""
         return notes_path(self.path / str(begin)).exists()
+
+    def sync(self) -> None:
+        """Make all files and their names durable: another program may not have done so."""
+        with refused_by_system(str(self.path), "sync"):
+            for begin in self.begins():
+                fsync_file(self.path / str(begin))
+            fsync_directory(self.path)
 
     def last_put(self, file: IndexStoreFile) -> tuple[int, int]:
         """A sort key for when keys were last put into a file of ours: greater is later."""

@@ -23,7 +23,13 @@ from typing import Final, TypeAlias
 import msgspec
 
 from tieredstore.codec import fastjson
-from tieredstore.driver.durable import FileLock, fsync_directory, make_directories, write_atomically
+from tieredstore.driver.durable import (
+    FileLock,
+    fsync_directory,
+    fsync_file,
+    make_directories,
+    write_atomically,
+)
 from tieredstore.driver.metadata import CatalogueUpkeep, Change
 from tieredstore.metadata.journal import (
     JournalContents,
@@ -539,11 +545,7 @@ def _make_durable(files: CatalogueFiles) -> None:
     The journal makes the names durable."""
     for path in (files.snapshot, files.backup, files.notes):
         with contextlib.suppress(FileNotFoundError):
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            fsync_file(path)
 
 
 def _set_aside(files: CatalogueFiles, catalogue: Catalogue) -> Path | None:
