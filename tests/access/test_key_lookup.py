@@ -617,15 +617,17 @@ def test_a_cut_through_one_millisecond_is_filled_from_the_tier_or_owned_up_to(
     keyed.store.shutdown(drain=False)
 
 
+@pytest.mark.parametrize("at", [0, 4, 28], ids=["size", "magic", "place"])
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_damaged_message_that_the_next_store_begins_with_is_owned_up_to(
-    tmp_path: Path, count: int
+    tmp_path: Path, count: int, at: int
 ) -> None:
     keyed = Keyed(tmp_path, step_ms=3_600_000)
     begin = keyed.runtime.clock.now_ms()
     keyed.put(count)
     (log,) = (tmp_path / "local" / "commitlog").iterdir()
-    with log.open("r+b") as file:  # its size, so that it is no record
+    with log.open("r+b") as file:
+        file.seek(at)
         file.write(b"\x7f")
     window = {"begin": begin, "end": begin}
     assert not keyed.local.query_message(ORDERS, "u0", **window).complete
@@ -633,6 +635,7 @@ def test_a_damaged_message_that_the_next_store_begins_with_is_owned_up_to(
     assert keyed.store.query_message(ORDERS, "other", **window).complete
     before = {"end": begin - 24 * 3_600_000}
     assert keyed.store.query_message(ORDERS, "u0", **before).complete
+    assert bodies(keyed.store.query_message(ORDERS, "k")) == [1][: count - 1]
     keyed.store.shutdown(drain=False)
 
 

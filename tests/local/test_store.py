@@ -50,6 +50,7 @@ from tieredstore.model.errors import (
     BackendRefusedError,
     InvalidConfigError,
     OffsetOutOfRangeError,
+    SegmentCorruptError,
     StoreClosedError,
     TieredStoreError,
 )
@@ -882,7 +883,10 @@ def test_a_record_whose_file_goes_between_its_head_and_its_body_is_gone(
     assert calls[0] == 2
 
 
-def test_a_damaged_first_message_leaves_the_earliest_time_to_the_next(tmp_path: Path) -> None:
+@pytest.mark.parametrize("at", [4, 28, 100], ids=["magic", "place", "rest"])
+def test_a_damaged_first_message_leaves_the_earliest_time_to_the_next(
+    tmp_path: Path, at: int
+) -> None:
     clock = ManualClock()
     runtime = Runtime(clock=clock, dispatch=InlinePool(), fetch=InlinePool())
     store = opened(tmp_path, runtime)
@@ -890,8 +894,10 @@ def test_a_damaged_first_message_leaves_the_earliest_time_to_the_next(tmp_path: 
     for number in range(3):
         times.append(store.put_message(a_message(number)).store_timestamp)
         clock.advance(1_000)
-    flip_bits(tmp_path / "commitlog" / f"{0:020d}", 100, 1)
+    flip_bits(tmp_path / "commitlog" / f"{0:020d}", at, 1)
     assert store.earliest_time() == times[1]
+    with pytest.raises(SegmentCorruptError):
+        store.message_at(0)
     store.shutdown()
 
 

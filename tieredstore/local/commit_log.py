@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from tieredstore.codec.checks import gainsays_property_crc
 from tieredstore.codec.columns import RecordColumns, sound_columns, sound_count
-from tieredstore.codec.message import BLANK_BYTES, encode_blank
+from tieredstore.codec.message import BLANK_BYTES, encode_blank, is_blank
 from tieredstore.codec.names import encode_offset_id, local_file_name
 from tieredstore.codec.record import (
     RECORD_BYTES_MIN,
@@ -440,6 +440,7 @@ class CommitLog:
                 self._check_present(log_offset)
                 return None
             if peek_magic(head) not in TOPIC_LENGTHS or peek_log_offset(head) != log_offset:
+                self._check_begin(log_offset, head)
                 return None
             record = self.queue.read(log_offset, max(36, peek_message_bytes(head)))
         else:
@@ -466,6 +467,12 @@ class CommitLog:
         is_inside = (self.min_offset or 0) <= log_offset < self.max_offset
         if is_inside and self.queue.find(log_offset) is None:
             raise self._corrupt(log_offset, "the file is missing")
+
+    def _check_begin(self, log_offset: int, head: bytes) -> None:
+        """Each file begins with a record or a blank one: if it has neither there, it is damaged."""
+        begins = log_offset == self.file_start_of(log_offset) and not is_blank(head)
+        if begins and not self.lost.has(log_offset):
+            raise self._corrupt(log_offset, "the file does not begin with a record")
 
     def scan_from(
         self,
