@@ -181,6 +181,21 @@ def test_a_file_that_a_crash_left_is_never_taken_for_another_programs(
     assert every_step(make, check) > 5
 
 
+def test_nor_is_one_of_which_a_kill_left_only_the_notes(tmp_path: Path) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    file = create(here)
+    file.close()
+    with ForgetfulDisk(here) as disk:
+        file.path.unlink()  # its name is not synced yet
+        LocalFolder(StoreConfig(), here).remove_stray_notes()
+    assert not list(here.iterdir())
+    dice = random.Random(1)
+    for number in range(20):
+        index = LocalFolder(StoreConfig(), disk.cut(tmp_path / f"cut-{number}", dice))
+        assert all(map(index.is_ours, index.begins()))
+
+
 def test_a_file_that_exists_keeps_its_notes(tmp_path: Path) -> None:
     file = create(tmp_path)
     file.put(columns_of([Row("T#a", 1, 2, 3, 9, BEGIN)]))

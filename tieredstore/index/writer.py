@@ -501,10 +501,12 @@ class LocalFolder:
             remove_durably(path)
 
     def remove_stray_notes(self) -> None:
-        """Remove notes of hashes whose index file is gone."""
-        for path in self.path.glob("*.keys"):
-            if not path.with_suffix("").exists():
-                path.unlink(missing_ok=True)
+        """Remove notes of hashes whose index file is durably gone: see `remove_durably`."""
+        stray = [path for path in self.path.glob("*.keys") if not path.with_suffix("").exists()]
+        if stray:
+            fsync_directory(self.path)
+        for path in stray:
+            path.unlink(missing_ok=True)
 
     def _rename(self, path: Path) -> None:
         """Give a file of 5.1 the name that later versions use: its begin timestamp."""
