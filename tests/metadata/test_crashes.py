@@ -6,6 +6,8 @@ pictures of the disk: one has all that was written, the other only what was sync
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -266,3 +268,20 @@ def test_what_is_committed_outlives_a_power_cut_though_nobody_synced_the_file_be
         store.close()
     with JsonMetadataStore.open(left / NAME) as found:
         assert state(found) == committed
+
+
+def test_a_backup_that_is_not_needed_need_not_be_readable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another user may have written it."""
+    java_files(tmp_path)
+    backup, opened = tmp_path / f"{NAME}.bak", os.open
+
+    def refusing(path: str | Path, *arguments: int, **named: int) -> int:
+        if Path(path) == backup:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return opened(path, *arguments, **named)
+
+    monkeypatch.setattr(os, "open", refusing)
+    with JsonMetadataStore.open(tmp_path / NAME) as store:
+        store.apply(BATCHES[0])

@@ -208,7 +208,7 @@ class CatalogueWriter:
             raise CatalogueLockedError(str(files.snapshot))
         try:
             catalogue = load(files, lambda: read_bytes(files.journal))
-            _make_durable(files)
+            _make_durable(files, catalogue)
             stale = _set_aside(files, catalogue)
             if catalogue.state is JournalState.LIVE and catalogue.journal.commits:
                 journal = JournalFile.resume(files.journal, catalogue.journal)
@@ -540,10 +540,13 @@ def keep_backup(files: CatalogueFiles) -> None:
         write_atomically(files.backup, [data])
 
 
-def _make_durable(files: CatalogueFiles) -> None:
+def _make_durable(files: CatalogueFiles, catalogue: Catalogue) -> None:
     """Sync what the journal will follow: neither RocketMQ nor whoever copied it here has done so.
-    The journal makes the names durable."""
-    for path in (files.snapshot, files.backup, files.notes):
+    The journal makes the names durable. A backup that was not used may be unreadable."""
+    followed = [files.snapshot, files.notes]
+    if catalogue.used_backup:
+        followed.append(files.backup)
+    for path in followed:
         with contextlib.suppress(FileNotFoundError):
             fsync_file(path)
 
