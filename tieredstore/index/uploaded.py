@@ -597,7 +597,7 @@ class UploadedSegment:
             # The first row may say an earlier begin than its file: see `first_row_below`.
             if near is not None and near.footer.begin_timestamp >= self.begin_timestamp:
                 file = UploadedFile.with_footer(self._read, near.footer, near=near, path=self._path)
-                self._is_near = True
+                self._is_near, self._failed_copies = True, 0
             else:
                 file = self._opened()
             self._file = file
@@ -634,15 +634,13 @@ class UploadedSegment:
         file, cache = self.file(), self._cache
         if self._is_near or cache is None or file.is_legacy:
             return
-        is_kept = False
+        # Until a copy is read: the next one may come to nothing too, so wait longer.
+        self._failed_copies = min(self._failed_copies + 2, FAILED_COPIES_MAX)
         try:
-            is_kept = cache.keep(self.origin, self._footer_bytes(file))
+            if cache.keep(self.origin, self._footer_bytes(file)):
+                self._file = None  # opened again, from the copy
         except (BackendError, SegmentError) as error:
             log.warning("%s is asked without a copy of its footer: %s", self._path, error)
-        if is_kept:
-            self._file = None  # opened again, from the copy
-        else:  # the next attempt may fail too: wait longer
-            self._failed_copies = min(self._failed_copies + 2, FAILED_COPIES_MAX)
 
     def _items(self, file: UploadedFile, query: KeyQuery) -> Iterator[Match]:
         self._asked += 1
