@@ -301,3 +301,14 @@ def test_a_slow_listing_of_the_index_hides_no_file_from_another_search(
             answer = reader.query_message(TOPIC, key)
             assert len(answer.messages) == 1
             assert answer.complete
+
+
+def test_a_file_that_was_made_before_its_first_record_is_no_damage(
+    writer: LocalMessageStore, tmp_path: Path
+) -> None:
+    """As RocketMQ makes files."""
+    log = parts_of(writer).log
+    begin = log.queue.files[-1].end_offset
+    (tmp_path / "commitlog" / f"{begin:020d}").write_bytes(bytes(LOG_FILE))
+    with LocalReader.open(tmp_path) as reader:
+        assert reader.message_at(begin) is None

@@ -469,8 +469,9 @@ class CommitLog:
             raise self._corrupt(log_offset, "the file is missing")
 
     def _check_begin(self, log_offset: int, head: bytes) -> None:
-        """Each file begins with a record or a blank one: if it has neither there, it is damaged."""
-        begins = log_offset == self.file_start_of(log_offset) and not is_blank(head)
+        """Each file begins with a record or a blank one: if it has neither there, it is damaged.
+        Zeros are no damage: RocketMQ makes files before it needs them."""
+        begins = log_offset == self.file_start_of(log_offset) and any(head) and not is_blank(head)
         if begins and not self.lost.has(log_offset):
             raise self._corrupt(log_offset, "the file does not begin with a record")
 
