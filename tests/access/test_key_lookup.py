@@ -617,10 +617,14 @@ def test_a_cut_through_one_millisecond_is_filled_from_the_tier_or_owned_up_to(
     keyed.store.shutdown(drain=False)
 
 
-@pytest.mark.parametrize("at", [0, 4, 28], ids=["size", "magic", "place"])
+@pytest.mark.parametrize(
+    ("at", "damage"),
+    [(0, b"\x7f"), (4, b"\x7f"), (28, b"\x7f"), (0, bytes(100))],
+    ids=["size", "magic", "place", "zeros"],
+)
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_damaged_message_that_the_next_store_begins_with_is_owned_up_to(
-    tmp_path: Path, count: int, at: int
+    tmp_path: Path, count: int, at: int, damage: bytes
 ) -> None:
     keyed = Keyed(tmp_path, step_ms=3_600_000)
     begin = keyed.runtime.clock.now_ms()
@@ -628,7 +632,7 @@ def test_a_damaged_message_that_the_next_store_begins_with_is_owned_up_to(
     (log,) = (tmp_path / "local" / "commitlog").iterdir()
     with log.open("r+b") as file:
         file.seek(at)
-        file.write(b"\x7f")
+        file.write(damage)
     window = {"begin": begin, "end": begin}
     assert not keyed.local.query_message(ORDERS, "u0", **window).complete
     assert not keyed.store.query_message(ORDERS, "u0", **window).complete

@@ -303,12 +303,28 @@ def test_a_slow_listing_of_the_index_hides_no_file_from_another_search(
             assert answer.complete
 
 
+@pytest.mark.parametrize("is_begun", [False, True])
 def test_a_file_that_was_made_before_its_first_record_is_no_damage(
-    writer: LocalMessageStore, tmp_path: Path
+    writer: LocalMessageStore, tmp_path: Path, is_begun: bool
 ) -> None:
-    """As RocketMQ makes files."""
+    """As RocketMQ makes files. This writer puts the head of a record there last."""
     log = parts_of(writer).log
     begin = log.queue.files[-1].end_offset
-    (tmp_path / "commitlog" / f"{begin:020d}").write_bytes(bytes(LOG_FILE))
+    record = writer.message_at(0)
+    assert record is not None
+    rest = bytes(8) + record.record[8:] if is_begun else b""
+    (tmp_path / "commitlog" / f"{begin:020d}").write_bytes(rest.ljust(LOG_FILE, b"\0"))
     with LocalReader.open(tmp_path) as reader:
         assert reader.message_at(begin) is None
+
+
+@pytest.mark.parametrize("count", [100, LOG_FILE])
+def test_zeros_before_other_records_are_damage(
+    writer: LocalMessageStore, tmp_path: Path, count: int
+) -> None:
+    with (tmp_path / "commitlog" / f"{0:020d}").open("r+b") as file:
+        file.write(bytes(count))
+    with LocalReader.open(tmp_path) as reader:
+        for store in (writer, reader):
+            with pytest.raises(SegmentCorruptError):
+                store.message_at(0)

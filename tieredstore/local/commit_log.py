@@ -470,10 +470,16 @@ class CommitLog:
 
     def _check_begin(self, log_offset: int, head: bytes) -> None:
         """Each file begins with a record or a blank one: if it has neither there, it is damaged.
-        Zeros are no damage: RocketMQ makes files before it needs them."""
-        begins = log_offset == self.file_start_of(log_offset) and any(head) and not is_blank(head)
-        if begins and not self.lost.has(log_offset):
-            raise self._corrupt(log_offset, "the file does not begin with a record")
+        Not so if another process has made it before its first record, as RocketMQ does, or has not
+        written the record's head yet: then no records follow."""
+        is_begin = log_offset == self.file_start_of(log_offset)
+        if not is_begin or is_blank(head) or self.lost.has(log_offset):
+            return
+        if self.queue.read_only and not any(head[:HEAD_BYTES]):
+            following = self.scan_from(log_offset, killed_from=log_offset)
+            if next(iter(following), None) is None:
+                return
+        raise self._corrupt(log_offset, "the file does not begin with a record")
 
     def scan_from(
         self,
