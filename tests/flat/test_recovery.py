@@ -185,6 +185,33 @@ def test_messages_count_for_no_moment_as_if_they_had_been_compared(
     assert sure == [0, 0]
 
 
+@pytest.mark.parametrize("is_taken_back", [False, True])
+def test_whoever_asks_while_messages_come_or_go_is_told_of_none_that_nobody_compared(
+    monkeypatch: pytest.MonkeyPatch, is_taken_back: bool
+) -> None:
+    tier = a_filled_tier()
+    store = tier.open()
+    file = store.create(*KEY)
+    put_back(tier, LOG, size=0, begin_timestamp=None, end_timestamp=None)
+    put_back(tier, QUEUE, size=0, begin_timestamp=None, end_timestamp=None)
+    file.queue.load()
+    if is_taken_back:
+        store.look_again(file)
+    real = vars(FlatMessageFile)["commit_offset"].fget
+
+    def asked(_file: FlatMessageFile) -> int:
+        monkeypatch.undo()
+        before = int(real(file))
+        if is_taken_back:
+            take_back(file, tier.catalogue())
+            return before
+        store.look_again(file)
+        return int(real(file))
+
+    monkeypatch.setattr(FlatMessageFile, "commit_offset", property(asked))
+    assert file.sure_offset == 0
+
+
 def test_messages_that_the_queue_has_named_are_no_unconfirmed_ones() -> None:
     tier = a_filled_tier()
     put_back(tier, LOG, size=1)

@@ -382,8 +382,9 @@ class FlatMessageFile:
     @property
     def sure_offset(self) -> int:
         """The same, without messages that are still to be compared with the local ones."""
-        first, end = self.unconfirmed_from, self.commit_offset
-        return end if first is None else min(first, end)
+        # Looked at twice: they may come or be taken back meanwhile.
+        ends = self.unconfirmed_from, self.commit_offset, self.unconfirmed_from
+        return min(end for end in ends if end is not None)
 
     @property
     def append_offset(self) -> int:
