@@ -17,6 +17,7 @@ from tieredstore.driver.metadata import Change
 from tieredstore.driver.provider import ProviderWrapper, SegmentProvider, SegmentWrapper
 from tieredstore.driver.runtime import Runtime
 from tieredstore.driver.segment import FileSegment
+from tieredstore.flat.file_store import FlatFileStore
 from tieredstore.flat.message_file import FlatMessageFile
 from tieredstore.model.errors import BackendUnavailableError, MetadataError
 from tieredstore.model.values import QueueKey
@@ -171,6 +172,25 @@ def test_nothing_is_needed_of_a_queue_that_is_damaged_to_its_end(tmp_path: Path)
     assert tier.file().commit_offset == 4
     assert tier.dispatcher.needed_from() is None
     store.fill(1)
+    assert tier.dispatcher.needed_from() is not None
+
+
+def test_what_a_queue_needs_that_recovers_just_now_is_not_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The local store asks from a thread of its own."""
+    store, tier, _ = a_tier(tmp_path)
+    store.fill(1)
+    assert tier.dispatch(force=True)
+    store.fill(1)
+    file = tier.file()
+    file.problem = "it seems damaged"
+
+    def recovers(_files: FlatFileStore, _key: QueueKey) -> bool:
+        file.problem = None
+        return False
+
+    monkeypatch.setattr(FlatFileStore, "may_recover", recovers)
     assert tier.dispatcher.needed_from() is not None
 
 

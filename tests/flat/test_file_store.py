@@ -828,6 +828,61 @@ def test_looks_that_reach_nothing_do_not_make_damage_the_truth() -> None:
     assert store.retry_recovery() == 0
 
 
+def test_a_catalogue_that_fails_does_not_make_damage_the_truth() -> None:
+    tier, provider = three_queues()
+    provider.broken = {PATH}
+    catalogue = FaultyCatalogue(tier.tables, faults := Faults())
+    store = FlatFileStore(tier.config, provider=provider, metadata=catalogue, runtime=tier.runtime)
+    store.load()
+    provider.broken = set()
+    file = store.get(KEY)
+    assert file is not None
+    (row,) = tier.rows(LOG)
+    tier.tables.apply([Put(replace(row, size=1))])  # so there is something to save
+    for _ in range(10):
+        faults.strike(Fault.BEFORE)
+        with pytest.raises(MetadataError):
+            store.look_again(file)
+    assert file.problem is not None
+    assert store.may_recover(KEY)
+    tier.clock.advance(10_000)
+    assert store.retry_recovery() == 0
+
+
+def test_a_queue_may_recover_also_while_the_outcome_of_a_look_is_noted() -> None:
+    """The local store asks from a thread of its own."""
+    tier, _ = three_queues()
+    tier.damage(QUEUE, 0, b"short")
+    answers: list[bool] = []
+    asking: list[threading.Thread] = []
+
+    class Asks(ManualClock):
+        def monotonic(self) -> float:
+            if store is not None and store.get(KEY) is not None:
+                asking.append(threading.Thread(target=ask))
+                asking[-1].start()
+                asking[-1].join(0.2)
+            return super().monotonic()
+
+    def ask() -> None:
+        assert store is not None
+        answers.append(store.may_recover(KEY))
+
+    store: FlatFileStore | None = None
+    runtime = Runtime(clock=Asks(), dispatch=InlinePool(), fetch=InlinePool())
+    store = FlatFileStore(
+        tier.config, provider=tier.inner, metadata=tier.catalogue(), runtime=runtime
+    )
+    store.load()
+    file = store.get(KEY)
+    assert file is not None
+    store.look_again(file)
+    for thread in asking:
+        thread.join(60)
+    assert answers
+    assert all(answers)
+
+
 @pytest.mark.parametrize("wrong", [1, 2])
 def test_damage_that_only_one_read_saw_is_none(wrong: int) -> None:
     tier, _ = three_queues()

@@ -403,9 +403,8 @@ class LocalNeeds:
     def of_queue(self, key: QueueKey) -> int | None:
         """The smallest needed offset of one queue whose topic is not filtered."""
         work, file = self._work_of(key), self._files.get(key)
-        has_problem = file is not None and file.problem is not None
         is_stopped = work.stopped is not None and not work.is_to_resume
-        if is_stopped or (has_problem and not self._files.may_recover(key)):
+        if is_stopped or (file is not None and self._is_given_up(file)):
             return None
         minimum, maximum = self._store.min_offset(*key), self._store.max_offset(*key)
         if minimum is None or maximum is None:
@@ -421,6 +420,11 @@ class LocalNeeds:
                 return None if is_searched(work, first, maximum) else 0
             known = work.needed_from = first, int(run.log_offsets[0])
         return known[1]
+
+    def _is_given_up(self, file: FlatMessageFile) -> bool:
+        if file.problem is None or self._files.may_recover(file.key):
+            return False
+        return file.problem is not None  # else it has just recovered
 
 
 LOOK_AGAIN_MS: Final = 500  # how often unconfirmed messages are checked again

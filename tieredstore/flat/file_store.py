@@ -144,13 +144,15 @@ class FlatFileStore:
 
     def is_out_of_reach(self, key: QueueKey) -> bool:
         """Whether a queue is not recovered because the backend was unreachable, which will pass."""
-        failure = self._unrecovered.get(key)
+        with self._guard:  # its outcome may be noted just now
+            failure = self._unrecovered.get(key)
         return failure is not None and _is_transient(failure.error)
 
     def may_recover(self, key: QueueKey) -> bool:
         """Whether a queue with a problem may still recover: the backend was unreachable, or what
         seems damaged has not been read often enough to be believed."""
-        failure = self._unrecovered.get(key)
+        with self._guard:  # its outcome may be noted just now
+            failure = self._unrecovered.get(key)
         if failure is None:
             return False
         if isinstance(failure.error, BackendError):
@@ -451,7 +453,9 @@ class FlatFileStore:
         if failure is None or self._files.get(file.key) is not file:  # destroyed meanwhile
             return
         now, tries = self._runtime.clock.monotonic(), 0 if known is None else known.tries
-        tries += not isinstance(failure, BackendError)  # otherwise nothing was read
+        tries += not isinstance(
+            failure, (BackendError, MetadataError)
+        )  # else nothing seems damaged
         wait = min(AGAIN_SECONDS * 2 ** min(tries - 1, 20), AGAIN_SECONDS_MAX)
         due = now if isinstance(failure, BackendError) else now + wait
         self._unrecovered[file.key] = _Unrecovered(failure, tries, due)
