@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -361,6 +361,54 @@ def test_what_has_expired_stays_beside_messages_that_may_have_landed(tmp_path: P
     tier.store.fill(1)
     assert tier.flush()
     tier.check()
+
+
+@pytest.mark.parametrize("step", ["chore", "ask", "join", "settle"])
+def test_whoever_waits_for_a_step_that_is_cancelled_before_it_begins_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """A runtime cancels what has not begun when its time to close is over."""
+    monkeypatch.setattr(SharedProvider, "shares_rounds", step != "ask")
+    runtime = Runtime.threads(dispatch_threads=1, fetch_threads=1)
+    tier = Shared.made(tmp_path, runtime=runtime)
+    tier.store.fill(1)
+    if step != "chore":
+        assert tier.flush()
+        tier.store.fill(1)
+    asks = step in ("ask", "join")
+    if asks:  # the end of the queue has to be asked for
+        tier.provider.fails = True
+        assert not tier.flush()
+        tier.provider.fails = False
+    pool, count = (runtime.fetch, 1) if asks else (runtime.dispatch, 2)  # a recovery too
+    begun, go_on = threading.Event(), threading.Event()
+
+    def busy() -> None:
+        begun.set()
+        assert go_on.wait(WAIT)
+
+    submit = pool.submit
+    submit(busy)
+    assert begun.wait(WAIT)
+    submitted = threading.Semaphore(0)
+
+    def counted(call: Callable[..., None], *args: object) -> Future[None]:
+        future = submit(call, *args)
+        submitted.release()
+        return future
+
+    monkeypatch.setattr(pool, "submit", counted)
+    answers: list[bool] = []
+    waiting = threading.Thread(target=lambda: answers.append(tier.flush()), daemon=True)
+    waiting.start()
+    for _ in range(count):
+        assert submitted.acquire(timeout=WAIT)
+    assert not runtime.close(0)
+    go_on.set()
+    waiting.join(30)
+    assert answers == [False]
+    assert not tier.dispatcher._claims.busy_count
+    assert not tier.dispatcher.budget.uploads
 
 
 def test_a_queue_that_fails_before_it_is_left_out(tmp_path: Path) -> None:

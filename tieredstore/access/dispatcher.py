@@ -31,7 +31,14 @@ from tieredstore.driver.message_store import MessageStore
 from tieredstore.driver.metadata import MetadataStore
 from tieredstore.driver.metrics import Metrics, NoMetrics
 from tieredstore.driver.provider import Fence, SegmentProvider
-from tieredstore.driver.runtime import Deadline, InlinePool, Runtime, Service, with_deadline
+from tieredstore.driver.runtime import (
+    Deadline,
+    InlinePool,
+    Runtime,
+    Service,
+    when_cancelled,
+    with_deadline,
+)
 from tieredstore.flat.file_store import FlatFileStore
 from tieredstore.flat.message_file import FlatMessageFile
 from tieredstore.index.contract import Index, NoIndex
@@ -351,9 +358,14 @@ class QueueWalk:
 
     def _start_chore(self, work: QueueWork, chore: Callable[[], object]) -> Future[None]:
         future: Future[None] = self._runtime.dispatch.submit(self._do_chore, work, chore)
+        when_cancelled(future, partial(self._never_begun, work))
         if future.done():
             future.result()  # raises what `_do_chore` does not catch, such as KeyboardInterrupt
         return future
+
+    def _never_begun(self, work: QueueWork) -> None:
+        work.failed(StoreClosedError("the runtime is closed"))
+        self._ended(work)
 
     def _do_chore(self, work: QueueWork, chore: Callable[[], object]) -> None:
         try:

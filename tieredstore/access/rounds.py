@@ -21,7 +21,7 @@ from tieredstore.driver.message_store import MessageStore
 from tieredstore.driver.metadata import MetadataStore, Put
 from tieredstore.driver.metrics import MESSAGES_DISPATCHED, Metrics
 from tieredstore.driver.provider import SegmentProvider
-from tieredstore.driver.runtime import Clock, Runtime
+from tieredstore.driver.runtime import Clock, Runtime, when_cancelled
 from tieredstore.flat.file_store import FlatFileStore
 from tieredstore.flat.message_file import CommitAttempt, FlatMessageFile
 from tieredstore.index.contract import CommittedRun
@@ -105,9 +105,11 @@ class Rounds:
                 ready += self._begun(work)
                 continue
             try:
-                self._runtime.fetch.submit(self._ask_and_send, work)
+                asking = self._runtime.fetch.submit(self._ask_and_send, work)
             except StoreClosedError as error:
                 self._failed(work, error)
+            else:
+                when_cancelled(asking, partial(self._failed, work, _closed()))
         self._send(ready)
 
     def _ask_and_send(self, work: QueueWork) -> None:
@@ -237,12 +239,18 @@ class Rounds:
         shared = _Shared(works, asking=len(groups) + 1)
         for group in groups:
             try:
-                self._runtime.fetch.submit(self._join, shared, group)
-            except StoreClosedError as error:
-                for work in group:
-                    work.failed(error)
-                self._join(shared, [])
+                joining = self._runtime.fetch.submit(self._join, shared, group)
+            except StoreClosedError:
+                self._leave_out(shared, group)
+            else:
+                when_cancelled(joining, partial(self._leave_out, shared, group))
         self._join(shared, known)
+
+    def _leave_out(self, shared: _Shared, group: Sequence[QueueWork]) -> None:
+        """Go on without a group, because the runtime is closed."""
+        for work in group:
+            work.failed(_closed())
+        self._join(shared, [])
 
     def _join(self, shared: _Shared, group: Sequence[QueueWork]) -> None:
         """Make the attempts of one group; the last group to join sends all of them."""
@@ -275,9 +283,17 @@ class Rounds:
                 return
         # Not in this thread: the catalogue may wait for it.
         try:
-            self._runtime.dispatch.submit(self._settle_shared, shared)
+            settling = self._runtime.dispatch.submit(self._settle_shared, shared)
         except StoreClosedError:
             self._settle_shared(shared)
+        else:
+            when_cancelled(settling, partial(self._abandon, shared))
+
+    def _abandon(self, shared: _Shared) -> None:
+        """Settle a round without the catalogue, for which nobody waits any more."""
+        for sent in shared.sent:
+            sent.error = sent.error or _closed()
+        self._settle_shared(shared)
 
     def _settle_shared(self, shared: _Shared) -> None:
         try:
@@ -304,6 +320,10 @@ def _begin(work: QueueWork) -> _Sent:
     if attempt is None:
         raise TieredStoreError(f"{file.path}: another thread commits it")
     return _Sent(work, file, attempt)
+
+
+def _closed() -> StoreClosedError:
+    return StoreClosedError("the runtime is closed")
 
 
 def _done(error: Exception | None = None) -> Future[None]:

@@ -387,6 +387,12 @@ def done_future(call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> F
     return _run(Future(), call, *args, **kwargs)
 
 
+def when_cancelled(future: Future[T], call: Callable[[], object]) -> None:
+    """Make this call if the pool that has the future's call cancels it: see `Pool.close`. It must
+    not wait for anything."""
+    future.add_done_callback(lambda done: call() if done.cancelled() else None)
+
+
 def mapped_future(future: Future[T], change: Callable[[T], S]) -> Future[S]:
     """A future that is done when this one is: with `change` of its result, or with its error."""
     mapped: Future[S] = Future()
