@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.codec.golden_files import contents
+from tieredstore.driver.durable import fsync_directory
 from tieredstore.driver.provider import Adoption
 from tieredstore.driver.runtime import Runtime
 from tieredstore.model.errors import (
@@ -335,6 +336,42 @@ class TestBrokenDisk:
         with pytest.raises(StoreClosedError):
             segment.write(5, b"other")
         assert provider.open("b/t/0", LOG, 0).read(0, 10) == b"firstthird"
+
+    def test_a_create_that_fails_after_its_handle_was_closed_takes_nothing_from_others(
+        self, provider: PosixProvider, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The next life of the store may have noted that an index file is uploaded."""
+        segment = provider.open("b/t/0", LOG, 0)
+
+        def hangs(path: Path) -> None:
+            monkeypatch.setattr(posix, "fsync_directory", fsync_directory)
+            segment.close()
+            assert provider.open("b/t/0", LOG, 0).size() == 5
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        monkeypatch.setattr(posix, "fsync_directory", hangs)
+        with pytest.raises(BackendUnavailableError):
+            provider.create(segment, [b"whole"])
+        assert provider.open("b/t/0", LOG, 0).read(0, 5) == b"whole"
+
+    def test_a_write_whose_handle_is_closed_half_way_goes_no_further(
+        self, provider: PosixProvider, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        segment = provider.open("b/t/0", LOG, 0)
+        real = os.pwrite
+
+        def hangs(descriptor: int, data: memoryview, at: int) -> int:
+            written = real(descriptor, data[:3], at)
+            monkeypatch.setattr(os, "pwrite", real)
+            segment.close()
+            successor = provider.open("b/t/0", LOG, 0)
+            successor.write(successor.size(), b"third")
+            return written
+
+        monkeypatch.setattr(os, "pwrite", hangs)
+        with pytest.raises(StoreClosedError):
+            segment.write(0, b"firstsecond")
+        assert provider.open("b/t/0", LOG, 0).read(0, 8) == b"firthird"
 
     def test_a_system_that_takes_few_bytes_at_a_time_gets_them_all(
         self, provider: PosixProvider, monkeypatch: pytest.MonkeyPatch

@@ -171,7 +171,8 @@ class PosixFileSegment(FileSegment):
                     fsync_directory(self._file.parent)
                     size = self._file.stat().st_size
                 except BaseException:
-                    self._file.unlink(missing_ok=True)  # its name may not be durable
+                    if not self._closed:  # else whoever has the segment now may have counted it
+                        self._file.unlink(missing_ok=True)  # its name may not be durable
                     raise
                 if not size:
                     self._file.unlink()
@@ -185,9 +186,11 @@ class PosixFileSegment(FileSegment):
                 raise PositionMismatchError(self.path, expected=position, actual=end)
             if not view:
                 return
-            self._check_open()  # again, as syncing what was there may have hung
+            written = 0
             try:
-                write_all(descriptor, view, position)
+                while written < len(view):
+                    self._check_open()  # again, as each step before may have hung
+                    written += os.pwrite(descriptor, view[written:], position + written)
                 os.fdatasync(descriptor)
                 if position == 0:  # the file is new, so sync its name too
                     fsync_directory(self._file.parent)
