@@ -811,6 +811,22 @@ def test_what_seems_damaged_is_looked_at_ever_more_rarely() -> None:
     assert not store.may_recover(KEY)  # the sixth look counts as the truth
 
 
+def test_whoever_looks_again_and_again_does_not_make_damage_the_truth() -> None:
+    """As an operator who resumes a queue until its disk is there."""
+    tier, _ = three_queues()
+    whole = tier.held(QUEUE)[0]
+    tier.damage(QUEUE, 0, b"short")
+    store = tier.open()
+    file = store.get(KEY)
+    assert file is not None
+    for _ in range(10):
+        store.look_again(file)
+    assert store.may_recover(KEY)
+    tier.damage(QUEUE, 0, whole)
+    tier.clock.advance(10_000)  # it is due as if nobody had looked
+    assert store.retry_recovery() == 0
+
+
 def test_looks_that_reach_nothing_do_not_make_damage_the_truth() -> None:
     tier, provider = three_queues()
     whole = tier.held(QUEUE)[0]

@@ -452,12 +452,13 @@ class FlatFileStore:
         known = self._unrecovered.pop(file.key, None)
         if failure is None or self._files.get(file.key) is not file:  # destroyed meanwhile
             return
-        now, tries = self._runtime.clock.monotonic(), 0 if known is None else known.tries
-        tries += not isinstance(
-            failure, (BackendError, MetadataError)
-        )  # else nothing seems damaged
-        wait = min(AGAIN_SECONDS * 2 ** min(tries - 1, 20), AGAIN_SECONDS_MAX)
-        due = now if isinstance(failure, BackendError) else now + wait
+        now = self._runtime.clock.monotonic()
+        tries, due = (known.tries, known.due) if known and known.tries else (0, now)
+        if isinstance(failure, (BackendError, MetadataError)):  # this says nothing of damage
+            due = now
+        elif due <= now:  # else somebody could not wait
+            due = now + min(AGAIN_SECONDS * 2 ** min(tries, 20), AGAIN_SECONDS_MAX)
+            tries += 1
         self._unrecovered[file.key] = _Unrecovered(failure, tries, due)
 
     def _recover(self, file: FlatMessageFile) -> None:
