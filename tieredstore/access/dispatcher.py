@@ -363,8 +363,8 @@ class QueueWalk:
             future.result()  # raises what `_do_chore` does not catch, such as KeyboardInterrupt
         return future
 
-    def _never_begun(self, work: QueueWork) -> None:
-        work.failed(StoreClosedError("the runtime is closed"))
+    def _never_begun(self, work: QueueWork, error: StoreClosedError) -> None:
+        work.failed(error)
         self._ended(work)
 
     def _do_chore(self, work: QueueWork, chore: Callable[[], object]) -> None:

@@ -109,7 +109,7 @@ class Rounds:
             except StoreClosedError as error:
                 self._failed(work, error)
             else:
-                when_cancelled(asking, partial(self._failed, work, _closed()))
+                when_cancelled(asking, partial(self._failed, work))
         self._send(ready)
 
     def _ask_and_send(self, work: QueueWork) -> None:
@@ -240,16 +240,18 @@ class Rounds:
         for group in groups:
             try:
                 joining = self._runtime.fetch.submit(self._join, shared, group)
-            except StoreClosedError:
-                self._leave_out(shared, group)
+            except StoreClosedError as error:
+                self._leave_out(shared, group, error)
             else:
                 when_cancelled(joining, partial(self._leave_out, shared, group))
         self._join(shared, known)
 
-    def _leave_out(self, shared: _Shared, group: Sequence[QueueWork]) -> None:
+    def _leave_out(
+        self, shared: _Shared, group: Sequence[QueueWork], error: StoreClosedError
+    ) -> None:
         """Go on without a group, because the runtime is closed."""
         for work in group:
-            work.failed(_closed())
+            work.failed(error)
         self._join(shared, [])
 
     def _join(self, shared: _Shared, group: Sequence[QueueWork]) -> None:
@@ -289,10 +291,10 @@ class Rounds:
         else:
             when_cancelled(settling, partial(self._abandon, shared))
 
-    def _abandon(self, shared: _Shared) -> None:
+    def _abandon(self, shared: _Shared, error: StoreClosedError) -> None:
         """Settle a round without the catalogue, for which nobody waits any more."""
         for sent in shared.sent:
-            sent.error = sent.error or _closed()
+            sent.error = sent.error or error
         self._settle_shared(shared)
 
     def _settle_shared(self, shared: _Shared) -> None:
@@ -320,10 +322,6 @@ def _begin(work: QueueWork) -> _Sent:
     if attempt is None:
         raise TieredStoreError(f"{file.path}: another thread commits it")
     return _Sent(work, file, attempt)
-
-
-def _closed() -> StoreClosedError:
-    return StoreClosedError("the runtime is closed")
 
 
 def _done(error: Exception | None = None) -> Future[None]:

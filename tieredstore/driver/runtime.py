@@ -27,6 +27,7 @@ DISPATCH_THREADS = 8
 FETCH_THREADS = 16
 PENDING_MAX = 10_000
 PROCESSES_MAX = 64
+_CLOSED: Final = "the runtime is closed"
 
 
 class Clock(Protocol):
@@ -114,7 +115,7 @@ class InlinePool:
 
     def submit(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         if self._closed:
-            raise StoreClosedError("the runtime is closed")
+            raise StoreClosedError(_CLOSED)
         return done_future(call, *args, **kwargs)
 
     def close(self, timeout: float | None = None) -> bool:
@@ -161,7 +162,7 @@ class ThreadPool:
 
     def submit(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         if self._closed:
-            raise StoreClosedError("the runtime is closed")
+            raise StoreClosedError(_CLOSED)
         if self._process is None:
             self._process = OneProcess(self._name)
         self._process.require()
@@ -172,7 +173,7 @@ class ThreadPool:
         except BaseException as error:
             self._places.release()
             if self._closed:  # between the check above and here
-                raise StoreClosedError("the runtime is closed") from error
+                raise StoreClosedError(_CLOSED) from error
             if isinstance(error, RuntimeError):  # not one thread can be started
                 return done_future(call, *args, **kwargs)
             raise
@@ -387,10 +388,15 @@ def done_future(call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> F
     return _run(Future(), call, *args, **kwargs)
 
 
-def when_cancelled(future: Future[T], call: Callable[[], object]) -> None:
-    """Make this call if the pool that has the future's call cancels it: see `Pool.close`. It must
-    not wait for anything."""
-    future.add_done_callback(lambda done: call() if done.cancelled() else None)
+def when_cancelled(future: Future[T], call: Callable[[StoreClosedError], object]) -> None:
+    """Make this call if the pool that has the future's call cancels it: see `Pool.close`. It gets
+    the error that a closed pool raises, and must not wait for anything."""
+
+    def tell(done: Future[T]) -> None:
+        if done.cancelled():
+            call(StoreClosedError(_CLOSED))
+
+    future.add_done_callback(tell)
 
 
 def mapped_future(future: Future[T], change: Callable[[T], S]) -> Future[S]:

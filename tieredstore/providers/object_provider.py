@@ -50,13 +50,12 @@ from tieredstore.driver.provider import (
     staged_leftovers,
 )
 from tieredstore.driver.retry import RetryPolicy
-from tieredstore.driver.runtime import Runtime
+from tieredstore.driver.runtime import Runtime, when_cancelled
 from tieredstore.driver.segment import Buffer, CountedBlocks, FileSegment, check_queue_path
 from tieredstore.model.errors import (
     BackendRefusedError,
     InvalidConfigError,
     OffsetOutOfRangeError,
-    StoreClosedError,
     TieredStoreError,
 )
 from tieredstore.model.findings import Finding
@@ -193,10 +192,9 @@ class ObjectProvider(SegmentProvider):
             try:
                 writing = self._runtime.dispatch.submit(self._write_round, broker, drafts)
             except BaseException as error:  # noqa: BLE001
-                for _, future in drafts:
-                    future.set_exception(error)
+                _refuse(drafts, error)
             else:
-                writing.add_done_callback(partial(_answer_if_cancelled, drafts))
+                when_cancelled(writing, partial(_refuse, drafts))
         return futures
 
     def _write_round(self, broker: str, drafts: Sequence[tuple[Draft, Future[None]]]) -> None:
@@ -401,13 +399,10 @@ class ObjectProvider(SegmentProvider):
         self._certification.check(self._calls.client)
 
 
-def _answer_if_cancelled(
-    drafts: Sequence[tuple[Draft, Future[None]]], writing: Future[None]
-) -> None:
-    """Fail the pairs of a round that a runtime which is closed has cancelled before it began."""
-    if writing.cancelled():
-        for _, future in drafts:
-            future.set_exception(StoreClosedError("the runtime is closed"))
+def _refuse(drafts: Sequence[tuple[Draft, Future[None]]], error: BaseException) -> None:
+    """Answer the pairs of a round that does not begin."""
+    for _, future in drafts:
+        future.set_exception(error)
 
 
 _PROBE: Final = PROBE_PATH.split("/", 1)[0]
