@@ -11,7 +11,7 @@ import errno
 import fcntl
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self
@@ -30,16 +30,16 @@ _durable_directories: set[str] = set()
 
 def fsync_directory(path: str | os.PathLike[str]) -> None:
     """Make the names in a directory durable, whether created, renamed or removed."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    _sync(path, os.O_DIRECTORY)
 
 
 def fsync_file(path: str | os.PathLike[str]) -> None:
     """Make the bytes of a file durable, whichever program wrote them."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    _sync(path, 0)
+
+
+def _sync(path: str | os.PathLike[str], flags: int) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
     try:
         os.fsync(descriptor)
     finally:
@@ -81,10 +81,18 @@ def read_all(descriptor: int, length: int, position: int) -> bytes:
     return data
 
 
-def write_all(descriptor: int, data: bytes | bytearray | memoryview, position: int) -> None:
-    """`pwrite` until every byte is written: the system may take fewer than asked."""
+def write_all(
+    descriptor: int,
+    data: bytes | bytearray | memoryview,
+    position: int,
+    *,
+    check: Callable[[], object] = lambda: None,
+) -> None:
+    """`pwrite` until every byte is written: the system may take fewer than asked. What `check`
+    raises before a step ends it."""
     view = memoryview(data).cast("B")
     while view:
+        check()
         written = os.pwrite(descriptor, view, position)
         view = view[written:]
         position += written

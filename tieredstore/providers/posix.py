@@ -186,11 +186,9 @@ class PosixFileSegment(FileSegment):
                 raise PositionMismatchError(self.path, expected=position, actual=end)
             if not view:
                 return
-            written = 0
             try:
-                while written < len(view):
-                    self._check_open()  # again, as each step before may have hung
-                    written += os.pwrite(descriptor, view[written:], position + written)
+                # Checked again at each step, as the one before may have hung.
+                write_all(descriptor, view, position, check=self._check_open)
                 os.fdatasync(descriptor)
                 if position == 0:  # the file is new, so sync its name too
                     fsync_directory(self._file.parent)
