@@ -13,6 +13,7 @@ from tieredstore.codec.queue_unit import encode_unit
 from tieredstore.codec.record import BORN_HOST_IPV6, RECORD_BYTES_MIN
 from tieredstore.driver.metadata import Put
 from tieredstore.flat.append_file import FlatAppendFile, FlatSegment
+from tieredstore.flat.file_store import FlatFileStore
 from tieredstore.flat.message_file import FlatMessageFile
 from tieredstore.flat.reading import read_run
 from tieredstore.flat.recovery import UNCONFIRMED_NOTE, recover, take_back
@@ -163,16 +164,22 @@ def test_what_is_taken_back_is_as_the_catalogue_had_it() -> None:
     assert content(tier.file()) == expected(*range(8))
 
 
-def test_messages_count_for_no_moment_as_if_they_had_been_compared(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The local store may ask at any time what it may delete."""
+def a_queue_to_look_at() -> tuple[Tier, FlatFileStore, FlatMessageFile]:
+    """Its catalogue names no message; the next look finds all."""
     tier = a_filled_tier()
     store = tier.open()
     file = store.create(*KEY)
     put_back(tier, LOG, size=0, begin_timestamp=None, end_timestamp=None)
     put_back(tier, QUEUE, size=0, begin_timestamp=None, end_timestamp=None)
     file.queue.load()
+    return tier, store, file
+
+
+def test_messages_count_for_no_moment_as_if_they_had_been_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The local store may ask at any time what it may delete."""
+    _, store, file = a_queue_to_look_at()
     sure = []
     take_over = FlatAppendFile.take_over
 
@@ -189,12 +196,7 @@ def test_messages_count_for_no_moment_as_if_they_had_been_compared(
 def test_whoever_asks_while_messages_come_or_go_is_told_of_none_that_nobody_compared(
     monkeypatch: pytest.MonkeyPatch, is_taken_back: bool
 ) -> None:
-    tier = a_filled_tier()
-    store = tier.open()
-    file = store.create(*KEY)
-    put_back(tier, LOG, size=0, begin_timestamp=None, end_timestamp=None)
-    put_back(tier, QUEUE, size=0, begin_timestamp=None, end_timestamp=None)
-    file.queue.load()
+    tier, store, file = a_queue_to_look_at()
     if is_taken_back:
         store.look_again(file)
     real = vars(FlatMessageFile)["commit_offset"].fget

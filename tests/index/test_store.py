@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -845,6 +845,16 @@ def test_a_file_of_an_older_version_has_no_checksums_of_items_and_is_read(
     assert len(shop.reader().query(TOPIC, shop.topic_id, "k", **ALL).hits) == 2
 
 
+def steps_that_read(shop: Shop, *, then: Callable[[], bool] = lambda: True) -> Iterator[int]:
+    """Which of six steps read the backend; `then` must hold after each."""
+    for step in range(6):
+        shop.provider.reads.clear()
+        shop.index.step()
+        if shop.provider.reads:
+            yield step
+        assert then()
+
+
 @pytest.mark.parametrize("harm", ["gap", "small cache"])
 def test_a_file_whose_fences_cannot_be_kept_is_not_read_at_every_step(
     tmp_path: Path, harm: str
@@ -861,13 +871,7 @@ def test_a_file_whose_fences_cannot_be_kept_is_not_read_at_every_step(
     shop.reopen()
     for _ in range(10):
         shop.ask("k")
-    read_at = []
-    for step in range(6):
-        shop.provider.reads.clear()
-        shop.index.step()
-        if shop.provider.reads:
-            read_at.append(step)
-    assert read_at == ([0] if harm == "gap" else [])
+    assert [*steps_that_read(shop)] == ([0] if harm == "gap" else [])
     assert not shop.index.problem
 
 
@@ -891,13 +895,7 @@ def test_a_copy_that_comes_to_nothing_is_not_made_at_every_step(tmp_path: Path, 
     shop.reopen()
     for _ in range(10):
         shop.ask("k")
-    read_at = []
-    for step in range(6):
-        shop.provider.reads.clear()
-        shop.index.step()
-        if shop.provider.reads:
-            read_at.append(step)
-        assert len(shop.found("k")) == 5
+    read_at = [*steps_that_read(shop, then=lambda: len(shop.found("k")) == 5)]
     assert read_at == ([] if harm == "footer" else [0])
     assert not shop.index.problem
 
